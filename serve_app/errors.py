@@ -1,0 +1,166 @@
+"""The errors of serve_app, and where on a request's way each one belongs.
+
+    bytes -> decoded -> admitted -> queued -> dispatched -> executed -> answered
+
+    ServeAppError
+    ├── InvalidRequest          decoded     what the client sent cannot be understood or does not fit the model
+    │   ├── PayloadTooLarge     bytes       the body is over a limit
+    │   └── UnsupportedMedia    bytes       the content type or media format is not served by this model
+    ├── ModelNotFound           decoded     no such model or version
+    ├── MethodNotAllowed        decoded     the route exists, the method does not
+    ├── Unsupported             decoded     part of the protocol that this server does not implement
+    ├── Unauthenticated         bytes       missing or wrong API key
+    ├── PermissionDenied        decoded     the key may not use this model or class
+    ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
+    ├── DeadlineUnreachable     admitted    it cannot finish in time, so it is not started
+    ├── DeadlineExceeded        queued...   the deadline passed before the answer was ready
+    ├── ModelUnavailable        dispatched  no replica can take the work
+    ├── InferenceFailed         executed    the model's code failed on this entry
+    └── ConfigError             start-up    the configuration is wrong; one readable line per fault
+
+Every class carries a stable ``code`` and a message that is safe to show to a client: it says what is wrong and what
+to do, and never holds a traceback, a path of the server or another client's data. Protocol adapters map codes to
+statuses (`serve_app.protocols.errors`); nothing here knows HTTP or gRPC.
+
+Instances survive pickling: every argument is passed to ``super().__init__`` positionally.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServeAppError(Exception):
+    """Base of every error that serve_app raises on purpose.
+
+    Args:
+        message: What is wrong and what to do about it, safe to show to a client.
+        retry_after_s: When trying again may help, in seconds; ``None`` when it will not or nobody knows.
+    """
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(ServeAppError):
+    """The request is malformed or does not fit the model's signature."""
+
+    code = "invalid_request"
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body, or what it decompresses to, is over a limit."""
+
+    code = "payload_too_large"
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The content type or media format is not one that this model takes."""
+
+    code = "unsupported_media"
+
+
+class ModelNotFound(ServeAppError):
+    """No model, or no version of it, has this name."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(ServeAppError):
+    """The route exists but not with this method."""
+
+    code = "method_not_allowed"
+
+
+class Unsupported(ServeAppError):
+    """A part of the protocol that this server does not implement."""
+
+    code = "unsupported"
+
+
+class Unauthenticated(ServeAppError):
+    """The API key is missing or wrong."""
+
+    code = "unauthenticated"
+
+
+class PermissionDenied(ServeAppError):
+    """The API key may not use this model or this class."""
+
+    code = "permission_denied"
+
+
+class QueueFull(ServeAppError):
+    """The class's queue has no room left, by entries or by bytes."""
+
+    code = "queue_full"
+
+
+class DeadlineUnreachable(ServeAppError):
+    """The entry cannot finish before its deadline, so it was not accepted."""
+
+    code = "deadline_unreachable"
+
+
+class DeadlineExceeded(ServeAppError):
+    """The deadline passed before the answer was ready."""
+
+    code = "deadline_exceeded"
+
+
+class ModelUnavailable(ServeAppError):
+    """No replica of the model can take the work now."""
+
+    code = "model_unavailable"
+
+
+class InferenceFailed(ServeAppError):
+    """The model's code failed on this entry."""
+
+    code = "inference_failed"
+
+
+class ConfigError(ServeAppError):
+    """The configuration is wrong. ``problems`` holds one readable line per fault."""
+
+    code = "invalid_config"
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.args = (problems,)
+        self.problems = problems
+
+
+_BY_CODE: dict[str, type[ServeAppError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequest,
+        PayloadTooLarge,
+        UnsupportedMedia,
+        ModelNotFound,
+        MethodNotAllowed,
+        Unsupported,
+        Unauthenticated,
+        PermissionDenied,
+        QueueFull,
+        DeadlineUnreachable,
+        DeadlineExceeded,
+        ModelUnavailable,
+        InferenceFailed,
+    )
+}
+
+
+def error_from_code(code: str, message: str, retry_after_s: float | None = None) -> ServeAppError:
+    """Rebuild an error that crossed a process boundary as its code and message.
+
+    An unknown code becomes `InferenceFailed`: it can only come from the model's side.
+    """
+    return _BY_CODE.get(code, InferenceFailed)(message, retry_after_s)

@@ -1,0 +1,1 @@
+"""Backends run tensors. ONNX Runtime first."""

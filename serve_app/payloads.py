@@ -1,0 +1,153 @@
+"""What travels: payloads from the protocol adapters to the processors, bundles from the router to the replicas.
+
+Everything here is a plain tuple underneath: cheap to build and to pickle, and without behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
+"""Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
+
+
+class TensorSpec(NamedTuple):
+    """One input or output of a model.
+
+    Attributes:
+        name: As in the model file.
+        datatype: As in the Open Inference Protocol: BOOL, INT8...UINT64, FP16, FP32, FP64, BYTES.
+        shape: ``-1`` for a dimension that may vary. Dimension 0 is rows.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelSignature(NamedTuple):
+    """The tensors that a model takes and gives."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+"""Open Inference Protocol datatypes and the numpy dtypes that carry them."""
+
+
+class Media(NamedTuple):
+    """One picture or one sound, as the user has it.
+
+    Attributes:
+        content: The encoded file.
+        content_type: The media type without parameters, lower case; empty when the client named none.
+        parameters: Task parameters of the request, e.g. ``{"top_k": 3}``.
+    """
+
+    content: bytes
+    content_type: str
+    parameters: dict[str, Any]
+
+
+class Texts(NamedTuple):
+    """One or more texts; each is a row.
+
+    Attributes:
+        texts: The texts, or lists of token ids where the client tokenized by itself.
+        parameters: Task parameters of the request, e.g. ``{"candidate_labels": [...]}``.
+    """
+
+    texts: list[str] | list[list[int]]
+    parameters: dict[str, Any]
+
+
+Payload: TypeAlias = Tensors | Media | Texts
+
+
+class WireEntry(NamedTuple):
+    """One entry of a bundle. ``budget_s`` is what was left until the deadline when the bundle was sent."""
+
+    id: int
+    priority: int
+    budget_s: float
+    rows: int
+    bucket: int
+    payload: Payload
+
+
+class Bundle(NamedTuple):
+    """Entries that a router sends to a replica in one call."""
+
+    entries: list[WireEntry]
+
+
+class Success(NamedTuple):
+    """The answer to one entry.
+
+    Attributes:
+        value: `Tensors` for a tensor payload; for media and texts, whatever the processor made of the outputs:
+            JSON-able data, or a float array of shape (rows, dimensions) for embeddings.
+    """
+
+    value: Any
+
+
+class Failure(NamedTuple):
+    """The error of one entry, as `serve_app.errors.error_from_code` takes it."""
+
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+EntryResult: TypeAlias = Success | Failure
+
+
+class Execution(NamedTuple):
+    """One run of the backend. The only thing that feeds the latency model.
+
+    Attributes:
+        rows: Rows of the batch, of all routers.
+        bucket: Largest cost bucket in it.
+        seconds: Time in the backend.
+    """
+
+    rows: int
+    bucket: int
+    seconds: float
+
+
+class BundleResult(NamedTuple):
+    """What a replica answers to a bundle.
+
+    Attributes:
+        results: One per entry, in the bundle's order.
+        executions: The backend runs that carried it.
+        preprocess_s: Time in preprocessing.
+        wait_s: Time between preprocessing and the session being free for it.
+        postprocess_s: Time from the end of the run to the answer.
+    """
+
+    results: list[EntryResult]
+    executions: list[Execution]
+    preprocess_s: float
+    wait_s: float
+    postprocess_s: float

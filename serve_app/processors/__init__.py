@@ -1,0 +1,1 @@
+"""Processors turn media into tensors and tensors into answers: image, text, audio."""

@@ -1,0 +1,1 @@
+"""Protocol adapters: what clients speak, translated to entries and payloads and back."""

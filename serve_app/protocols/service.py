@@ -1,0 +1,105 @@
+"""The one service behind every protocol: what an adapter may ask of the server.
+
+Adapters translate; they hold no queue, no model and no state. `serve_app.runtime.service` implements this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from serve_app.payloads import ModelSignature, Payload
+from serve_app.scheduling.entry import Priority
+
+
+class ModelInfo(NamedTuple):
+    """What is known of a model before any replica of it runs.
+
+    Attributes:
+        name: As in the configuration.
+        version: The version being served, a decimal string.
+        versions: Every version that may be named in a path.
+        task: ``tensors`` or a Hugging Face task name (``image-classification``, ``audio-classification``,
+            ``feature-extraction``).
+        signature: The tensors of the exact variant.
+        max_rows: Rows that one batch may hold.
+        max_request_rows: Rows that one request may hold.
+        default_timeout_s: Deadline per class where the request names none, seconds.
+        labels: Class names, empty where the model has none.
+    """
+
+    name: str
+    version: str
+    versions: tuple[str, ...]
+    task: str
+    signature: ModelSignature
+    max_rows: int
+    max_request_rows: int
+    default_timeout_s: Mapping[Priority, float]
+    labels: tuple[str, ...]
+
+
+class RequestOptions(NamedTuple):
+    """How a request wants to be treated.
+
+    Attributes:
+        priority: The class; ``None`` for the default.
+        timeout_s: The tightest deadline that the request names, seconds from its arrival; ``None`` for the default
+            of its class.
+        nbytes: Bytes of the body, as it was held in memory.
+    """
+
+    priority: Priority | None = None
+    timeout_s: float | None = None
+    nbytes: int = 0
+
+
+class Answer(NamedTuple):
+    """The answer to one request, and what it took.
+
+    Attributes:
+        value: As in `serve_app.payloads.Success`.
+        priority: The class it was served in.
+        queue_s: Time in the router's queue, seconds.
+        total_s: Time from submission to the answer, seconds.
+    """
+
+    value: Any
+    priority: Priority
+    queue_s: float
+    total_s: float
+
+
+class InferenceService(Protocol):
+    """The server, as protocol adapters see it."""
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        """Every model by name, in the configuration's order."""
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """The model of that name (and version). Raises `ModelNotFound`, naming what there is."""
+
+    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+        """Refuse early, before the payload is decoded: raises `QueueFull` or `ModelUnavailable`."""
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """Schedule, run and answer. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work."""
+
+    def live(self) -> bool:
+        """Whether this process works at all."""
+
+    def ready(self) -> bool:
+        """Whether every model that should be running can take work (scaled-to-zero models count as ready)."""
+
+    def model_ready(self, model: str) -> bool:
+        """Whether this model can take work. Raises `ModelNotFound`."""
+
+    def status(self) -> Mapping[str, Any]:
+        """A JSON-able picture of queues, replicas and latency, for people and dashboards."""
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Cumulative counters of one model. Raises `ModelNotFound`."""
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """The metrics page in Prometheus' text format and its content type."""

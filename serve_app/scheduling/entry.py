@@ -1,0 +1,93 @@
+"""An entry: one request as the scheduler sees it."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import Any
+
+
+class Priority(IntEnum):
+    """A class of requests. The lower number is the more urgent; the numbers are those of the V2 protocol."""
+
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+    @property
+    def label(self) -> str:
+        """The name used in configuration, headers, metrics and errors."""
+        return self.name.lower()
+
+
+class EntryState(Enum):
+    """Where an entry is. The only legal moves are downwards, plus RUNNING -> QUEUED for one retry."""
+
+    NEW = "new"
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Entry:
+    """One request, reduced to what scheduling needs to know.
+
+    Attributes:
+        id: Unique in this router process.
+        model: Name of the model.
+        priority: The class. Demotion lowers it and keeps the deadline.
+        arrival: When it reached the scheduler, seconds on the router's monotonic clock.
+        deadline: When the answer becomes worthless, on the same clock; includes execution.
+        rows: How many rows it adds to a batch, at least 1.
+        bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
+        nbytes: Bytes held while it is queued or running.
+        payload: Opaque; belongs to whoever made the entry.
+        state: See `EntryState`; written by the scheduler only.
+        attempts: How many bundles have carried it.
+        avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
+    """
+
+    __slots__ = (
+        "arrival",
+        "attempts",
+        "avoid",
+        "bucket",
+        "deadline",
+        "id",
+        "model",
+        "nbytes",
+        "payload",
+        "priority",
+        "rows",
+        "state",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the glossary's word
+        model: str,
+        priority: Priority,
+        arrival: float,
+        deadline: float,
+        rows: int = 1,
+        bucket: int = 0,
+        nbytes: int = 0,
+        payload: Any = None,
+    ) -> None:
+        self.id = id
+        self.model = model
+        self.priority = priority
+        self.arrival = arrival
+        self.deadline = deadline
+        self.rows = rows
+        self.bucket = bucket
+        self.nbytes = nbytes
+        self.payload = payload
+        self.state = EntryState.NEW
+        self.attempts = 0
+        self.avoid: str | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Entry {self.id} {self.model} {self.priority.label} {self.state.value}"
+            f" rows={self.rows} deadline={self.deadline:.3f}>"
+        )

@@ -1,0 +1,59 @@
+"""Frozen settings of the scheduler. `serve_app.config` makes them; nothing here reads a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSettings:
+    """Limits of one class, per router process.
+
+    Attributes:
+        queue_entries: Most entries queued at once, over all models.
+        queue_bytes: Most bytes queued at once, over all models.
+        timeout_s: Deadline of an entry that names none, seconds after its arrival.
+        overflow: What happens to an entry that finds the queue full: refuse it, or try the next lower class.
+        min_share: Part of each model's predicted server time that this class gets while it has work queued, 0 to 1.
+    """
+
+    queue_entries: int
+    queue_bytes: int
+    timeout_s: float
+    overflow: Literal["reject", "demote"] = "reject"
+    min_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelScheduling:
+    """How one model's entries are batched.
+
+    Attributes:
+        name: The model.
+        max_rows: Most rows in one bundle (an entry with more rows travels alone).
+        slo_s: Latency the model is tuned for, seconds; batches are not grown past it.
+        window: Bundles in flight per replica: one running and the rest staged.
+        policy: Name of the batch policy.
+    """
+
+    name: str
+    max_rows: int
+    slo_s: float
+    window: int = 2
+    policy: Literal["auto", "eager"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """Limits of a router process over all classes.
+
+    Attributes:
+        total_bytes: Most bytes queued and running at once.
+        high_headroom: Part of ``total_bytes`` that only the class ``high`` may use, 0 to 1.
+        network_s: Allowance for everything around an execution (transport, splitting), seconds.
+    """
+
+    total_bytes: int
+    high_headroom: float = 0.1
+    network_s: float = 0.002
