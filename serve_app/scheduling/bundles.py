@@ -1,0 +1,150 @@
+"""Bundles in flight, and which of their entries is due next."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
+
+from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.slots import Replica
+
+_RUNNING = EntryState.RUNNING
+_STALE_ALLOWED = 64
+
+
+class Bundle:
+    """A bundle in flight.
+
+    Attributes:
+        id: Unique in this scheduler.
+        model: Name of the model.
+        replica: Where it is.
+        entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
+        rows: Rows of the bundle.
+    """
+
+    __slots__ = ("_by_deadline", "_due", "entries", "id", "model", "replica", "rows")
+
+    def __init__(self, id: int, model: str, replica: Replica, entries: list[Entry], rows: int) -> None:  # noqa: A002
+        self.id = id
+        self.model = model
+        self.replica = replica
+        self.entries = entries
+        self.rows = rows
+        self._by_deadline = sorted(entries, key=_deadline) if len(entries) > 1 else entries
+        self._due = 0
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Deadline of the next entry that is still RUNNING, or ``None``."""
+        while self._due < len(self._by_deadline):
+            entry = self._by_deadline[self._due]
+            if entry.state is _RUNNING:
+                return entry.deadline
+            self._due += 1
+        return None
+
+    def pop_due(self, now: float) -> Entry | None:
+        """The next RUNNING entry whose deadline has passed, once each; ``None`` when there is none."""
+        deadline = self.next_deadline
+        if deadline is None or deadline > now:
+            return None
+        self._due += 1
+        return self._by_deadline[self._due - 1]
+
+    def release_entries(self) -> None:
+        """Let go of the entries, when all have ended."""
+        self.entries = []
+        self._by_deadline = []
+        self._due = 0
+
+
+class BundlesInFlight:
+    """All bundles that were sent and neither answered nor failed, with a heap of what expires next.
+
+    The heap holds pairs (deadline of a running entry, bundle id), one per bundle at a time; pairs of bundles that
+    are done are dropped lazily, so that it has at most ``2 * bundles + 64`` of them.
+    """
+
+    def __init__(self) -> None:
+        self._bundles: dict[int, Bundle] = {}
+        self._due: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._bundles)
+
+    @property
+    def heap_size(self) -> int:
+        """Pairs held, stale ones included."""
+        return len(self._due)
+
+    def add(self, bundle: Bundle) -> None:
+        """A bundle is sent. All of its entries are RUNNING."""
+        self._bundles[bundle.id] = bundle
+        if len(self._due) > 2 * len(self._bundles) + _STALE_ALLOWED - 2:
+            self._due = [pair for pair in self._due if pair[1] in self._bundles]
+            heapify(self._due)
+        if (deadline := bundle.next_deadline) is not None:
+            heappush(self._due, (deadline, bundle.id))
+
+    def pop(self, bundle_id: int) -> Bundle | None:
+        """A bundle was answered or failed; ``None`` when it is not known (any more)."""
+        return self._bundles.pop(bundle_id, None)
+
+    def get(self, bundle_id: int) -> Bundle | None:
+        """The bundle of that id, if it is known."""
+        return self._bundles.get(bundle_id)
+
+    def next_deadline(self) -> float:
+        """The earliest deadline of all running entries; ``inf`` without any."""
+        due = self._due
+        while due:
+            noted, bundle_id = due[0]
+            bundle = self._bundles.get(bundle_id)
+            deadline = None if bundle is None else bundle.next_deadline
+            if deadline is None:
+                heappop(due)
+                self.forget_ended(bundle_id)
+            elif deadline > noted:
+                heapreplace(due, (deadline, bundle_id))
+            else:
+                return deadline
+        return inf
+
+    def pop_due(self, now: float) -> list[Entry]:
+        """The running entries whose deadline has passed, each named once. The caller ends them."""
+        due = self._due
+        expired: list[Entry] = []
+        while due and due[0][0] <= now:
+            bundle_id = heappop(due)[1]
+            bundle = self._bundles.get(bundle_id)
+            if bundle is None:
+                continue
+            while (entry := bundle.pop_due(now)) is not None:
+                expired.append(entry)
+            if (deadline := bundle.next_deadline) is not None:
+                heappush(due, (deadline, bundle_id))
+            else:
+                self.forget_ended(bundle_id)
+        return expired
+
+    def forget_ended(self, bundle_id: int) -> None:
+        """If nobody waits for a bundle any more, let go of its entries, and of all of it when its replica is gone.
+
+        A bundle at a listed replica is still known without its entries: its answer frees a slot or ends a quarantine.
+        """
+        bundle = self._bundles.get(bundle_id)
+        if bundle is not None and bundle.next_deadline is None:
+            self.abandon(bundle_id)
+
+    def abandon(self, bundle_id: int) -> None:
+        """Let go of a bundle's entries, and of all of it when its replica is gone."""
+        bundle = self._bundles.get(bundle_id)
+        if bundle is not None:
+            bundle.release_entries()
+            if not bundle.replica.listed:
+                del self._bundles[bundle_id]
+
+
+def _deadline(entry: Entry) -> float:
+    return entry.deadline

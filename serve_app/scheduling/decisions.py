@@ -1,0 +1,77 @@
+"""What the scheduler answers: plain tuples, cheap to make and to compare."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from serve_app.scheduling.entry import Entry
+
+
+class Rejection(NamedTuple):
+    """An entry was not accepted.
+
+    Attributes:
+        code: A code of `serve_app.errors`.
+        message: What is wrong and what to do, safe to show to a client.
+        retry_after_s: When trying again may help, seconds from now; ``None`` when nobody knows or it will not.
+    """
+
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+class Dispatch(NamedTuple):
+    """Send these entries to a replica in one call. The slot is taken already.
+
+    Attributes:
+        bundle_id: Names the bundle in `Scheduler.on_done` and `Scheduler.on_failed`.
+        model: The model.
+        replica: Where to; ``None`` for the one wake-up bundle that may go out while the model has no replica.
+        entries: In the order chosen; their state is RUNNING.
+        rows: Sum of the entries' rows.
+        bucket: Largest cost bucket of the entries.
+        predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
+    """
+
+    bundle_id: int
+    model: str
+    replica: str | None
+    entries: list[Entry]
+    rows: int
+    bucket: int
+    predicted_s: float
+
+
+class Decisions(NamedTuple):
+    """What to do now.
+
+    Attributes:
+        dispatches: Bundles to send.
+        expired: Entries whose deadline passed, queued or running; each is reported once and is DONE.
+    """
+
+    dispatches: list[Dispatch]
+    expired: list[Entry]
+
+
+class Requeue(NamedTuple):
+    """What became of the entries of a failed bundle that somebody still waited for.
+
+    Attributes:
+        requeued: QUEUED again, for one more try at another replica.
+        poisoned: DONE: they failed twice and are refused.
+        expired: DONE: their deadline has passed.
+    """
+
+    requeued: list[Entry]
+    poisoned: list[Entry]
+    expired: list[Entry]
+
+
+class QueueLength(NamedTuple):
+    """How much one class of one model has queued, retries included."""
+
+    entries: int
+    rows: int
+    nbytes: int

@@ -1,0 +1,239 @@
+"""Queues: earliest deadline first per (model, class), with counts that bounds are checked against.
+
+A `ClassQueue` is a binary heap of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
+only; the heap forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly as
+long as it is queued, cancelling is O(1) amortised, and the heap holds at most ``2 * entries + 64`` pairs.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from serve_app.scheduling.decisions import QueueLength
+from serve_app.scheduling.entry import Entry, Priority
+
+_STALE_ALLOWED = 64
+
+
+class Totals:
+    """Entries and bytes queued in one class over all models."""
+
+    __slots__ = ("entries", "nbytes")
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.nbytes = 0
+
+
+class DeadlineHistogram:
+    """Rows by deadline, to estimate how many of them go first: O(1) updates, two short sums per question.
+
+    A ring of 2,048 cells of 1/32 s, and a ring of 64 sums over 32 cells each. Entries with a deadline more than 48 s
+    after their arrival are counted apart and are never ahead of a nearer deadline. The 16 s between that horizon and
+    the ring's span of 64 s are slack for entries that have expired and are not removed yet.
+    """
+
+    __slots__ = ("_coarse", "_fine", "total")
+
+    HORIZON_S = 48.0
+    _CELLS_PER_S = 32
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._fine = [0] * 2048
+        self._coarse = [0] * 64
+
+    def add(self, arrival: float, deadline: float, rows: int) -> None:
+        """Count ``rows`` in, or out when negative; ``arrival`` and ``deadline`` must be the same both times."""
+        self.total += rows
+        if deadline - arrival <= self.HORIZON_S:
+            cell = int(deadline * self._CELLS_PER_S)
+            self._fine[cell & 2047] += rows
+            self._coarse[(cell >> 5) & 63] += rows
+
+    def rows_until(self, now: float, deadline: float) -> int:
+        """Rows with a deadline no later than ``deadline``, to a cell's precision (31 ms)."""
+        if deadline - now > self.HORIZON_S:
+            return self.total
+        cell = int(deadline * self._CELLS_PER_S)
+        first = (int(now * self._CELLS_PER_S) >> 5) & 63
+        last = (cell >> 5) & 63
+        coarse = self._coarse
+        rows = sum(coarse[first:last]) if first <= last else sum(coarse[first:]) + sum(coarse[:last])
+        return rows + sum(self._fine[last << 5 : (last << 5) + (cell & 31) + 1])
+
+
+class ClassQueue:
+    """Entries of one (model, class), earliest deadline first; equal deadlines in the order of their ids.
+
+    Attributes:
+        rows: Rows queued.
+        nbytes: Bytes queued.
+        row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
+        histogram: Rows by deadline.
+    """
+
+    __slots__ = ("_entries", "_heap", "_totals", "histogram", "nbytes", "row_buckets", "rows")
+
+    def __init__(self, totals: Totals) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self._entries: dict[int, Entry] = {}
+        self._totals = totals
+        self.rows = 0
+        self.nbytes = 0
+        self.row_buckets = 0
+        self.histogram = DeadlineHistogram()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return self._entries.get(entry.id) is entry
+
+    @property
+    def heap_size(self) -> int:
+        """Pairs held, stale ones included: at most ``2 * len(self) + 64``."""
+        return len(self._heap)
+
+    def push(self, entry: Entry) -> None:
+        """Queue an entry. Raises ValueError when its id is queued here already."""
+        if entry.id in self._entries:
+            raise ValueError(f"entry {entry.id} is queued already")
+        self._entries[entry.id] = entry
+        heappush(self._heap, (entry.deadline, entry.id))
+        self._count(entry, entry.rows, entry.nbytes, 1)
+
+    def head(self) -> Entry | None:
+        """The entry with the earliest deadline, or ``None`` when empty."""
+        heap, entries = self._heap, self._entries
+        while heap:
+            entry = entries.get(heap[0][1])
+            if entry is not None:
+                return entry
+            heappop(heap)
+        return None
+
+    def pop(self) -> Entry:
+        """Take the entry with the earliest deadline. Raises IndexError when empty."""
+        while True:
+            entry = self._entries.pop(heappop(self._heap)[1], None)
+            if entry is not None:
+                self._count(entry, -entry.rows, -entry.nbytes, -1)
+                return entry
+
+    def take(self, into: list[Entry], room: int, bucket: int) -> int:
+        """Pop entries in order while their rows fit in ``room`` and their bucket is at most ``bucket``.
+
+        Args:
+            into: Receives the entries.
+            room: Most rows to take.
+            bucket: Largest cost bucket to take.
+
+        Returns:
+            The rows taken. The first entry that does not fit ends it and stays the head.
+        """
+        left = room
+        while left > 0:
+            entry = self.head()
+            if entry is None or entry.rows > left or entry.bucket > bucket:
+                break
+            heappop(self._heap)
+            del self._entries[entry.id]
+            self._count(entry, -entry.rows, -entry.nbytes, -1)
+            into.append(entry)
+            left -= entry.rows
+        return room - left
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out of the middle. Raises KeyError when it is not queued here."""
+        del self._entries[entry.id]
+        self._count(entry, -entry.rows, -entry.nbytes, -1)
+        if len(self._heap) > 2 * len(self._entries) + _STALE_ALLOWED:
+            self._heap = [pair for pair in self._heap if pair[1] in self._entries]
+            heapify(self._heap)
+
+    def expire(self, now: float, into: list[Entry]) -> None:
+        """Pop every entry whose deadline has passed."""
+        while (entry := self.head()) is not None and entry.deadline <= now:
+            into.append(self.pop())
+
+    def _count(self, entry: Entry, rows: int, nbytes: int, entries: int) -> None:
+        self.rows += rows
+        self.nbytes += nbytes
+        self.row_buckets += rows * entry.bucket
+        self._totals.entries += entries
+        self._totals.nbytes += nbytes
+        self.histogram.add(entry.arrival, entry.deadline, rows)
+
+
+class ModelQueue:
+    """Everything queued for one model.
+
+    Attributes:
+        fresh: Per class, in order of urgency: entries that no bundle has carried yet.
+        retry: Per class: entries whose first bundle failed. They are kept apart because they travel alone.
+    """
+
+    __slots__ = ("fresh", "retry")
+
+    def __init__(self, totals: dict[Priority, Totals]) -> None:
+        self.fresh = tuple(ClassQueue(totals[priority]) for priority in Priority)
+        self.retry = tuple(ClassQueue(totals[priority]) for priority in Priority)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.fresh)) + sum(map(len, self.retry))
+
+    def __bool__(self) -> bool:
+        return any(map(len, self.fresh)) or any(map(len, self.retry))
+
+    @property
+    def rows(self) -> int:
+        """Rows queued in all classes."""
+        return sum(queue.rows for queue in self.fresh) + sum(queue.rows for queue in self.retry)
+
+    def push(self, entry: Entry) -> None:
+        """Queue an entry under its class; a retry is recognised by its attempts."""
+        (self.retry if entry.attempts else self.fresh)[entry.priority - 1].push(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out. Raises KeyError when it is not queued."""
+        (self.retry if entry.attempts else self.fresh)[entry.priority - 1].remove(entry)
+
+    def expire(self, now: float, into: list[Entry]) -> None:
+        """Pop every entry whose deadline has passed."""
+        for queue in self.fresh:
+            queue.expire(now, into)
+        for queue in self.retry:
+            queue.expire(now, into)
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of all entries, or ``None`` when empty."""
+        heads = (queue.head() for queue in (*self.fresh, *self.retry))
+        return min((entry.deadline for entry in heads if entry is not None), default=None)
+
+    def lengths(self) -> dict[Priority, QueueLength]:
+        """What each class has queued."""
+        return {
+            priority: QueueLength(len(fresh) + len(retry), fresh.rows + retry.rows, fresh.nbytes + retry.nbytes)
+            for priority, fresh, retry in zip(Priority, self.fresh, self.retry, strict=True)
+        }
+
+    def ahead(self, priority: Priority, deadline: float, now: float) -> tuple[int, int]:
+        """Estimate the work that goes before an entry of this class and deadline.
+
+        Everything of the classes above counts, and what has an earlier deadline in its own class.
+
+        Returns:
+            Rows, and their mean cost bucket (0 where there are none).
+        """
+        rows = row_buckets = counted = 0
+        for queue in (*self.fresh[: priority - 1], *self.retry[: priority - 1]):
+            rows += queue.rows
+            counted += queue.rows
+            row_buckets += queue.row_buckets
+        for queue in (self.fresh[priority - 1], self.retry[priority - 1]):
+            if queue.rows:
+                rows += queue.histogram.rows_until(now, deadline)
+                counted += queue.rows
+                row_buckets += queue.row_buckets
+        return rows, row_buckets // counted if counted else 0

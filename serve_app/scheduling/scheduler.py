@@ -1,0 +1,316 @@
+"""The scheduler: events in, decisions out. The only object that the dispatcher and the simulator talk to.
+
+    on_arrival ──> rejected
+        │
+        v                 on_done                 answered
+      QUEUED ──decide──> RUNNING ──────────────> DONE
+        │  ^               │  │
+        │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
+        └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
+
+Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
+the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
+answered or fails, or its replica is quarantined or vanishes, whatever became of its entries.
+
+After any event, call `decide` once (an event-loop tick's worth of events may share a call), and again at `wake_at`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from serve_app.scheduling.admission import Bounds, already_late, drain_s, unknown_model, unreachable
+from serve_app.scheduling.bundles import Bundle, BundlesInFlight
+from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Rejection, Requeue
+from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.model_state import ModelState, NextBundle
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+
+_NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
+_PRIORITIES = tuple(Priority)
+_MAX_ATTEMPTS = 2
+
+
+class Scheduler:
+    """Queues entries of several models by class and deadline, and says which bundle goes where.
+
+    Args:
+        models: The models. Raises ValueError for an unknown batch policy.
+        classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
+        limits: Limits of the process.
+
+    Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
+    which reject.
+    """
+
+    def __init__(
+        self, models: Iterable[ModelScheduling], classes: Mapping[Priority, ClassSettings], limits: ProcessLimits
+    ) -> None:
+        missing = [priority.label for priority in _PRIORITIES if priority not in classes]
+        if missing:
+            raise ValueError(f"no settings for class {', '.join(missing)}")
+        if sum(settings.min_share for settings in classes.values()) > 1.0 + 1e-9:
+            raise ValueError("the classes' min_share must not exceed 1 in sum")
+        self._network_s = limits.network_s
+        self._bounds = Bounds(classes, limits)
+        self._models = {model.name: ModelState(model, classes, self._bounds.totals) for model in models}
+        self._bundles = BundlesInFlight()
+        self._last_bundle = 0
+        # Entries whose answer came after their deadline; the next `decide` reports them.
+        self._late: list[Entry] = []
+
+    # ---------------------------------------------------------------- events
+
+    def on_arrival(self, entry: Entry, now: float) -> Rejection | None:
+        """Accept an entry, or say why not.
+
+        Args:
+            entry: In state NEW (ValueError otherwise). Its class may be lowered by demotion.
+            now: Seconds on the router's monotonic clock, as everywhere.
+
+        Returns:
+            ``None`` when it is QUEUED. Otherwise the reason; the entry is DONE.
+        """
+        if entry.state is not _NEW:
+            raise ValueError(f"{entry!r} has arrived already")
+        model = self._models.get(entry.model)
+        if model is None:
+            rejection: Rejection | None = unknown_model(entry.model)
+        elif not entry.deadline > now:
+            rejection = already_late()
+        else:
+            bounds = self._bounds
+            priority = bounds.room(entry.priority, entry.nbytes)
+            if priority is None:
+                rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
+            else:
+                rejection = unreachable(
+                    entry,
+                    priority,
+                    model.settings,
+                    model.queue,
+                    model.latency,
+                    model.slots,
+                    model.probes,
+                    self._network_s,
+                    now,
+                )
+                if rejection is None:
+                    entry.priority = priority
+                    model.queue.fresh[priority - 1].push(entry)
+                    entry.state = _QUEUED
+                    bounds.nbytes += entry.nbytes
+                    return None
+        entry.state = _DONE
+        return rejection
+
+    def precheck(self, model: str, priority: Priority, nbytes: int, now: float) -> Rejection | None:
+        """Refuse early what would find no room, before its payload is decoded. Reserves nothing.
+
+        Args:
+            model: Name of the model.
+            priority: The class asked for.
+            nbytes: Bytes that the entry would hold.
+            now: Seconds.
+        """
+        known = self._models.get(model)
+        if known is None:
+            return unknown_model(model)
+        if self._bounds.room(priority, nbytes) is None:
+            return self._queue_full(known, priority, nbytes, now)
+        return None
+
+    def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
+        """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
+        if entry.state is _QUEUED:
+            self._models[entry.model].queue.remove(entry)
+            self._end(entry)
+        elif entry.state is _RUNNING:
+            self._end(entry)
+
+    def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
+        """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
+        slots = self._models[model].slots
+        for vanished in slots.set_replicas(replicas, now):
+            for bundle_id in list(vanished.bundles):
+                self._bundles.forget_ended(bundle_id)
+
+    def on_done(self, bundle_id: int, executions: Sequence[tuple[int, int, float]], now: float) -> list[Entry]:
+        """A replica answered a bundle. Frees the slot and feeds the latency model.
+
+        Args:
+            bundle_id: As dispatched; a bundle that is not known any more is ignored.
+            executions: ``(rows, bucket, seconds)`` of the backend runs that carried it.
+            now: Seconds.
+
+        Returns:
+            The entries to answer, now DONE. Those that expired or were cancelled are not among them.
+        """
+        bundle = self._bundles.pop(bundle_id)
+        if bundle is None:
+            return []
+        model = self._models[bundle.model]
+        model.slots.release(bundle.replica, bundle_id, now, answered=True)
+        for rows, bucket, seconds in executions:
+            model.latency.observe(rows, bucket, seconds)
+        answered: list[Entry] = []
+        useful = 0
+        for entry in bundle.entries:
+            if entry.state is not _RUNNING:
+                continue
+            if entry.deadline <= now:
+                self._late.append(entry)
+            else:
+                self._end(entry)
+                answered.append(entry)
+                useful += entry.rows
+        model.wasted_rows += bundle.rows - useful
+        return answered
+
+    def on_failed(self, bundle_id: int, now: float, replica_lost: bool) -> Requeue:
+        """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
+
+        Args:
+            bundle_id: As dispatched; a bundle that is not known any more is ignored.
+            now: Seconds.
+            replica_lost: The replica is believed dead or unreachable, so it is not chosen for a while.
+
+        Returns:
+            What became of the entries. The caller answers the poisoned and the expired ones.
+        """
+        bundle = self._bundles.pop(bundle_id)
+        if bundle is None:
+            return Requeue([], [], [])
+        model = self._models[bundle.model]
+        model.slots.release(bundle.replica, bundle_id, now, answered=False)
+        if replica_lost:
+            model.slots.fail(bundle.replica, now)
+        return self._retry(model, bundle, now)
+
+    def on_timeout(self, bundle_id: int, now: float) -> Requeue:
+        """A bundle has not been answered for too long: quarantines its replica and tries its entries elsewhere.
+
+        The bundle stays known without its entries, so that a late `on_done` ends the quarantine.
+
+        Returns:
+            As `on_failed`.
+        """
+        bundle = self._bundles.get(bundle_id)
+        if bundle is None:
+            return Requeue([], [], [])
+        if bundle.replica.listed:
+            self.quarantine(bundle.model, bundle.replica.name, now)
+        result = self._retry(self._models[bundle.model], bundle, now)
+        self._bundles.abandon(bundle_id)
+        return result
+
+    def quarantine(self, model: str, replica: str | None, now: float) -> None:
+        """This replica is wedged: it holds no slots and is not chosen until it answers a bundle or is listed anew.
+
+        Entries in its bundles may still be answered, and expire at their deadlines; see `on_timeout` to have them
+        tried elsewhere. ``None`` gives up the wake-up bundle.
+        """
+        abandoned = self._models[model].slots.quarantine(replica, now)
+        if abandoned is not None:
+            for bundle_id in list(abandoned.bundles):
+                self._bundles.forget_ended(bundle_id)
+
+    # ------------------------------------------------------------- questions
+
+    def latency(self, model: str) -> LatencyModel:
+        """The model's latency model, for seeding it with a warm-up profile."""
+        return self._models[model].latency
+
+    def load(self, model: str) -> int:
+        """Rows queued and rows running at usable replicas: what autoscaling counts."""
+        known = self._models[model]
+        return known.queue.rows + known.slots.rows
+
+    def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
+        """What each class of the model has queued."""
+        return self._models[model].queue.lengths()
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """A JSON-able picture of every model by name; see `ModelState.picture` for its keys."""
+        return {name: model.picture() for name, model in self._models.items()}
+
+    def totals(self) -> dict[str, Any]:
+        """A JSON-able picture of what the process's bounds are checked against, and the bundles in flight."""
+        return {
+            "bytes": self._bounds.nbytes,
+            "bundles": len(self._bundles),
+            "classes": {
+                priority.label: {"entries": totals.entries, "bytes": totals.nbytes}
+                for priority, totals in self._bounds.totals.items()
+            },
+        }
+
+    # ------------------------------------------------------------- decisions
+
+    def decide(self, now: float) -> Decisions:
+        """End what has expired, then form bundles while slots are free."""
+        expired = [entry for entry in self._late if entry.state is _RUNNING]
+        self._late.clear()
+        expired += self._bundles.pop_due(now)
+        dispatches: list[Dispatch] = []
+        for model in self._models.values():
+            if model.queue:
+                model.queue.expire(now, expired)
+                model.slots.release_holds(now)
+                while (following := model.next_bundle(now, self._network_s)) is not None:
+                    dispatches.append(self._launch(model, following, now))
+        for entry in expired:
+            self._end(entry)
+        return Decisions(dispatches, expired)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `decide` must be called if nothing else happens, or ``None``."""
+        earliest = min((entry.deadline for entry in self._late), default=inf)
+        earliest = min(earliest, self._bundles.next_deadline())
+        for model in self._models.values():
+            deadline = model.queue.next_deadline()
+            if deadline is not None:
+                earliest = min(earliest, deadline, model.slots.next_release)
+        return None if earliest == inf else earliest
+
+    def _launch(self, model: ModelState, following: NextBundle, now: float) -> Dispatch:
+        replica, entries, rows, bucket, predicted_s = following
+        self._last_bundle += 1
+        bundle_id = self._last_bundle
+        for entry in entries:
+            entry.state = _RUNNING
+            entry.attempts += 1
+        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows)
+        model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=entries[0].attempts > 1)
+        self._bundles.add(bundle)
+        return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s)
+
+    def _retry(self, model: ModelState, bundle: Bundle, now: float) -> Requeue:
+        result = Requeue([], [], [])
+        for entry in bundle.entries:
+            if entry.state is not _RUNNING:
+                continue
+            if entry.deadline <= now:
+                self._end(entry)
+                result.expired.append(entry)
+            elif entry.attempts >= _MAX_ATTEMPTS:
+                self._end(entry)
+                result.poisoned.append(entry)
+            else:
+                entry.state = _QUEUED
+                entry.avoid = bundle.replica.name
+                model.queue.push(entry)
+                result.requeued.append(entry)
+        return result
+
+    def _end(self, entry: Entry) -> None:
+        entry.state = _DONE
+        self._bounds.nbytes -= entry.nbytes
+
+    def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
+        wait = drain_s(model.settings, model.queue, model.latency, model.slots, priority, now)
+        return self._bounds.queue_full(priority, nbytes, wait)

@@ -1,0 +1,224 @@
+"""Slots: how many bundles may be in flight, and at which replica the next one goes.
+
+Each listed replica has ``window`` slots. The next bundle goes where the fewest bundles are in flight; among equals,
+where the predicted work ends first. A replica can be out of the choice for two reasons, both called *held*:
+
+    quarantined   a bundle timed out there. Held until any of its bundles is answered.
+    failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled at every failure in a
+                  row up to 30 s: a replica that was only unreachable for a moment comes back without being listed anew.
+
+Either ends when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
+replica with nothing left in flight can answer nothing, so it counts as failed.
+
+With no replica listed, one wake-up bundle may be in flight, addressed to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import inf
+
+_HOLD_S = 1.0
+_LONGEST_HOLD_S = 30.0
+
+
+class Replica:
+    """One replica as the router sees it, or (``name`` is ``None``) the wake-up slot.
+
+    Attributes:
+        name: The replica's name.
+        bundles: Id of every bundle in flight there -> (rows, predicted seconds).
+        suspects: Ids of those bundles that carry a retried entry. At most one at a time.
+        busy_until: When the predicted work ends.
+        held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
+        failures: Failures since its last answer.
+        level: The level of `Slots` that it is in; -1 when it is in none.
+        listed: Whether it is in the latest list of replicas.
+    """
+
+    __slots__ = ("bundles", "busy_until", "failures", "held_until", "level", "listed", "name", "suspects")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.bundles: dict[int, tuple[int, float]] = {}
+        self.suspects: set[int] = set()
+        self.busy_until = -inf
+        self.held_until: float | None = None
+        self.failures = 0
+        self.listed = True
+        self.level = -1
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.name} bundles={len(self.bundles)} held_until={self.held_until}>"
+
+    @property
+    def rows(self) -> int:
+        """Rows in flight there."""
+        return sum(rows for rows, _ in self.bundles.values())
+
+
+class Slots:
+    """The slots of one model.
+
+    Args:
+        window: Bundles in flight per replica.
+    """
+
+    def __init__(self, window: int) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        self.window = window
+        self.replicas: dict[str, Replica] = {}
+        self._wake_up = Replica(None)
+        # Replicas that may be chosen, by bundles in flight. Dicts serve as ordered sets: first come, first chosen.
+        self._levels: list[dict[Replica, None]] = [{} for _ in range(window)]
+        self._held: dict[Replica, None] = {}
+        self._earliest: float | None = None
+
+    def set_replicas(self, names: Collection[str], now: float) -> list[Replica]:
+        """Take the list of replicas as it is now. Returns those that vanished."""
+        listed = set(names)
+        vanished = [replica for name, replica in self.replicas.items() if name not in listed]
+        for replica in vanished:
+            del self.replicas[str(replica.name)]
+            replica.listed = False
+            self._place(replica)
+        for name in names:
+            if name not in self.replicas:
+                replica = self.replicas[name] = Replica(name)
+                self._place(replica)
+        self.release_holds(now)
+        return vanished
+
+    def choose(self, avoid: str | None = None, *, suspect: bool = False) -> Replica | None:
+        """The replica with a free slot where the next bundle should go, or ``None``.
+
+        Args:
+            avoid: A replica not to choose, unless it is the only one that is not held.
+            suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
+                two suspects are never lost together.
+        """
+        if not self.replicas:
+            return None if self._wake_up.bundles else self._wake_up
+        if avoid is not None and len(self.replicas) - len(self._held) <= 1:
+            avoid = None
+        for in_flight, level in enumerate(self._levels):
+            if not level:
+                continue
+            if avoid is None and not suspect:
+                return next(iter(level)) if in_flight == 0 else min(level, key=_busy_until)
+            fitting = [r for r in level if r.name != avoid and not (suspect and r.suspects)]
+            if fitting:
+                return min(fitting, key=_busy_until)
+        return None
+
+    def acquire(
+        self, replica: Replica, bundle_id: int, rows: int, predicted_s: float, now: float, *, suspect: bool = False
+    ) -> None:
+        """Take a slot at a replica that `choose` returned."""
+        replica.bundles[bundle_id] = (rows, predicted_s)
+        if suspect:
+            replica.suspects.add(bundle_id)
+        replica.busy_until = max(now, replica.busy_until) + predicted_s
+        self._place(replica)
+
+    def release(self, replica: Replica, bundle_id: int, now: float, *, answered: bool) -> None:
+        """Free the slot of a bundle that was answered or failed."""
+        replica.bundles.pop(bundle_id, None)
+        replica.suspects.discard(bundle_id)
+        replica.busy_until = now + sum(predicted for _, predicted in replica.bundles.values())
+        if answered:
+            replica.failures = 0
+            replica.held_until = None
+        elif replica.held_until == inf and not replica.bundles:
+            replica.held_until = self._hold_end(replica, now)
+        self._place(replica)
+
+    def fail(self, replica: Replica, now: float) -> None:
+        """Hold a replica that is believed lost. One that is held already stays so."""
+        if replica.name is not None and replica.held_until is None:
+            replica.held_until = self._hold_end(replica, now)
+            self._place(replica)
+
+    def quarantine(self, name: str | None, now: float) -> Replica | None:
+        """Hold a replica until it answers; an unknown name is ignored.
+
+        ``None`` frees the wake-up slot and returns its former holder, which counts as vanished.
+        """
+        if name is None:
+            abandoned = self._wake_up
+            abandoned.listed = False
+            self._wake_up = Replica(None)
+            return abandoned
+        if (replica := self.replicas.get(name)) is not None:
+            replica.held_until = inf if replica.bundles else self._hold_end(replica, now)
+            self._place(replica)
+        return None
+
+    def release_holds(self, now: float) -> None:
+        """End the holds whose time has come."""
+        if self._held:
+            for replica in list(self._held):
+                if replica.held_until is not None and replica.held_until <= now:
+                    replica.held_until = None
+                    self._place(replica)
+
+    @property
+    def next_release(self) -> float:
+        """When the next hold ends by itself; ``inf`` when none does."""
+        return min((r.held_until for r in self._held if r.held_until is not None), default=inf)
+
+    @property
+    def usable(self) -> int:
+        """Replicas that are listed and not held."""
+        return len(self.replicas) - len(self._held)
+
+    @property
+    def held(self) -> list[str]:
+        """Names of the replicas that are held."""
+        return [str(replica.name) for replica in self._held]
+
+    @property
+    def rows(self) -> int:
+        """Rows in flight in bundles that hold a slot."""
+        return self._wake_up.rows + sum(r.rows for r in self.replicas.values() if r.held_until is None)
+
+    @property
+    def in_use(self) -> int:
+        """Slots in use. Bundles at held and at vanished replicas hold none."""
+        bundles = sum(len(r.bundles) for r in self.replicas.values() if r.held_until is None)
+        return bundles + len(self._wake_up.bundles)
+
+    def earliest_start(self, now: float) -> float:
+        """When the first usable replica is predicted to be done with what it has; ``now`` when none is usable."""
+        if self._levels[0]:
+            return now
+        if self._earliest is None:
+            busy = [r.busy_until for r in self.replicas.values() if r.held_until is None]
+            self._earliest = min(busy, default=-inf)
+        return max(now, self._earliest)
+
+    def _hold_end(self, replica: Replica, now: float) -> float:
+        replica.failures += 1
+        return now + min(_LONGEST_HOLD_S, _HOLD_S * 2.0 ** min(replica.failures - 1, 10))
+
+    def _place(self, replica: Replica) -> None:
+        """Put a replica where its state belongs: into one level, among the held, or nowhere."""
+        self._earliest = None
+        if replica.name is None:
+            return
+        if replica.level >= 0:
+            del self._levels[replica.level][replica]
+            replica.level = -1
+        self._held.pop(replica, None)
+        if not replica.listed:
+            return
+        if replica.held_until is not None:
+            self._held[replica] = None
+        elif len(replica.bundles) < self.window:
+            replica.level = len(replica.bundles)
+            self._levels[replica.level][replica] = None
+
+
+def _busy_until(replica: Replica) -> float:
+    return replica.busy_until

@@ -1,0 +1,241 @@
+"""Admission: what is refused before it is queued, and why."""
+
+from __future__ import annotations
+
+import pytest
+from scheduling_builders import (
+    AFFINE,
+    HIGH,
+    LOW,
+    NORMAL,
+    accept,
+    make_class,
+    make_entry,
+    make_scheduler,
+    queued_rows,
+)
+
+from serve_app.scheduling.decisions import Rejection
+from serve_app.scheduling.entry import EntryState, Priority
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import ProcessLimits
+
+
+def _code(rejection: Rejection | None) -> str | None:
+    return rejection and rejection.code
+
+
+def test_full_queue_rejects_with_a_reason() -> None:
+    """By count: the message names the class, the limit and when to come back."""
+    scheduler = make_scheduler(normal=make_class(entries=2))
+    accept(scheduler, make_entry(), make_entry())
+    entry = make_entry()
+    rejection = scheduler.on_arrival(entry, 0.0)
+
+    assert rejection == Rejection(
+        "queue_full", "the queue of class normal is full (2 of 2 requests queued); try again in 1.0 s", 1.0
+    )
+    assert entry.state is EntryState.DONE
+
+
+def test_limits_count_all_models_together() -> None:
+    """A class has one limit per process."""
+    scheduler = make_scheduler(models=("m", "n"), normal=make_class(entries=2))
+    accept(scheduler, make_entry(model="m"), make_entry(model="n"))
+
+    assert _code(scheduler.on_arrival(make_entry(model="n"), 0.0)) == "queue_full"
+    assert scheduler.totals()["classes"]["normal"] == {"entries": 2, "bytes": 0}
+
+
+def test_full_queue_by_bytes() -> None:
+    """Bytes are a limit of their own."""
+    scheduler = make_scheduler(normal=make_class(nbytes=100))
+    accept(scheduler, make_entry(nbytes=60))
+    rejection = scheduler.on_arrival(make_entry(nbytes=50), 0.0)
+
+    assert rejection is not None
+    assert rejection.message == ("the queue of class normal is full (60 of 100 bytes queued); try again in 1.0 s")
+    accept(scheduler, make_entry(nbytes=40))
+
+
+def test_what_can_never_fit_is_told_so() -> None:
+    """There is no point in trying again."""
+    scheduler = make_scheduler(normal=make_class(nbytes=100))
+    rejection = scheduler.on_arrival(make_entry(nbytes=101), 0.0)
+
+    assert rejection == Rejection("queue_full", "the request holds 101 bytes, class normal never queues over 100", None)
+
+
+def test_retry_after_follows_the_predicted_drain() -> None:
+    """64 rows at 37 ms per 32 on one replica."""
+    scheduler = make_scheduler(normal=make_class(entries=64), profile=AFFINE)
+    accept(scheduler, *[make_entry(deadline=100.0) for _ in range(64)])
+    rejection = scheduler.on_arrival(make_entry(deadline=100.0), 0.0)
+
+    assert rejection is not None
+    assert rejection.retry_after_s == pytest.approx(0.1)
+    accept(scheduler, *[make_entry(HIGH, deadline=100.0, rows=32) for _ in range(20)])
+    rejection = scheduler.on_arrival(make_entry(deadline=100.0), 0.0)
+    assert rejection is not None
+    assert rejection.retry_after_s == pytest.approx(22 * 0.037)
+
+
+def test_overflow_demotes_down_the_classes_and_keeps_the_deadline() -> None:
+    """High overflows into normal, normal into low, low rejects."""
+    scheduler = make_scheduler(
+        high=make_class(entries=1, overflow="demote"),
+        normal=make_class(entries=1, overflow="demote"),
+        low=make_class(entries=1, overflow="demote"),
+    )
+    entries = accept(scheduler, *[make_entry(HIGH, 7.0) for _ in range(3)])
+
+    assert [entry.priority for entry in entries] == list(Priority)
+    assert {entry.deadline for entry in entries} == {7.0}
+    assert _code(scheduler.on_arrival(make_entry(HIGH), 0.0)) == "queue_full"
+    assert queued_rows(scheduler) == {"high": 1, "normal": 1, "low": 1}
+
+
+def test_demotion_stops_at_a_class_that_rejects() -> None:
+    """Normal's own overflow rule holds for what was demoted into it."""
+    scheduler = make_scheduler(high=make_class(entries=1, overflow="demote"), normal=make_class(entries=0))
+    accept(scheduler, make_entry(HIGH))
+
+    assert _code(scheduler.on_arrival(make_entry(HIGH), 0.0)) == "queue_full"
+
+
+def test_total_bytes_include_what_runs_until_it_ends() -> None:
+    """Dispatching frees the queue, not the memory."""
+    scheduler = make_scheduler(limits=ProcessLimits(total_bytes=100, high_headroom=0.0))
+    accept(scheduler, make_entry(nbytes=80))
+    bundle = scheduler.decide(0.0).dispatches[0]
+
+    assert _code(scheduler.on_arrival(make_entry(nbytes=30), 0.0)) == "queue_full"
+    scheduler.on_done(bundle.bundle_id, [], 1.0)
+    accept(scheduler, make_entry(nbytes=100))
+
+
+def test_headroom_is_kept_for_high() -> None:
+    """A flood of low cannot lock high out of the process."""
+    scheduler = make_scheduler(limits=ProcessLimits(total_bytes=100, high_headroom=0.2))
+    accept(scheduler, make_entry(LOW, nbytes=80))
+
+    assert _code(scheduler.on_arrival(make_entry(NORMAL, nbytes=1), 0.0)) == "queue_full"
+    accept(scheduler, make_entry(HIGH, nbytes=20))
+    assert _code(scheduler.on_arrival(make_entry(HIGH, nbytes=1), 0.0)) == "queue_full"
+
+
+def test_deadline_in_the_past_is_refused() -> None:
+    """Equal is past."""
+    scheduler = make_scheduler()
+
+    assert _code(scheduler.on_arrival(make_entry(deadline=5.0), 5.0)) == "deadline_exceeded"
+    assert _code(scheduler.on_arrival(make_entry(deadline=float("nan")), 5.0)) == "deadline_exceeded"
+
+
+def test_unknown_model_is_refused() -> None:
+    """By name, early and late."""
+    scheduler = make_scheduler()
+
+    assert _code(scheduler.on_arrival(make_entry(model="x"), 0.0)) == "model_not_found"
+    assert _code(scheduler.precheck("x", NORMAL, 0, 0.0)) == "model_not_found"
+
+
+def test_precheck_agrees_with_arrival_and_reserves_nothing() -> None:
+    """It refuses what has no room in any class that it may use."""
+    scheduler = make_scheduler(high=make_class(entries=1, overflow="demote"), normal=make_class(entries=1))
+    for _ in range(5):
+        assert scheduler.precheck("m", HIGH, 10, 0.0) is None
+    accept(scheduler, make_entry(HIGH))
+    assert scheduler.precheck("m", HIGH, 10, 0.0) is None
+    accept(scheduler, make_entry(NORMAL))
+
+    assert _code(scheduler.precheck("m", HIGH, 10, 0.0)) == "queue_full"
+    assert _code(scheduler.precheck("m", NORMAL, 10, 0.0)) == "queue_full"
+    assert scheduler.precheck("m", LOW, 10, 0.0) is None
+
+
+def _backlog(scheduler: Scheduler, priority: Priority = NORMAL, deadline: float = 100.0, rows: int = 320) -> None:
+    accept(scheduler, *[make_entry(priority, deadline, rows=32) for _ in range(rows // 32)])
+
+
+def test_unreachable_deadline_is_refused_at_once() -> None:
+    """320 rows ahead take 10 x 37 ms; 300 ms are not enough, 400 ms are."""
+    scheduler = make_scheduler(profile=AFFINE)
+    _backlog(scheduler, deadline=0.2 + 0.19)
+    rejection = scheduler.on_arrival(make_entry(deadline=0.4), 0.1)
+
+    assert _code(rejection) == "deadline_unreachable"
+    assert rejection is not None
+    assert rejection.retry_after_s == pytest.approx(0.1)
+    assert rejection.message.startswith("0.370 s of work is ahead and this request has 0.300 s: allow it more time")
+    accept(scheduler, make_entry(deadline=0.5), now=0.1)
+
+
+def test_replicas_share_the_backlog() -> None:
+    """Twice the replicas, half the wait."""
+    scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
+    _backlog(scheduler, deadline=0.21)
+
+    assert scheduler.on_arrival(make_entry(deadline=0.21), 0.0) is None
+
+
+def test_running_work_counts() -> None:
+    """Bundles in flight come before anything queued."""
+    scheduler = make_scheduler(profile=AFFINE, window=1)
+    accept(scheduler, make_entry(rows=320))
+    scheduler.decide(0.0)
+
+    assert _code(scheduler.on_arrival(make_entry(deadline=0.3), 0.0)) == "deadline_unreachable"
+    assert _code(scheduler.on_arrival(make_entry(deadline=0.3), 0.15)) == "deadline_unreachable"
+    accept(scheduler, make_entry(deadline=0.5), now=0.15)
+
+
+def test_work_that_goes_later_does_not_count() -> None:
+    """Lower classes and later deadlines are not ahead."""
+    scheduler = make_scheduler(profile=AFFINE)
+    _backlog(scheduler, LOW)
+    _backlog(scheduler, NORMAL, deadline=90.0)
+
+    accept(scheduler, make_entry(NORMAL, 0.05))
+    assert _code(scheduler.on_arrival(make_entry(LOW, 0.05), 0.0)) == "deadline_unreachable"
+
+
+def test_without_predictions_nothing_is_refused_for_its_deadline() -> None:
+    """Never reject blindly."""
+    scheduler = make_scheduler()
+    _backlog(scheduler)
+
+    accept(scheduler, make_entry(LOW, 0.001))
+
+
+def test_without_replicas_waiting_is_not_predicted() -> None:
+    """How long a start takes is not the latency model's to say."""
+    scheduler = make_scheduler(profile=AFFINE, replicas=())
+    _backlog(scheduler)
+
+    accept(scheduler, make_entry(LOW, 0.05))
+
+
+def test_too_slow_a_model_is_still_measured() -> None:
+    """One entry passes now and then although its own execution is predicted to be too long."""
+    scheduler = make_scheduler(profile=[(1, 0, 5.0)])
+    outcomes = [scheduler.on_arrival(make_entry(deadline=1.0), 0.0) is None for _ in range(30)]
+
+    assert outcomes == ([True] + [False] * 9) * 3
+    assert scheduler.on_arrival(make_entry(deadline=3.0), 1.5) is None
+
+
+def test_wrong_prediction_heals_by_probes() -> None:
+    """After one absurd profile the model is served normally again, by what its probes measure."""
+    scheduler = make_scheduler(profile=[(1, 0, 5.0)])
+    now = 0.0
+    accepted = 0
+    for _ in range(400):
+        now += 0.1
+        if scheduler.on_arrival(make_entry(deadline=now + 0.5, arrival=now), now) is None:
+            accepted += 1
+        for bundle in scheduler.decide(now).dispatches:
+            scheduler.on_done(bundle.bundle_id, [(bundle.rows, 0, 0.010)], now + 0.01)
+
+    assert accepted > 300
+    assert scheduler.latency("m").predict(1) == pytest.approx(0.010)

@@ -1,0 +1,223 @@
+"""Queues: earliest deadline first, exact counts, bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduling_builders import HIGH, LOW, NORMAL, make_entry
+
+from serve_app.scheduling.decisions import QueueLength
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.queue import ClassQueue, DeadlineHistogram, ModelQueue, Totals
+
+
+class _Payload:
+    """Something a weak reference can point to."""
+
+
+def _queue_of(*entries: Entry) -> ClassQueue:
+    queue = ClassQueue(Totals())
+    for entry in entries:
+        queue.push(entry)
+    return queue
+
+
+def test_pops_by_deadline_then_by_id() -> None:
+    """The earliest deadline goes first; equal deadlines keep the order of arrival."""
+    late, early, tie_1, tie_2 = (make_entry(deadline=d) for d in (9.0, 1.0, 5.0, 5.0))
+    queue = _queue_of(late, tie_1, early, tie_2)
+
+    assert [early, tie_1, tie_2, late] == [queue.pop() for _ in range(4)]
+
+
+def test_removed_entry_is_never_the_head() -> None:
+    """An entry taken out of the middle leaves no trace in the order or the counts."""
+    first, second = make_entry(deadline=1.0, rows=3, nbytes=10), make_entry(deadline=2.0, rows=5, nbytes=20)
+    queue = _queue_of(first, second)
+
+    queue.remove(first)
+
+    assert second is queue.head()
+    assert (len(queue), queue.rows, queue.nbytes) == (1, 5, 20)
+    assert first not in queue
+
+
+def test_removing_what_is_not_queued_raises() -> None:
+    """Removing twice is a fault of the caller."""
+    entry = make_entry()
+    queue = _queue_of(entry)
+    queue.remove(entry)
+
+    with pytest.raises(KeyError):
+        queue.remove(entry)
+
+
+def test_pushing_the_same_id_twice_raises() -> None:
+    """Ids are unique."""
+    entry = make_entry()
+    queue = _queue_of(entry)
+
+    with pytest.raises(ValueError, match="queued already"):
+        queue.push(entry)
+
+
+def test_popping_an_empty_queue_raises() -> None:
+    """There is no entry to give."""
+    with pytest.raises(IndexError):
+        ClassQueue(Totals()).pop()
+
+
+def test_stale_heap_pairs_are_bounded() -> None:
+    """However many entries come and are cancelled, the heap stays within twice the queue and a bit."""
+    queue = ClassQueue(Totals())
+    keep = [make_entry(deadline=1e6 + i) for i in range(10)]
+    for entry in keep:
+        queue.push(entry)
+    for i in range(5000):
+        entry = make_entry(deadline=float(i))
+        queue.push(entry)
+        queue.remove(entry)
+
+    assert queue.heap_size <= 2 * len(queue) + 64
+    assert keep == [queue.pop() for _ in keep]
+
+
+def test_cancelled_payload_is_released_at_once() -> None:
+    """The heap's memory of a cancelled entry does not keep its payload alive."""
+    payload = _Payload()
+    reference = weakref.ref(payload)
+    entry = Entry(10**9, "m", NORMAL, 0.0, 5.0, payload=payload)
+    queue = _queue_of(make_entry(deadline=1.0), entry)
+
+    queue.remove(entry)
+    del entry, payload
+    gc.collect()
+
+    assert reference() is None
+
+
+def test_take_stops_at_the_first_that_does_not_fit() -> None:
+    """Order is kept: what is behind an entry that does not fit is not taken before it."""
+    small, big, tiny = make_entry(deadline=1.0, rows=2), make_entry(deadline=2.0, rows=8), make_entry(deadline=3.0)
+    queue = _queue_of(small, big, tiny)
+    taken: list[Entry] = []
+
+    assert queue.take(taken, 5, 0) == 2
+    assert [small] == taken
+    assert big is queue.head()
+
+
+def test_take_stops_at_a_larger_bucket() -> None:
+    """A larger cost bucket is left for the caller to decide."""
+    short, long = make_entry(deadline=1.0, bucket=32), make_entry(deadline=2.0, bucket=128)
+    queue = _queue_of(short, long)
+    taken: list[Entry] = []
+
+    assert queue.take(taken, 10, 64) == 1
+    assert [short] == taken
+
+
+def test_expire_takes_exactly_what_is_due() -> None:
+    """A deadline equal to the time has passed."""
+    past, due, future = (make_entry(deadline=d) for d in (1.0, 2.0, 2.5))
+    queue = _queue_of(future, due, past)
+    expired: list[Entry] = []
+
+    queue.expire(2.0, expired)
+
+    assert [past, due] == expired
+    assert future is queue.head()
+
+
+def test_model_queue_counts_per_class_and_in_total() -> None:
+    """Rows and bytes are counted per class, and per class over all models."""
+    totals = {priority: Totals() for priority in Priority}
+    one, other = ModelQueue(totals), ModelQueue(totals)
+    one.push(make_entry(HIGH, rows=2, nbytes=5))
+    one.push(make_entry(LOW, rows=3, nbytes=7))
+    other.push(make_entry(LOW, rows=1, nbytes=11))
+
+    assert one.lengths() == {HIGH: (1, 2, 5), NORMAL: (0, 0, 0), LOW: (1, 3, 7)}
+    assert QueueLength(1, 1, 11) == other.lengths()[LOW]
+    assert (totals[LOW].entries, totals[LOW].nbytes) == (2, 18)
+    assert (len(one), one.rows, bool(one)) == (2, 5, True)
+
+
+def test_retries_queue_apart_and_count_with_their_class() -> None:
+    """An entry that a bundle carried before is kept apart, so that it can travel alone."""
+    queue = ModelQueue({priority: Totals() for priority in Priority})
+    entry = make_entry(HIGH, deadline=3.0, rows=2)
+    entry.attempts = 1
+    queue.push(entry)
+
+    assert entry is queue.retry[0].head()
+    assert queue.next_deadline() == 3.0
+    assert QueueLength(1, 2, 0) == queue.lengths()[HIGH]
+    queue.remove(entry)
+    assert not queue
+
+
+def test_work_ahead_is_that_of_classes_above_and_of_earlier_deadlines() -> None:
+    """Lower classes and later deadlines of the same class do not count."""
+    queue = ModelQueue({priority: Totals() for priority in Priority})
+    for priority, deadline, rows in ((HIGH, 9.0, 1), (NORMAL, 1.0, 2), (NORMAL, 8.0, 4), (LOW, 0.5, 8)):
+        queue.push(make_entry(priority, deadline, rows=rows, bucket=16))
+
+    assert queue.ahead(NORMAL, 5.0, 0.0) == (3, 16)
+    assert queue.ahead(HIGH, 5.0, 0.0) == (0, 16)
+    assert queue.ahead(LOW, 5.0, 0.0) == (15, 16)
+
+
+def test_far_deadlines_are_behind_near_ones() -> None:
+    """An absurd deadline neither overflows the histogram nor counts as ahead of a near one."""
+    histogram = DeadlineHistogram()
+    histogram.add(0.0, 1e12, 7)
+    histogram.add(0.0, float("inf"), 2)
+    histogram.add(0.0, 1.0, 1)
+
+    assert histogram.rows_until(0.0, 2.0) == 1
+    assert histogram.rows_until(0.0, 1e15) == 10
+
+
+@given(
+    start=st.floats(0, 1e6),
+    entries=st.lists(st.tuples(st.floats(0.1, 47.0), st.integers(1, 9)), max_size=30),
+    asked=st.floats(0.1, 47.0),
+)
+def test_histogram_is_right_to_a_cell(start: float, entries: list[tuple[float, int]], asked: float) -> None:
+    """The estimate lies between the exact counts one cell earlier and one cell later."""
+    histogram = DeadlineHistogram()
+    for ahead, rows in entries:
+        histogram.add(start, start + ahead, rows)
+    estimate = histogram.rows_until(start, start + asked)
+
+    assert sum(rows for ahead, rows in entries if ahead <= asked - 1e-6) <= estimate
+    assert estimate <= sum(rows for ahead, rows in entries if ahead <= asked + 1 / 32 + 1e-6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50)), max_size=200))
+def test_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
+    """Any mix of operations gives the order and counts of a list that is sorted every time."""
+    totals = Totals()
+    queue = ClassQueue(totals)
+    model: list[Entry] = []
+    for operation, number in operations:
+        if operation == "push":
+            entry = make_entry(deadline=float(number), rows=number + 1, nbytes=number, bucket=number % 3)
+            queue.push(entry)
+            model.append(entry)
+            model.sort(key=lambda e: (e.deadline, e.id))
+        elif model and operation == "pop":
+            assert model.pop(0) is queue.pop()
+        elif model:
+            queue.remove(model.pop(number % len(model)))
+        assert (model[0] if model else None) is queue.head()
+        assert len(model) == len(queue) == totals.entries
+        assert sum(e.rows for e in model) == queue.rows == queue.histogram.total
+        assert sum(e.nbytes for e in model) == queue.nbytes == totals.nbytes
+        assert sum(e.rows * e.bucket for e in model) == queue.row_buckets
+        assert queue.heap_size <= 2 * len(queue) + 64

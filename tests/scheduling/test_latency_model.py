@@ -1,0 +1,212 @@
+"""The latency model: what it learns, and what it makes of what it has not seen."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduling_builders import AFFINE
+
+from serve_app.scheduling.latency import LatencyModel, fit_affine
+
+
+def _seeded(points: list[tuple[int, int, float]] | None = None) -> LatencyModel:
+    latency = LatencyModel()
+    latency.seed(AFFINE if points is None else points)
+    return latency
+
+
+def test_unknown_model_predicts_nothing() -> None:
+    """Without a prior or samples every prediction is 0.0, and any number of rows fits in any time."""
+    latency = LatencyModel()
+
+    assert (latency.known, latency.predict(7, 3), latency.seconds_per_row(0, 32, 0.1)) == (False, 0.0, 0.0)
+    assert latency.rows_within(0.0, 0, 32) == 32
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 17, 32, 100, 1024, 3000])
+def test_affine_profile_is_reproduced(rows: int) -> None:
+    """Between, at and beyond the profiled batch sizes."""
+    assert 0.005 + 0.001 * rows == pytest.approx(_seeded().predict(rows))
+
+
+def test_two_points_are_enough_for_a_prior() -> None:
+    """The line through them."""
+    assert pytest.approx(_seeded([(1, 0, 0.006), (32, 0, 0.037)]).predict(16)) == 0.021
+
+
+def test_one_point_has_half_of_its_cost_fixed() -> None:
+    """Nothing is known of the slope, so the middle is assumed."""
+    latency = _seeded([(10, 0, 0.020)])
+
+    assert pytest.approx(latency.predict(1), rel=0.15) == 0.011
+    assert latency.predict(1) < latency.predict(10) < latency.predict(20) < 0.040
+
+
+def test_follows_what_is_measured() -> None:
+    """Executions replace the prior where they happened."""
+    latency = _seeded()
+    for _ in range(40):
+        latency.observe(8, 0, 0.050)
+
+    assert pytest.approx(latency.predict(8)) == 0.050
+
+
+def test_unmeasured_sizes_follow_their_neighbours() -> None:
+    """A model that runs twice as slow as profiled at the sizes seen is expected to at the others too."""
+    latency = _seeded([(1, 0, 0.006), (32, 0, 0.037)])
+    for _ in range(40):
+        latency.observe(1, 0, 0.012)
+        latency.observe(32, 0, 0.074)
+
+    assert pytest.approx(latency.predict(8)) == 2 * 0.013
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 19, 32])
+def test_one_outlier_changes_little(samples: int) -> None:
+    """A single stall among any number of samples does not move the prediction to it."""
+    latency = _seeded([(1, 0, 0.006), (32, 0, 0.037)])
+    for _ in range(samples - 1):
+        latency.observe(8, 0, 0.013)
+    latency.observe(8, 0, 3.0)
+
+    assert pytest.approx(latency.predict(8), rel=0.05) == 0.013
+
+
+def test_old_samples_are_forgotten() -> None:
+    """A window of recent executions counts, not the whole past."""
+    latency = _seeded()
+    for _ in range(100):
+        latency.observe(8, 0, 0.5)
+    for _ in range(32):
+        latency.observe(8, 0, 0.013)
+
+    assert pytest.approx(latency.predict(8)) == 0.013
+
+
+def test_predicts_a_high_quantile_not_the_mean() -> None:
+    """Deadlines are kept by planning for the slow executions."""
+    latency = LatencyModel()
+    for i in range(32):
+        latency.observe(4, 0, 0.010 + 0.001 * i)
+
+    assert pytest.approx(latency.predict(4)) == 0.039
+
+
+def test_learns_without_a_prior() -> None:
+    """Observed sizes give the shape."""
+    latency = LatencyModel()
+    for _ in range(5):
+        latency.observe(1, 0, 0.006)
+        latency.observe(32, 0, 0.037)
+
+    assert pytest.approx(latency.predict(16)) == 0.021
+
+
+def test_a_batch_size_that_is_slow_stays_visible() -> None:
+    """The curve is not forced onto a straight line: a step at one size is kept."""
+    latency = _seeded([(1, 0, 0.010), (2, 0, 0.010), (4, 0, 0.010), (8, 0, 0.080), (16, 0, 0.081)])
+    for rows, seconds in ((4, 0.010), (8, 0.080)):
+        for _ in range(32):
+            latency.observe(rows, 0, seconds)
+
+    assert pytest.approx((latency.predict(4), latency.predict(8))) == (0.010, 0.080)
+
+
+def test_unseen_bucket_between_two_known_ones_is_interpolated() -> None:
+    """Half-way between the buckets is half-way between their times."""
+    latency = _seeded([(1, 100, 0.010), (32, 100, 0.041), (1, 200, 0.030), (32, 200, 0.061)])
+
+    assert pytest.approx(latency.predict(1, 150)) == 0.020
+    assert latency.buckets == (100, 200)
+
+
+def test_unseen_bucket_outside_is_scaled() -> None:
+    """Above the largest: in proportion. Below the smallest: half of the cost is taken to be fixed."""
+    latency = _seeded([(1, 100, 0.010), (32, 100, 0.041)])
+
+    assert pytest.approx(latency.predict(1, 200)) == 0.020
+    assert pytest.approx(latency.predict(1, 50)) == 0.0075
+
+
+def test_seeding_again_keeps_what_was_observed() -> None:
+    """A replica that comes up with the same profile does not wash out the measurements."""
+    latency = _seeded()
+    for _ in range(40):
+        latency.observe(8, 0, 0.050)
+    for _ in range(100):
+        latency.seed(AFFINE)
+
+    assert pytest.approx(latency.predict(8)) == 0.050
+
+
+def test_nonsense_is_ignored() -> None:
+    """Broken measurements teach nothing."""
+    latency = LatencyModel()
+    latency.seed([(0, 0, 1.0), (1, 0, 0.0), (1, 0, float("nan"))])
+    latency.observe(0, 0, 1.0)
+    latency.observe(1, 0, -1.0)
+    latency.observe(1, 0, float("inf"))
+
+    assert not latency.known
+
+
+def test_buckets_are_bounded() -> None:
+    """The bucket observed least recently makes room."""
+    latency = LatencyModel()
+    latency.observe(1, 10**6, 0.5)
+    for bucket in range(200):
+        latency.observe(1, bucket, 0.1)
+        latency.observe(1, 10**6, 0.5)
+
+    assert len(latency.buckets) == 64
+    assert pytest.approx(latency.predict(1, 10**6)) == 0.5
+
+
+def test_rows_within_is_the_largest_that_fits() -> None:
+    """By the affine profile: 20 ms hold 15 rows."""
+    latency = _seeded()
+
+    assert latency.rows_within(0.0200001, 0, 32) == 15
+    assert latency.rows_within(1.0, 0, 32) == 32
+    assert latency.rows_within(0.005, 0, 32) == 0
+    assert latency.rows_within(-1.0, 0, 32) == 0
+
+
+def test_seconds_per_row_is_that_of_the_best_batch() -> None:
+    """The largest batch within the target; one row when none is."""
+    latency = _seeded()
+
+    assert pytest.approx(latency.seconds_per_row(0, 32, 0.1)) == 0.037 / 32
+    assert pytest.approx(latency.seconds_per_row(0, 32, 0.0200001)) == 0.020 / 15
+    assert pytest.approx(latency.seconds_per_row(0, 32, 0.001)) == 0.006
+
+
+def test_affine_fit_never_has_a_negative_part() -> None:
+    """A falling profile becomes its mean; a negative offset becomes a line through the origin."""
+    assert fit_affine([(1, 0.2), (2, 0.1)]) == pytest.approx((0.15, 0.0))
+    assert fit_affine([(1, 0.1), (10, 9.0)])[0] == 0.0
+
+
+_SAMPLE = st.tuples(st.integers(1, 2000), st.sampled_from([0, 32, 128]), st.floats(1e-6, 100.0))
+
+
+@given(seeds=st.lists(_SAMPLE, max_size=8), samples=st.lists(_SAMPLE, max_size=60), bucket=st.integers(0, 300))
+def test_predictions_are_positive_and_monotone_in_rows(
+    seeds: list[tuple[int, int, float]], samples: list[tuple[int, int, float]], bucket: int
+) -> None:
+    """Whatever was measured, more rows never take less time, and `rows_within` agrees with `predict`."""
+    latency = LatencyModel()
+    latency.seed(seeds)
+    for sample in samples:
+        latency.observe(*sample)
+    curve = [latency.predict(rows, bucket) for rows in (*range(1, 70), 100, 512, 513, 1024, 1025, 5000)]
+
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(curve))
+    assert (not seeds and not samples) == (curve[0] == 0.0)
+    limit = curve[20]
+    rows = latency.rows_within(limit, bucket, 64)
+    assert rows == 64 or latency.predict(rows + 1, bucket) > limit
+    assert rows == 0 or latency.predict(rows, bucket) <= limit

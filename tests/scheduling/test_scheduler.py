@@ -1,0 +1,424 @@
+"""The scheduler: what happens to entries and bundles, one situation at a time."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from heapq import heappop, heappush
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_class, make_entry, make_scheduler, queued_rows
+
+from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Requeue
+from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
+
+
+class _Payload:
+    """Something a weak reference can point to."""
+
+
+def _dispatch(scheduler: Scheduler, now: float = 0.0) -> Dispatch:
+    """Decide, expecting exactly one bundle and no expiry."""
+    dispatches, expired = scheduler.decide(now)
+    assert (len(dispatches), expired) == (1, [])
+    return dispatches[0]
+
+
+def test_entry_goes_its_way() -> None:
+    """Accepted, dispatched, answered; nothing stays behind."""
+    scheduler = make_scheduler(profile=AFFINE)
+    entry = make_entry(rows=3, bucket=0, nbytes=7)
+    accept(scheduler, entry)
+    assert entry.state is EntryState.QUEUED
+
+    bundle = _dispatch(scheduler)
+    assert bundle == Dispatch(1, "m", "a", [entry], 3, 0, bundle.predicted_s)
+    assert bundle.predicted_s == pytest.approx(0.008)
+    assert (entry.state, entry.attempts, scheduler.load("m")) == (EntryState.RUNNING, 1, 3)
+
+    assert scheduler.on_done(1, [(3, 0, 0.009)], 0.01) == [entry]
+    assert (entry.state, scheduler.load("m"), scheduler.wake_at) == (EntryState.DONE, 0, None)
+    assert scheduler.totals()["bytes"] == 0
+    assert scheduler.on_done(1, [], 0.02) == []
+
+
+def test_executions_feed_the_latency_model() -> None:
+    """Also those of bundles whose entries have all gone."""
+    scheduler = make_scheduler()
+    (entry,) = accept(scheduler, make_entry())
+    bundle = _dispatch(scheduler)
+    scheduler.on_cancel(entry, 0.0)
+    scheduler.on_done(bundle.bundle_id, [(4, 0, 0.040)], 0.1)
+
+    assert scheduler.latency("m").predict(4) == pytest.approx(0.040)
+
+
+def test_classes_then_deadlines_order_the_dispatch() -> None:
+    """One row per bundle shows the order."""
+    scheduler = make_scheduler(max_rows=1, window=9)
+    low, normal_late, normal_early, high = accept(
+        scheduler, make_entry(LOW, 1.0), make_entry(NORMAL, 9.0), make_entry(NORMAL, 5.0), make_entry(HIGH, 10.0)
+    )
+
+    assert [d.entries for d in scheduler.decide(0.0).dispatches] == [[high], [normal_early], [normal_late], [low]]
+
+
+def test_no_more_bundles_than_slots() -> None:
+    """The rest waits for an answer."""
+    scheduler = make_scheduler(max_rows=1, window=2, replicas=("a", "b"))
+    accept(scheduler, *[make_entry() for _ in range(6)])
+    first = scheduler.decide(0.0).dispatches
+
+    assert sorted(str(d.replica) for d in first) == ["a", "a", "b", "b"]
+    assert scheduler.decide(0.0) == Decisions([], [])
+    scheduler.on_done(first[0].bundle_id, [], 0.1)
+    assert _dispatch(scheduler, 0.1).replica == first[0].replica
+
+
+def test_cancelling_a_queued_entry_removes_it() -> None:
+    """It is never dispatched; cancelling again changes nothing."""
+    scheduler = make_scheduler()
+    (entry,) = accept(scheduler, make_entry(nbytes=5))
+    scheduler.on_cancel(entry, 0.0)
+    scheduler.on_cancel(entry, 0.0)
+
+    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.totals()["bytes"] == 0
+    assert scheduler.queue_lengths("m")[NORMAL] == QueueLength(0, 0, 0)
+
+
+def test_cancelling_a_running_entry_keeps_the_slot() -> None:
+    """The replica still works on it, so the slot is freed by the answer; its rows count as waste."""
+    scheduler = make_scheduler(max_rows=2, window=1)
+    gone, stays, waits = accept(scheduler, *[make_entry(nbytes=5) for _ in range(3)])
+    bundle = _dispatch(scheduler)
+    scheduler.on_cancel(gone, 0.0)
+
+    assert scheduler.totals()["bytes"] == 10
+    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.on_done(bundle.bundle_id, [], 0.1) == [stays]
+    assert _dispatch(scheduler, 0.1).entries == [waits]
+    assert scheduler.snapshot()["m"]["wasted_rows"] == 1
+
+
+def test_queued_entry_expires_at_its_deadline_and_is_not_executed() -> None:
+    """`wake_at` names the moment."""
+    scheduler = make_scheduler(max_rows=1, window=1)
+    running, waiting = accept(scheduler, make_entry(deadline=1.0), make_entry(deadline=2.0))
+    bundle = _dispatch(scheduler)
+    scheduler.on_cancel(running, 0.0)
+
+    assert scheduler.wake_at == 2.0
+    assert scheduler.decide(1.999) == Decisions([], [])
+    assert scheduler.decide(2.0) == Decisions([], [waiting])
+    assert waiting.state is EntryState.DONE
+    scheduler.on_done(bundle.bundle_id, [], 3.0)
+    assert scheduler.decide(3.0) == Decisions([], [])
+
+
+def test_running_entry_expires_at_its_deadline_and_its_late_result_is_waste() -> None:
+    """Its neighbour in the bundle is answered."""
+    scheduler = make_scheduler()
+    short, long = accept(scheduler, make_entry(deadline=1.0, rows=2), make_entry(deadline=5.0))
+    bundle = _dispatch(scheduler)
+
+    assert scheduler.wake_at == 1.0
+    assert scheduler.decide(1.0) == Decisions([], [short])
+    assert scheduler.wake_at == 5.0
+    assert scheduler.on_done(bundle.bundle_id, [], 1.5) == [long]
+    assert scheduler.snapshot()["m"]["wasted_rows"] == 2
+
+
+def test_result_that_comes_late_before_anyone_noticed_is_reported_as_expired() -> None:
+    """The answer arrives after the deadline and before the timer: the next decision expires it, at once."""
+    scheduler = make_scheduler()
+    late, cancelled = accept(scheduler, make_entry(deadline=1.0), make_entry(deadline=1.0))
+    bundle = _dispatch(scheduler)
+
+    assert scheduler.on_done(bundle.bundle_id, [], 1.2) == []
+    assert scheduler.wake_at == 1.0
+    scheduler.on_cancel(cancelled, 1.2)
+    assert scheduler.decide(1.2) == Decisions([], [late])
+    assert scheduler.decide(1.2) == Decisions([], [])
+
+
+def test_wake_up_bundle_goes_out_without_replicas() -> None:
+    """Just one; the others wait for a replica to appear."""
+    scheduler = make_scheduler(max_rows=1, replicas=())
+    accept(scheduler, make_entry(), make_entry())
+    wake_up = _dispatch(scheduler)
+
+    assert wake_up.replica is None
+    assert scheduler.decide(0.0) == Decisions([], [])
+    scheduler.on_replicas("m", ["a"], 1.0)
+    assert _dispatch(scheduler, 1.0).replica == "a"
+    assert scheduler.on_done(wake_up.bundle_id, [], 2.0) == wake_up.entries
+
+
+def test_failed_bundle_is_tried_once_more_elsewhere_one_entry_at_a_time() -> None:
+    """Away from the replica it failed at, and not beside anybody else."""
+    scheduler = make_scheduler(replicas=("a", "b", "c"))
+    first, second = accept(scheduler, make_entry(), make_entry())
+    bundle = _dispatch(scheduler)
+    fresh = make_entry(deadline=50.0)
+
+    assert scheduler.on_failed(bundle.bundle_id, 0.1, replica_lost=True) == Requeue([first, second], [], [])
+    assert (first.state, first.avoid) == (EntryState.QUEUED, bundle.replica)
+    assert queued_rows(scheduler)["normal"] == 2
+    accept(scheduler, fresh, now=0.1)
+    again = scheduler.decide(0.1).dispatches
+
+    assert [d.entries for d in again] == [[first], [second], [fresh]]
+    assert len({again[0].replica, again[1].replica, bundle.replica}) == 3
+
+
+def test_two_suspects_never_share_a_replica() -> None:
+    """The second waits until the first is answered, so that a poisonous one takes no other with it."""
+    scheduler = make_scheduler(replicas=("a", "b"))
+    first, second = accept(scheduler, make_entry(), make_entry())
+    failed = _dispatch(scheduler)
+    scheduler.on_failed(failed.bundle_id, 0.1, replica_lost=True)
+    bundle = _dispatch(scheduler, 0.1)
+
+    assert bundle.entries == [first]
+    scheduler.on_done(bundle.bundle_id, [], 0.2)
+    assert _dispatch(scheduler, 0.2).entries == [second]
+
+
+def test_entry_that_fails_twice_is_poison() -> None:
+    """It is refused; its former neighbours are answered."""
+    scheduler = make_scheduler(replicas=("a", "b", "c"))
+    poison, innocent = accept(scheduler, make_entry(nbytes=1), make_entry(nbytes=2))
+    failed = _dispatch(scheduler)
+    scheduler.on_failed(failed.bundle_id, 0.1, replica_lost=True)
+    one, other = scheduler.decide(0.1).dispatches
+
+    assert scheduler.on_failed(one.bundle_id, 0.2, replica_lost=True) == Requeue([], [poison], [])
+    assert poison.state is EntryState.DONE
+    assert scheduler.on_done(other.bundle_id, [], 0.3) == [innocent]
+    assert scheduler.totals()["bytes"] == 0
+
+
+def test_failed_entries_past_their_deadline_are_expired() -> None:
+    """There is nothing to retry, and nothing is reported twice."""
+    scheduler = make_scheduler()
+    past, gone, ahead = accept(scheduler, make_entry(deadline=1.0), make_entry(deadline=5.0), make_entry(deadline=9.0))
+    bundle = _dispatch(scheduler)
+    scheduler.on_cancel(gone, 0.5)
+
+    assert scheduler.on_failed(bundle.bundle_id, 2.0, replica_lost=False) == Requeue([ahead], [], [past])
+    assert scheduler.on_failed(bundle.bundle_id, 2.0, replica_lost=False) == Requeue([], [], [])
+
+
+def test_only_replica_gets_its_failed_entry_again() -> None:
+    """At once when it is not lost; after the hold when it is, and `wake_at` says when."""
+    scheduler = make_scheduler()
+    accept(scheduler, make_entry())
+    bundle = _dispatch(scheduler)
+    scheduler.on_failed(bundle.bundle_id, 0.0, replica_lost=True)
+
+    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.wake_at == 1.0
+    assert _dispatch(scheduler, 1.0).replica == "a"
+
+
+def test_timed_out_bundle_is_tried_elsewhere_and_its_replica_waits_for_an_answer() -> None:
+    """The late answer is discarded and ends the quarantine."""
+    scheduler = make_scheduler(max_rows=1, window=1, replicas=("a", "b"))
+    entry, other = accept(scheduler, make_entry(), make_entry())
+    stuck, _ = scheduler.decide(0.0).dispatches
+    accept(scheduler, make_entry(), make_entry())
+
+    assert scheduler.on_timeout(stuck.bundle_id, 5.0) == Requeue([entry], [], [])
+    assert scheduler.snapshot()["m"]["held_replicas"] == ["a"]
+    assert scheduler.decide(5.0) == Decisions([], [])
+    assert scheduler.on_done(stuck.bundle_id, [], 8.0) == []
+    assert scheduler.snapshot()["m"]["held_replicas"] == []
+    assert _dispatch(scheduler, 8.0).replica == "a"
+    assert other.state is EntryState.RUNNING
+
+
+def test_timeout_of_a_bundle_at_a_vanished_replica_or_without_one() -> None:
+    """Nothing is left to quarantine; the entries are tried again."""
+    scheduler = make_scheduler(max_rows=1)
+    (entry,) = accept(scheduler, make_entry())
+    bundle = _dispatch(scheduler)
+    scheduler.on_replicas("m", [], 1.0)
+    assert scheduler.on_timeout(bundle.bundle_id, 2.0) == Requeue([entry], [], [])
+    wake_up = _dispatch(scheduler, 2.0)
+    assert wake_up.replica is None
+
+    assert scheduler.on_timeout(wake_up.bundle_id, 3.0) == Requeue([], [entry], [])
+    assert scheduler.on_timeout(wake_up.bundle_id, 3.0) == Requeue([], [], [])
+    assert scheduler.totals()["bundles"] == 0
+
+
+def test_quarantine_leaves_entries_where_they_are() -> None:
+    """They may be answered late, or expire."""
+    scheduler = make_scheduler()
+    quick, slow = accept(scheduler, make_entry(deadline=1.0), make_entry(deadline=9.0))
+    bundle = _dispatch(scheduler)
+    scheduler.quarantine("m", "a", 0.5)
+
+    assert scheduler.load("m") == 0
+    assert scheduler.decide(1.0) == Decisions([], [quick])
+    assert scheduler.on_done(bundle.bundle_id, [], 2.0) == [slow]
+
+
+def test_vanished_replica_s_bundle_may_still_be_answered() -> None:
+    """A replica that is being stopped finishes its work."""
+    scheduler = make_scheduler()
+    (entry,) = accept(scheduler, make_entry())
+    bundle = _dispatch(scheduler)
+    scheduler.on_replicas("m", ["b"], 0.5)
+
+    assert scheduler.on_done(bundle.bundle_id, [], 1.0) == [entry]
+
+
+def test_dead_bundles_of_vanished_replicas_are_forgotten() -> None:
+    """They may never be reported, so they must not pile up."""
+    scheduler = make_scheduler()
+    for i in range(5):
+        (entry,) = accept(scheduler, make_entry(deadline=i + 0.9), now=float(i))
+        scheduler.decide(float(i))
+        if i % 2:
+            scheduler.on_replicas("m", [f"r{i}"], i + 0.1)
+            scheduler.decide(i + 0.95)
+        else:
+            scheduler.on_cancel(entry, i + 0.1)
+            scheduler.on_replicas("m", [f"r{i}"], i + 0.2)
+
+    assert scheduler.totals()["bundles"] == 0
+
+
+def test_ended_entries_are_released_while_their_bundle_is_still_out() -> None:
+    """A wedged replica keeps a slot, not the payloads of what has expired."""
+    scheduler = make_scheduler()
+    payload = _Payload()
+    reference = weakref.ref(payload)
+    accept(scheduler, Entry(10**9, "m", NORMAL, 0.0, 1.0, payload=payload))
+    _dispatch(scheduler)
+    del payload
+    scheduler.decide(1.0)
+    gc.collect()
+
+    assert reference() is None
+    assert scheduler.totals()["bundles"] == 1
+
+
+def test_an_entry_arrives_once() -> None:
+    """Submitting it again is a fault of the caller."""
+    scheduler = make_scheduler()
+    (entry,) = accept(scheduler, make_entry())
+
+    with pytest.raises(ValueError, match="has arrived already"):
+        scheduler.on_arrival(entry, 0.0)
+
+
+def test_settings_are_checked() -> None:
+    """Missing classes, shares of more than everything and unknown policies are refused at the start."""
+    limits = ProcessLimits(100)
+    with pytest.raises(ValueError, match="no settings for class normal, low"):
+        Scheduler([], {HIGH: make_class()}, limits)
+    with pytest.raises(ValueError, match="min_share"):
+        Scheduler([], dict.fromkeys(Priority, make_class(min_share=0.5)), limits)
+    with pytest.raises(ValueError, match="unknown batch policy"):
+        Scheduler(
+            [ModelScheduling("m", 1, 1.0, policy="greedy")],  # type: ignore[arg-type]
+            dict.fromkeys(Priority, make_class()),
+            limits,
+        )
+
+
+def test_unknown_model_is_a_key_error() -> None:
+    """For everything but arrivals."""
+    with pytest.raises(KeyError):
+        make_scheduler().on_replicas("x", [], 0.0)
+
+
+def test_snapshot_is_json() -> None:
+    """Every number that metrics and people need, per model and class."""
+    scheduler = make_scheduler(profile=AFFINE, max_rows=2, window=1)
+    accept(scheduler, make_entry(HIGH, rows=2, nbytes=3), make_entry(LOW, rows=1, nbytes=4))
+    scheduler.decide(0.0)
+    picture = json.loads(json.dumps(scheduler.snapshot()))["m"]
+
+    assert picture == {
+        "queues": {
+            "high": {"entries": 0, "rows": 0, "bytes": 0},
+            "normal": {"entries": 0, "rows": 0, "bytes": 0},
+            "low": {"entries": 1, "rows": 1, "bytes": 4},
+        },
+        "credit_s": {"high": 0.0, "normal": 0.0, "low": 0.0},
+        "running_rows": 2,
+        "replicas": ["a"],
+        "held_replicas": [],
+        "slots": 1,
+        "slots_in_use": 1,
+        "latency_s": {"0": {"1": pytest.approx(0.006), "2": pytest.approx(0.007)}},
+        "wasted_rows": 0,
+    }
+    assert json.loads(json.dumps(scheduler.totals())) == {
+        "bytes": 7,
+        "bundles": 1,
+        "classes": {
+            "high": {"entries": 0, "bytes": 0},
+            "normal": {"entries": 0, "bytes": 0},
+            "low": {"entries": 1, "bytes": 4},
+        },
+    }
+
+
+def _saturate(
+    scheduler: Scheduler, seconds: float, patience_s: float, cost: dict[Priority, float]
+) -> dict[Priority, float]:
+    """Keep 8 entries of every class queued and run; gives the server time per class.
+
+    A bundle takes the time of its first entry's class.
+    """
+    served = dict.fromkeys(Priority, 0.0)
+    running: list[tuple[float, int, Dispatch]] = []
+    now = 0.0
+    while now < seconds:
+        lengths = scheduler.queue_lengths("m")
+        for priority in Priority:
+            for _ in range(8 - lengths[priority].entries):
+                scheduler.on_arrival(make_entry(priority, now + patience_s, arrival=now), now)
+        for dispatch in scheduler.decide(now).dispatches:
+            took = cost[dispatch.entries[0].priority]
+            served[dispatch.entries[0].priority] += took
+            heappush(running, (now + took, dispatch.bundle_id, dispatch))
+        now, _, done = heappop(running)
+        scheduler.on_done(done.bundle_id, [(done.rows, 0, 0.01)], now)
+    return served
+
+
+@pytest.mark.parametrize("known", [False, True])
+@settings(max_examples=30)
+@given(normal=st.floats(0.03, 0.2), low=st.floats(0.03, 0.2))
+def test_no_class_starves(known: bool, normal: float, low: float) -> None:
+    """Under a saturating load of every class each lower class gets its share of server time, and high the rest."""
+    scheduler = make_scheduler(
+        max_rows=1,
+        window=1,
+        normal=make_class(min_share=normal),
+        low=make_class(min_share=low),
+        profile=[(1, 0, 0.01)] if known else (),
+    )
+    served = _saturate(scheduler, 10.0, 1e6, dict.fromkeys(Priority, 0.01))
+    total = sum(served.values())
+
+    assert served[NORMAL] / total == pytest.approx(normal, abs=0.005)
+    assert served[LOW] / total == pytest.approx(low, abs=0.005)
+
+
+def test_without_a_share_lower_classes_wait() -> None:
+    """Classes are strict unless a share says otherwise."""
+    served = _saturate(make_scheduler(max_rows=1, window=1), 5.0, 1e6, dict.fromkeys(Priority, 0.01))
+
+    assert (served[NORMAL], served[LOW]) == (0.0, 0.0)

@@ -1,0 +1,336 @@
+"""The scheduler under any sequence of events: a state machine with a virtual clock.
+
+A plain model of what must hold runs beside it: who is queued, who runs in which bundle, who has ended.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduling_builders import HIGH, LOW, NORMAL, make_class, make_entry
+
+from serve_app.scheduling.decisions import Dispatch, Requeue
+from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
+
+_MODELS = {
+    "m": ModelScheduling("m", max_rows=4, slo_s=0.5, window=2),
+    "n": ModelScheduling("n", max_rows=2, slo_s=0.5, window=1),
+}
+_TOTAL_BYTES = 60
+_MODEL = st.sampled_from(sorted(_MODELS))
+_INDEX = st.integers(0, 10**6)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Events in any order; after each of them everything that must always hold is checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.accepted: list[Entry] = []
+        self.queued: dict[int, Entry] = {}
+        self.running: dict[int, Entry] = {}
+        self.ended: set[int] = set()
+        self.in_flight: dict[int, Dispatch] = {}
+        self.timed_out: dict[int, Dispatch] = {}
+        self.replicas: dict[str, list[str]] = {name: [] for name in _MODELS}
+        # Bundles at a replica before it vanished, or was quarantined, take no slot of it now.
+        self.holding: dict[int, str | None] = {}
+
+    @initialize(shares=st.booleans(), seeded=st.booleans(), started=st.booleans())
+    def start(self, shares: bool, seeded: bool, started: bool) -> None:
+        """One process with small limits."""
+        self.shares = shares
+        self.classes = {
+            HIGH: make_class(entries=5, nbytes=40, overflow="demote"),
+            NORMAL: make_class(entries=6, nbytes=40, overflow="demote", min_share=0.2 if shares else 0.0),
+            LOW: make_class(entries=7, nbytes=40, min_share=0.2 if shares else 0.0),
+        }
+        self.scheduler = Scheduler(
+            _MODELS.values(), self.classes, ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001)
+        )
+        if seeded:
+            self.scheduler.latency("m").seed([(1, 0, 0.02), (4, 0, 0.05), (1, 8, 0.1), (4, 8, 0.3)])
+        if started:
+            for name in _MODELS:
+                self.set_replicas(name, ["a", "b"])
+
+    # ------------------------------------------------------------------ events
+
+    @rule(
+        model=_MODEL,
+        priority=st.sampled_from(Priority),
+        timeout=st.sampled_from([-1.0, 0.0, 0.01, 0.1, 0.5, 1.0, 3.0, 60.0]),
+        rows=st.integers(1, 6),
+        bucket=st.sampled_from([0, 8, 16]),
+        nbytes=st.integers(0, 15),
+    )
+    def arrive(self, model: str, priority: Priority, timeout: float, rows: int, bucket: int, nbytes: int) -> None:
+        """A request comes in."""
+        entry = make_entry(
+            priority, self.now + timeout, model=model, rows=rows, bucket=bucket, nbytes=nbytes, arrival=self.now
+        )
+        rejection = self.scheduler.on_arrival(entry, self.now)
+        if rejection is None:
+            assert timeout > 0
+            assert entry.priority >= priority
+            assert entry.state is EntryState.QUEUED
+            self.accepted.append(entry)
+            self.queued[entry.id] = entry
+        else:
+            assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded"}
+            assert (rejection.code == "deadline_exceeded") == (timeout <= 0)
+            assert entry.priority is priority
+
+    @rule(
+        model=_MODEL,
+        priority=st.sampled_from(Priority),
+        count=st.integers(3, 20),
+        nbytes=st.sampled_from([0, 0, 4, 12]),
+    )
+    def burst(self, model: str, priority: Priority, count: int, nbytes: int) -> None:
+        """Many requests come in at once."""
+        for i in range(count):
+            self.arrive(model, priority, 3.0 + i % 3, 1, 0, nbytes)
+
+    @precondition(lambda self: self.accepted)
+    @rule(index=_INDEX)
+    def cancel(self, index: int) -> None:
+        """A client goes, perhaps after its answer."""
+        entry = self.accepted[index % len(self.accepted)]
+        before = entry.state
+        self.scheduler.on_cancel(entry, self.now)
+        if before is not EntryState.DONE:
+            self.end(entry)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(index=_INDEX, seconds=st.sampled_from([0.0, 0.001, 0.05, 2.0]))
+    def done(self, index: int, seconds: float) -> None:
+        """A replica answers."""
+        dispatch = self.take(index)
+        expected = [e for e in self.living(dispatch) if e.deadline > self.now]
+        executions = [(dispatch.rows, dispatch.bucket, seconds)] if seconds else []
+        assert self.scheduler.on_done(dispatch.bundle_id, executions, self.now) == expected
+        for entry in expected:
+            self.end(entry)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(index=_INDEX, lost=st.booleans())
+    def fail(self, index: int, lost: bool) -> None:
+        """A bundle fails as a whole."""
+        dispatch = self.take(index)
+        living = self.living(dispatch)
+        self.check_requeue(living, self.scheduler.on_failed(dispatch.bundle_id, self.now, lost))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(index=_INDEX)
+    def time_out(self, index: int) -> None:
+        """A bundle is not answered for too long; its answer may come later."""
+        dispatch = self.take(index)
+        living = self.living(dispatch)
+        self.timed_out[dispatch.bundle_id] = dispatch
+        self.check_requeue(living, self.scheduler.on_timeout(dispatch.bundle_id, self.now))
+        self.let_go(dispatch.model, dispatch.replica)
+
+    @precondition(lambda self: self.timed_out)
+    @rule(index=_INDEX, failed=st.booleans())
+    def answer_after_timeout(self, index: int, failed: bool) -> None:
+        """It does, when its entries are elsewhere already."""
+        bundle_id = sorted(self.timed_out)[index % len(self.timed_out)]
+        del self.timed_out[bundle_id]
+        if failed:
+            assert self.scheduler.on_failed(bundle_id, self.now, replica_lost=True) == Requeue([], [], [])
+        else:
+            assert self.scheduler.on_done(bundle_id, [], self.now) == []
+
+    @rule(model=_MODEL, names=st.lists(st.sampled_from("abc"), unique=True))
+    def set_replicas(self, model: str, names: list[str]) -> None:
+        """Replicas come and go."""
+        for name in set(self.replicas[model]) - set(names):
+            self.let_go(model, name)
+        self.replicas[model] = names
+        self.scheduler.on_replicas(model, names, self.now)
+
+    @rule(model=_MODEL, name=st.sampled_from(["a", "b", "c", None]))
+    def quarantine(self, model: str, name: str | None) -> None:
+        """A replica is declared wedged."""
+        self.scheduler.quarantine(model, name, self.now)
+        self.let_go(model, name)
+
+    @rule(seconds=st.sampled_from([0.0, 0.005, 0.05, 0.3, 1.0, 5.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Time goes by, without a decision in between."""
+        self.now += seconds
+
+    @rule()
+    def wake(self) -> None:
+        """The timer fires."""
+        wake_at = self.scheduler.wake_at
+        if wake_at is not None:
+            self.now = max(self.now, wake_at)
+        self.decide()
+        after = self.scheduler.wake_at
+        assert after is None or after > self.now
+
+    @rule()
+    def decide(self) -> None:
+        """What is decided keeps every promise."""
+        decisions = self.scheduler.decide(self.now)
+        for entry in decisions.expired:
+            assert entry.deadline <= self.now
+            self.end(entry)
+        assert all(entry.deadline > self.now for entry in (*self.queued.values(), *self.running.values()))
+        for dispatch in decisions.dispatches:
+            self.check_dispatch(dispatch)
+        for name, picture in self.scheduler.snapshot().items():
+            if picture["slots_in_use"] < picture["slots"] - len(picture["held_replicas"]) * _MODELS[name].window:
+                assert not self.fresh(name), "a slot is free and work waits"
+
+    # ------------------------------------------------------------------ checks
+
+    def check_dispatch(self, dispatch: Dispatch) -> None:
+        """One bundle: who is in it, in which order, and where it goes."""
+        entries = dispatch.entries
+        most = _MODELS[dispatch.model].max_rows
+        assert entries
+        assert all(e.id in self.queued and e.model == dispatch.model for e in entries)
+        assert all(e.state is EntryState.RUNNING for e in entries)
+        assert dispatch.rows == sum(e.rows for e in entries)
+        assert dispatch.rows <= most or len(entries) == 1
+        assert dispatch.bucket == max(e.bucket for e in entries)
+        assert len(entries) == 1 or all(e.attempts == 1 for e in entries), "a retried entry travels alone"
+
+        listed = self.replicas[dispatch.model]
+        assert dispatch.replica in listed if listed else dispatch.replica is None
+        self.holding[dispatch.bundle_id] = dispatch.replica
+        for entry in entries:
+            del self.queued[entry.id]
+        at_replica = [
+            bundle_id
+            for bundle_id, replica in self.holding.items()
+            if replica == dispatch.replica
+            and (bundle_id in self.in_flight or bundle_id == dispatch.bundle_id)
+            and (bundle_id == dispatch.bundle_id or self.in_flight[bundle_id].model == dispatch.model)
+        ]
+        assert len(at_replica) <= (1 if dispatch.replica is None else _MODELS[dispatch.model].window)
+
+        for priority in Priority:
+            chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
+            assert chosen == sorted(chosen)
+            waiting = [(e.deadline, e.id) for e in self.fresh(dispatch.model) if e.priority is priority]
+            if chosen and waiting and entries[0].attempts == 1:
+                assert chosen[-1] < min(waiting), "earliest deadline first"
+        if not self.shares:
+            above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
+            assert not above, "classes are strict without shares"
+
+        self.in_flight[dispatch.bundle_id] = dispatch
+        self.running.update((e.id, e) for e in entries)
+
+    def check_requeue(self, living: list[Entry], result: Requeue) -> None:
+        """Every living entry of a failed bundle is requeued, refused or expired; at most two bundles carry it."""
+        assert sorted(e.id for part in result for e in part) == sorted(e.id for e in living)
+        for entry in result.requeued:
+            assert entry.state is EntryState.QUEUED
+            assert entry.attempts == 1
+            assert entry.deadline > self.now
+            del self.running[entry.id]
+            self.queued[entry.id] = entry
+        for entry in result.poisoned:
+            assert entry.attempts == 2
+            self.end(entry)
+        for entry in result.expired:
+            assert entry.deadline <= self.now
+            self.end(entry)
+
+    def take(self, index: int) -> Dispatch:
+        """A bundle in flight, which then is no more."""
+        bundle_id = sorted(self.in_flight)[index % len(self.in_flight)]
+        self.holding.pop(bundle_id, None)
+        return self.in_flight.pop(bundle_id)
+
+    def living(self, dispatch: Dispatch) -> list[Entry]:
+        """Its entries that somebody waits for."""
+        return [e for e in dispatch.entries if e.id in self.running]
+
+    def fresh(self, model: str) -> list[Entry]:
+        """Queued entries of a model that no bundle has carried."""
+        return [e for e in self.queued.values() if e.model == model and e.attempts == 0]
+
+    def let_go(self, model: str, replica: str | None) -> None:
+        """The bundles at this replica hold no slot any more."""
+        for bundle_id, dispatch in self.in_flight.items():
+            if dispatch.model == model and dispatch.replica == replica:
+                self.holding.pop(bundle_id, None)
+
+    def end(self, entry: Entry) -> None:
+        """An accepted entry ends, once."""
+        assert entry.state is EntryState.DONE
+        assert entry.id not in self.ended
+        self.ended.add(entry.id)
+        assert (self.queued.pop(entry.id, None) is None) != (self.running.pop(entry.id, None) is None)
+
+    @invariant()
+    def counts_are_exact_and_bounded(self) -> None:
+        """Per class, per model and in total."""
+        if not hasattr(self, "scheduler"):
+            return
+        totals: dict[str, Any] = self.scheduler.totals()
+        for priority, limits in self.classes.items():
+            mine = [e for e in self.queued.values() if e.priority is priority]
+            assert totals["classes"][priority.label] == {"entries": len(mine), "bytes": sum(e.nbytes for e in mine)}
+            fresh = [e for e in mine if e.attempts == 0]
+            assert len(fresh) <= limits.queue_entries
+            assert sum(e.nbytes for e in fresh) <= limits.queue_bytes
+            for name in _MODELS:
+                here = [e for e in mine if e.model == name]
+                assert self.scheduler.queue_lengths(name)[priority] == (
+                    len(here),
+                    sum(e.rows for e in here),
+                    sum(e.nbytes for e in here),
+                )
+        assert totals["bytes"] == sum(e.nbytes for e in (*self.queued.values(), *self.running.values()))
+        assert totals["bytes"] <= _TOTAL_BYTES
+
+    @invariant()
+    def nothing_is_forgotten(self) -> None:
+        """While anybody waits there is a moment to decide at, no later than the first deadline."""
+        if not hasattr(self, "scheduler"):
+            return
+        first = min((e.deadline for e in (*self.queued.values(), *self.running.values())), default=inf)
+        wake_at = self.scheduler.wake_at
+        assert (inf if wake_at is None else wake_at) <= first
+
+    def teardown(self) -> None:
+        """Drained, everything has ended once and every count is back to zero."""
+        if not hasattr(self, "scheduler"):
+            return
+        self.decide()
+        for _ in range(3):
+            while self.in_flight:
+                self.done(0, 0.01)
+            self.decide()
+        self.now += 1000.0
+        self.decide()
+        while self.in_flight:
+            self.done(0, 0.0)
+        while self.timed_out:
+            self.answer_after_timeout(0, failed=False)
+        assert self.ended == {e.id for e in self.accepted}
+        assert self.scheduler.decide(self.now) == ([], [])
+        assert self.scheduler.wake_at is None
+        totals = self.scheduler.totals()
+        assert (totals["bytes"], totals["bundles"]) == (0, 0)
+        assert all(count == {"entries": 0, "bytes": 0} for count in totals["classes"].values())
+        assert all(self.scheduler.load(name) == 0 for name in _MODELS)
+        assert all(picture["slots_in_use"] == 0 for picture in self.scheduler.snapshot().values())
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+TestScheduler = SchedulerMachine.TestCase
