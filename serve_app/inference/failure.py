@@ -1,0 +1,31 @@
+"""What ONNX Runtime says about a failure, reduced to what a reader may see and can use."""
+
+from __future__ import annotations
+
+import re
+
+_LIMIT = 240
+_PREFIXES = (
+    re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
+    re.compile(r"^Load model (?:from )?.*? failed[:.] ?"),
+    re.compile(r"^.*Status Message: "),
+)
+# A fault of CUDA reads: what went wrong, then GPU, host name, source file, line and expression after semicolons.
+_CUDA_PLACE = re.compile(r"\s*; GPU=.*$")
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?<![\w.])/[^\s:'\",;()]*/[^\s:'\",;()]+(?::\d+)?")
+
+
+def describe_failure(error: BaseException) -> str:
+    """The reason inside an exception of ONNX Runtime, on one line.
+
+    Takes the first line only, without status codes, source locations, paths of the server and host names, at most
+    240 characters.
+    """
+    text = str(error).strip().partition("\n")[0]
+    for prefix in _PREFIXES:
+        text = prefix.sub("", text, count=1)
+    text = _PATH.sub("", _CUDA_PLACE.sub("", text))
+    text = " ".join(text.split())
+    if len(text) > _LIMIT:
+        text = text[: _LIMIT - 1].rstrip() + "…"
+    return text or type(error).__name__

@@ -1,0 +1,45 @@
+"""What readers see of ONNX Runtime's errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.inference.failure import describe_failure
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            (
+                "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status code returned while running Gather node."
+                " Name:'/enc/Gather' Status Message: indices element out of data bounds, idx=100"
+            ),
+            "indices element out of data bounds, idx=100",
+        ),
+        (
+            (
+                "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /srv/models/a b/model.onnx failed:"
+                "Protobuf parsing failed."
+            ),
+            "Protobuf parsing failed.",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Status Message: /onnxruntime_src/onnxruntime/core/x.cc:123 oh no\nmore",
+            "oh no",
+        ),
+        (
+            (
+                "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0 ; hostname=node-7 ; file=a.cc"
+                " ; line=1 ; expr=f();"
+            ),
+            "CUDA failure 2: out of memory",
+        ),
+        ("rates in km/h and and/or survive", "rates in km/h and and/or survive"),
+        ("", "RuntimeError"),
+        ("x" * 500, "x" * 239 + "…"),
+    ],
+)
+def test_the_reason_is_kept_and_the_server_is_not_shown(text: str, expected: str) -> None:
+    """One line, no codes, paths or host names."""
+    assert expected == describe_failure(RuntimeError(text))
