@@ -83,13 +83,20 @@ Payload: TypeAlias = Tensors | Media | Texts
 
 
 class WireEntry(NamedTuple):
-    """One entry of a bundle. ``budget_s`` is what was left until the deadline when the bundle was sent."""
+    """One entry of a bundle.
 
-    id: int
+    Attributes:
+        priority: The class, as a number.
+        budget_s: What was left until the deadline when the bundle was sent, seconds.
+        rows: Rows it adds to a batch, as estimated by the router.
+        variant: Name of the variant to run, empty for the exact model.
+        payload: What to run.
+    """
+
     priority: int
     budget_s: float
     rows: int
-    bucket: int
+    variant: str
     payload: Payload
 
 
@@ -99,12 +106,24 @@ class Bundle(NamedTuple):
     entries: list[WireEntry]
 
 
+class Embeddings(NamedTuple):
+    """The answer of an embedding model to texts.
+
+    Attributes:
+        vectors: Float32, (rows, dimensions): one row per text, in order.
+        tokens: Tokens that the model read for all texts together, special tokens included, padding not.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    tokens: int
+
+
 class Success(NamedTuple):
     """The answer to one entry.
 
     Attributes:
         value: `Tensors` for a tensor payload; for media and texts, whatever the processor made of the outputs:
-            JSON-able data, or a float array of shape (rows, dimensions) for embeddings.
+            JSON-able data, or `Embeddings`.
     """
 
     value: Any

@@ -1,0 +1,211 @@
+"""Sounds in, labels out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.errors import ConfigError
+from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
+from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
+from serve_app.processors.buckets import bucket_for
+from serve_app.processors.media_type import expect_media
+from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.options import AudioOptions
+from serve_app.processors.processor import Cost
+from serve_app.processors.ranking import FLOATS, Ranking, describe
+
+_INTEGERS = frozenset({"INT32", "INT64"})
+_DEFAULT_MAX_SECONDS = 60.0
+_DEFAULT_BUCKETS_S = (0.5, 1.0, 1.5)  # then twice and three times every power of two
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSettings:
+    """How a sound becomes tensors.
+
+    Attributes:
+        waveform: Name of the input that takes samples, (rows, samples).
+        dtype: Its numpy dtype.
+        length: Name of the input that takes the number of samples before padding, (rows,); ``None`` without one.
+        mask: Name of the input that takes 1 for samples and 0 for padding, (rows, samples); ``None`` without one.
+        integer: Numpy dtype of ``length`` and ``mask``.
+        sampling_rate: Samples per second that the model takes.
+        buckets: Lengths that sounds are padded to, samples, ascending. The last is the longest sound.
+        max_seconds: Longer sounds are refused, or cut.
+        truncate: Cut them.
+        normalize: Bring every sound to mean 0 and variance 1.
+    """
+
+    waveform: str
+    dtype: np.dtype[Any]
+    length: str | None
+    mask: str | None
+    integer: np.dtype[Any]
+    sampling_rate: int
+    buckets: tuple[int, ...]
+    max_seconds: float
+    truncate: bool
+    normalize: bool
+
+
+class AudioProcessor:
+    """Processor of ``audio-classification``. The cost bucket is the padded length in samples.
+
+    Args:
+        settings: How a sound becomes tensors.
+        ranking: How logits become an answer.
+    """
+
+    task = "audio-classification"
+
+    def __init__(self, settings: AudioSettings, ranking: Ranking) -> None:
+        self.settings = settings
+        self.ranking = ranking
+
+    @classmethod
+    def create(cls, signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioProcessor:
+        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        return cls(_audio_settings(signature, folder, options), Ranking.create(signature, folder, options))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.ranking.labels
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths that sounds are padded to, samples."""
+        return self.settings.buckets
+
+    @property
+    def bucket_invariant(self) -> bool:
+        """Whether the model is told where a sound ends."""
+        return bool(self.settings.length or self.settings.mask) or len(self.settings.buckets) == 1
+
+    def estimate(self, payload: Media | Texts) -> Cost:
+        """One row; the bucket from the header or from the size. Refuses a WAV header that announces too much."""
+        media = self._expect(payload)
+        self.ranking.parameters(media.parameters)
+        check_wav(media.content, self.settings.max_seconds, self.settings.truncate)
+        samples = math.ceil(guess_seconds(media.content) * self.settings.sampling_rate)
+        return Cost(1, bucket_for(samples, self.settings.buckets))
+
+    def preprocess(self, payload: Media | Texts) -> Tensors:
+        """Decode, mix to mono and resample one sound. See `decode_audio` for what it raises."""
+        media = self._expect(payload)
+        self.ranking.parameters(media.parameters)
+        settings = self.settings
+        samples = decode_audio(media, settings.sampling_rate, settings.max_seconds, settings.truncate)
+        samples = samples[: settings.buckets[-1]]  # resampling may round the longest sound up by a sample
+        if settings.normalize:
+            # As Hugging Face's Wav2Vec2FeatureExtractor does, its epsilon included.
+            samples = (samples - samples.mean()) / np.sqrt(samples.var() + 1e-7)
+        return self._tensors(samples[None, :])
+
+    def bucket(self, tensors: Tensors) -> int:
+        """The padded length, samples."""
+        return bucket_for(tensors[self.settings.waveform].shape[1], self.settings.buckets)
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        """Add silence at the end, up to ``bucket`` samples."""
+        padding = ((0, 0), (0, bucket - tensors[self.settings.waveform].shape[1]))
+        return {
+            name: tensor if name == self.settings.length else np.pad(tensor, padding)
+            for name, tensor in tensors.items()
+        }
+
+    def example(self, rows: int, bucket: int) -> Tensors:
+        """Silence, for warming up."""
+        return self._tensors(np.zeros((rows, bucket), np.float32))
+
+    def postprocess(
+        self,
+        payload: Media | Texts,
+        outputs: Tensors,
+        inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
+    ) -> list[dict[str, Any]]:
+        """``[{"label": ..., "score": ...}, ...]``, the highest score first."""
+        return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))[0]
+
+    @staticmethod
+    def _expect(payload: Media | Texts) -> Media:
+        return expect_media(payload, "audio", MEDIA_TYPES, EXAMPLES)
+
+    def _tensors(self, samples: npt.NDArray[np.float32]) -> Tensors:
+        settings = self.settings
+        rows, length = samples.shape
+        tensors: Tensors = {settings.waveform: samples.astype(settings.dtype, copy=False)}
+        if settings.length is not None:
+            tensors[settings.length] = np.full(rows, length, settings.integer)
+        if settings.mask is not None:
+            tensors[settings.mask] = np.ones((rows, length), settings.integer)
+        return tensors
+
+
+def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: AudioOptions) -> AudioSettings:
+    waveform, length, mask = _inputs_of(signature)
+    config = folder.json("preprocessor_config.json")
+    rate = options.sampling_rate or config.get("sampling_rate")
+    if rate is None:
+        raise ConfigError(("processor.sampling_rate: say how many samples per second the model takes",))
+    if not isinstance(rate, int) or not 1_000 <= rate <= 384_000:
+        raise ConfigError((f"preprocessor_config.json: sampling_rate {rate!r} is not between 1000 and 384000",))
+    fixed = waveform.shape[1]
+    max_seconds = options.max_seconds or (fixed / rate if fixed > 0 else _DEFAULT_MAX_SECONDS)
+    if fixed > 0 and round(max_seconds * rate) > fixed:
+        raise ConfigError(
+            (f"processor.max_seconds: {max_seconds:g} s, but the model takes {fixed / rate:g} s of {rate} per second",)
+        )
+    if fixed > 0 and options.buckets is not None:
+        raise ConfigError((f"processor.buckets: the model takes one length only, {fixed / rate:g} s",))
+    integer = next((spec.datatype for spec in (length, mask) if spec is not None), "INT64")
+    return AudioSettings(
+        waveform=waveform.name,
+        dtype=DTYPES[waveform.datatype],
+        length=length.name if length else None,
+        mask=mask.name if mask else None,
+        integer=DTYPES[integer],
+        sampling_rate=rate,
+        buckets=(fixed,) if fixed > 0 else _grid(rate, max_seconds, options.buckets),
+        max_seconds=max_seconds,
+        truncate=options.truncate,
+        normalize=bool(config.get("do_normalize", False)) if options.normalize is None else options.normalize,
+    )
+
+
+def _grid(rate: int, max_seconds: float, chosen: list[float] | None) -> tuple[int, ...]:
+    """Lengths at most 2, from 1 s on at most 1.5 times apart: few shapes to warm up, little silence to compute."""
+    seconds = list(_DEFAULT_BUCKETS_S if chosen is None else chosen)
+    while chosen is None and seconds[-1] < max_seconds:
+        power = 2.0 ** math.floor(math.log2(seconds[-1]))
+        seconds.append(power * 2 if seconds[-1] > power else power * 1.5)
+    most = round(max_seconds * rate)
+    return (*sorted({round(length * rate) for length in seconds if round(length * rate) < most}), most)
+
+
+def _inputs_of(signature: ModelSignature) -> tuple[TensorSpec, TensorSpec | None, TensorSpec | None]:
+    waveform = length = mask = None
+    for spec in signature.inputs:
+        rank = len(spec.shape)
+        if spec.datatype in FLOATS and rank == 2 and waveform is None:
+            waveform = spec
+        elif spec.datatype in _INTEGERS and rank == 1 and length is None:
+            length = spec
+        elif spec.datatype in _INTEGERS and rank == 2 and mask is None:
+            mask = spec
+        else:
+            waveform = None
+            break
+    if waveform is None or (length and mask and length.datatype != mask.datatype):
+        known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.inputs)
+        fault = (
+            "processor: an audio model takes one float tensor (rows, samples), and may take integers (rows,) for"
+            f" lengths and (rows, samples) for a mask; this one takes {known}. Spectrograms belong inside the model"
+        )
+        raise ConfigError((fault,))
+    return waveform, length, mask

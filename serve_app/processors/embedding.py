@@ -1,0 +1,287 @@
+"""Texts in, vectors out; or, with candidate labels, labels out: zero-shot classification by similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
+from serve_app.payloads import Embeddings, Media, ModelSignature, Tensors, TensorSpec, Texts
+from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.options import EmbeddingOptions
+from serve_app.processors.parameters import parse_parameters
+from serve_app.processors.processor import Cost
+from serve_app.processors.ranking import FLOATS, activate, describe, find_output
+from serve_app.processors.tokenization import TextTokenizer, expect_texts, mask_of
+
+_POOLED = ("sentence_embedding", "sentence_embeddings", "embeddings", "text_embeds")
+_TOKENS = ("last_hidden_state", "token_embeddings")
+_SHORTEST_VECTOR = 1e-12
+
+
+class EmbeddingParameters(msgspec.Struct, frozen=True):
+    """What a request may say, as Hugging Face's clients do.
+
+    Attributes:
+        candidate_labels: Asks for zero-shot classification; a list, or one text with commas between labels.
+        hypothesis_template: Sentence that a label is put into, at ``{}``.
+        multi_label: Whether labels are independent of each other.
+        normalize: Whether vectors have length 1.
+        truncate: Whether texts that are too long are cut; they are refused if not.
+        prompt_name: Which of the model's prompts to put before every text.
+    """
+
+    candidate_labels: list[str] | str | None = None
+    hypothesis_template: str | None = None
+    multi_label: bool | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    prompt_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """How a model's output becomes answers.
+
+    Attributes:
+        output: The output to read: (rows, dimensions), or (rows, tokens, dimensions) if ``pooling`` is not ``none``.
+        pooling: ``mean`` of the tokens, the first token (``cls``), or ``none`` because the model does it.
+        normalize: Bring vectors to length 1 if the request does not say.
+        prompts: Texts to put before a text, by name.
+        hypothesis_template: Sentence that a candidate label is put into.
+        zero_shot_scale: Multiplies cosines before softmax or sigmoid.
+        zero_shot_midpoint: Cosine whose sigmoid score is 0.5.
+    """
+
+    output: str
+    pooling: Literal["mean", "cls", "none"]
+    normalize: bool
+    prompts: dict[str, str]
+    hypothesis_template: str
+    zero_shot_scale: float
+    zero_shot_midpoint: float
+
+
+class EmbeddingProcessor:
+    """Processor of ``feature-extraction`` and ``zero-shot-classification``.
+
+    Without ``candidate_labels`` among the request's parameters, the answer is `Embeddings`. With them, it is per text
+    ``[{"label": ..., "score": ...}, ...]``, best first; texts and labels are embedded in one entry. With c the cosine
+    of a text and a label in its template, the scores of a text are softmax(s * c) over the labels, or independently
+    sigmoid(s * (c - m)) with ``multi_label``. Here s is ``zero_shot_scale`` (sentence-transformers' contrastive
+    losses train with 20), and m is ``zero_shot_midpoint``.
+
+    Args:
+        task: The name it was configured under.
+        tokenizer: Makes the model's inputs.
+        settings: How outputs become answers.
+    """
+
+    labels: tuple[str, ...] = ()
+
+    def __init__(self, task: str, tokenizer: TextTokenizer, settings: EmbeddingSettings) -> None:
+        self.task = task
+        self.tokenizer = tokenizer
+        self.settings = settings
+
+    @classmethod
+    def create(
+        cls, task: str, signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions
+    ) -> EmbeddingProcessor:
+        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        settings = _embedding_settings(signature, folder, options)
+        return cls(task, TextTokenizer.create(signature, folder, options), settings)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths that texts are padded to, tokens."""
+        return self.tokenizer.settings.buckets
+
+    @property
+    def bucket_invariant(self) -> bool:
+        """Whether the model is told where a text ends."""
+        return self.tokenizer.masks
+
+    def estimate(self, payload: Media | Texts) -> Cost:
+        """One row per text and per candidate label; the bucket from the longest text."""
+        request = self._read(payload)
+        return Cost(len(request.texts), self.tokenizer.estimate(request.texts))
+
+    def preprocess(self, payload: Media | Texts) -> Tensors:
+        """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
+        request = self._read(payload)
+        return self.tokenizer.tokenize(request.texts, request.parameters.truncate is not False)
+
+    def count_tokens(self, payload: Media | Texts) -> int:
+        """Tokens that the model reads for this payload, special tokens included."""
+        return self.tokenizer.count(self._read(payload).texts)
+
+    def bucket(self, tensors: Tensors) -> int:
+        """The padded length, tokens."""
+        return self.tokenizer.bucket(tensors)
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        """Pad on the right, up to ``bucket`` tokens."""
+        return self.tokenizer.pad(tensors, bucket)
+
+    def example(self, rows: int, bucket: int) -> Tensors:
+        """Rows for warming up."""
+        return self.tokenizer.example(rows, bucket)
+
+    def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors | None = None) -> Any:
+        """Pool, and make `Embeddings` or, with candidate labels, labels with scores."""
+        request = self._read(payload)
+        if inputs is None:
+            inputs = self.tokenizer.tokenize(request.texts)
+        vectors = self._pool(outputs[self.settings.output], mask_of(inputs))
+        if not np.isfinite(vectors).all():
+            raise InferenceFailed(f"output {self.settings.output} of the model is not a finite number")
+        parameters = request.parameters
+        if request.labels:
+            unit = _unit(vectors.astype(np.float64))
+            cosines = unit[: -len(request.labels)] @ unit[-len(request.labels) :].T
+            return self._zero_shot(cosines, request.labels, bool(parameters.multi_label))
+        normalize = self.settings.normalize if parameters.normalize is None else parameters.normalize
+        return Embeddings(_unit(vectors) if normalize else vectors, int(mask_of(inputs).sum()))
+
+    def _read(self, payload: Media | Texts) -> _Request:
+        """What is to be embedded, in the order of the rows: texts, then labels in their template."""
+        payload = expect_texts(payload)
+        parameters = parse_parameters(payload.parameters, EmbeddingParameters)
+        labels = self._candidate_labels(parameters)
+        texts: list[Any] = list(payload.texts)
+        if not texts:
+            raise InvalidRequest("inputs: at least one text is expected, and none came")
+        if (labels or parameters.prompt_name is not None) and not all(isinstance(text, str) for text in texts):
+            raise InvalidRequest("inputs: expected text, not token ids, with these parameters")
+        if parameters.prompt_name is not None:
+            prompt = self.settings.prompts.get(parameters.prompt_name)
+            if prompt is None:
+                known = ", ".join(sorted(self.settings.prompts)) or "none"
+                raise InvalidRequest(
+                    f"parameters.prompt_name: unknown {parameters.prompt_name[:60]!r}; known here: {known}"
+                )
+            texts = [prompt + text for text in texts]
+        if labels:
+            template = self._template(parameters)
+            texts.extend(template.replace("{}", label) for label in labels)
+        return _Request(texts, labels, parameters)
+
+    def _candidate_labels(self, parameters: EmbeddingParameters) -> list[str]:
+        labels = parameters.candidate_labels
+        if labels is None:
+            if self.task == "zero-shot-classification":
+                raise InvalidRequest("parameters.candidate_labels: required, a list of labels")
+            return []
+        if isinstance(labels, str):
+            labels = labels.split(",")
+        labels = [label.strip() for label in labels]
+        if not labels or not all(labels):
+            raise InvalidRequest("parameters.candidate_labels: expected one or more labels, none of them empty")
+        return labels
+
+    def _template(self, parameters: EmbeddingParameters) -> str:
+        template = parameters.hypothesis_template
+        if template is None:
+            return self.settings.hypothesis_template
+        if "{}" not in template:
+            raise InvalidRequest("parameters.hypothesis_template: must say where the label goes, with {}")
+        return template
+
+    def _pool(self, output: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+        output = output.astype(np.float32, copy=False)
+        if self.settings.pooling == "none":
+            return output
+        if self.settings.pooling == "cls":
+            return output[:, 0]
+        weights = mask.astype(np.float32)
+        # The batch may have been padded further than these texts were: what lies behind the mask is cut off.
+        summed = np.einsum("rtd,rt->rd", output[:, : mask.shape[1]], weights)
+        return np.asarray(summed / weights.sum(axis=1, keepdims=True), np.float32)
+
+    def _zero_shot(
+        self, cosines: npt.NDArray[np.float64], labels: list[str], multi_label: bool
+    ) -> list[list[dict[str, Any]]]:
+        scale, midpoint = self.settings.zero_shot_scale, self.settings.zero_shot_midpoint
+        scores = activate((cosines - midpoint) * scale, "sigmoid" if multi_label else "softmax")
+        return [
+            [{"label": labels[index], "score": float(row[index])} for index in np.argsort(-row, kind="stable").tolist()]
+            for row in scores
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    texts: list[Any]
+    labels: list[str]
+    parameters: EmbeddingParameters
+
+
+def _unit(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Vectors of length 1; a zero vector stays one."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, _SHORTEST_VECTOR), vectors.dtype)
+
+
+def _embedding_settings(signature: ModelSignature, folder: ModelFolder, options: EmbeddingOptions) -> EmbeddingSettings:
+    spec = _vectors_of(signature, options.output)
+    rank = len(spec.shape)
+    pooling = options.pooling or (_pooling_of(folder) if rank == 3 else "none")
+    if (rank == 2) != (pooling == "none"):
+        advice = "it is pooled already, say none" if rank == 2 else "say mean or cls"
+        raise ConfigError((f"processor.pooling: {pooling} does not fit output {spec.name} {describe(spec)}: {advice}",))
+    if "{}" not in options.hypothesis_template:
+        raise ConfigError(("processor.hypothesis_template: must say where the label goes, with {}",))
+    modules = [module for module in folder.json_list("modules.json") if isinstance(module, dict)]
+    normalizes = any(str(module.get("type", "")).endswith(".Normalize") for module in modules)
+    prompts = folder.json("config_sentence_transformers.json").get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+        raise ConfigError(("config_sentence_transformers.json: prompts must map names to texts",))
+    return EmbeddingSettings(
+        output=spec.name,
+        pooling=pooling,
+        normalize=normalizes if options.normalize is None else options.normalize,
+        prompts=prompts,
+        hypothesis_template=options.hypothesis_template,
+        zero_shot_scale=options.zero_shot_scale,
+        zero_shot_midpoint=options.zero_shot_midpoint,
+    )
+
+
+def _vectors_of(signature: ModelSignature, name: str | None) -> TensorSpec:
+    """The output that holds vectors.
+
+    The named one; else one that is pooled by its name; tokens by their name; any pooled one; any tokens. BERT's
+    ``pooler_output`` is made for another task and so comes after the tokens.
+    """
+    usable = [spec for spec in signature.outputs if len(spec.shape) in {2, 3} and spec.datatype in FLOATS]
+    named = find_output(signature, name)
+    if named is not None and named in usable:
+        return named
+    if named is not None or not usable:
+        known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.outputs)
+        expected = "a float output (rows, dimensions) or (rows, tokens, dimensions)"
+        raise ConfigError((f"processor.output: expected {expected}; the model has {known}",))
+
+    def preference(spec: TensorSpec) -> int:
+        rank = len(spec.shape)
+        if rank == 2 and spec.name in _POOLED:
+            return 0
+        if rank == 3 and spec.name in _TOKENS:
+            return 1
+        return 2 if rank == 2 else 3
+
+    return min(usable, key=preference)
+
+
+def _pooling_of(folder: ModelFolder) -> Literal["mean", "cls"]:
+    pooling = folder.json("1_Pooling/config.json")
+    if pooling.get("pooling_mode_cls_token"):
+        return "cls"
+    if pooling and not pooling.get("pooling_mode_mean_tokens"):
+        raise ConfigError(("1_Pooling/config.json: only pooling by mean or by the first token is done here",))
+    return "mean"

@@ -1,0 +1,63 @@
+"""What a request's media type says about its body."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from serve_app.errors import InvalidRequest, UnsupportedMedia
+from serve_app.payloads import Media, Texts
+
+_SAYS_NOTHING = frozenset(
+    # The third is what curl --data-binary sends when it is told nothing.
+    {
+        "",
+        "image/*",
+        "audio/*",
+        "application/octet-stream",
+        "application/x-www-form-urlencoded",
+        "binary/octet-stream",
+        "*/*",
+    }
+)
+
+
+def expect_media(payload: Media | Texts, kind: str, also: Collection[str], examples: str) -> Media:
+    """Refuse a payload that calls itself something else than ``kind``. Looks at the type only, not at the content.
+
+    Args:
+        payload: What the client sent.
+        kind: Top-level media type: ``image`` or ``audio``.
+        also: Full media types that are accepted beside ``kind/*``.
+        examples: What the message recommends instead.
+
+    Raises:
+        UnsupportedMedia: It is text, or names another type.
+        InvalidRequest: It is empty.
+    """
+    if not isinstance(payload, Media):
+        raise UnsupportedMedia(f"this model takes {kind}, and got text: send {examples}")
+    declared = payload.content_type
+    if not (declared in _SAYS_NOTHING or declared.startswith(f"{kind}/") or declared in also):
+        raise UnsupportedMedia(f"this model takes {kind}, and got {declared[:80]}: send {examples}")
+    if not payload.content:
+        raise InvalidRequest(f"the {kind} is empty: 0 bytes came")
+    return payload
+
+
+def unreadable(payload: Media, kind: str, known: Collection[str], examples: str) -> InvalidRequest:
+    """The error for content that no decoder recognizes.
+
+    Args:
+        payload: What the client sent.
+        kind: Top-level media type that was expected.
+        known: Full media types that can be decoded.
+        examples: What the message recommends instead.
+
+    Returns:
+        `UnsupportedMedia` when the declared type is one that nothing here decodes, `InvalidRequest` otherwise.
+    """
+    declared = payload.content_type
+    if declared not in _SAYS_NOTHING and declared not in known:
+        return UnsupportedMedia(f"{declared[:80]} cannot be decoded here: send {examples}")
+    came = f", though the request calls it {declared}" if declared in known else ""
+    return InvalidRequest(f"these {len(payload.content)} bytes are no {kind} that can be read{came}: send {examples}")

@@ -1,0 +1,65 @@
+"""The Hugging Face files that lie beside a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serve_app.errors import ConfigError
+
+
+class ModelFolder:
+    """Reads small files of a model's folder. In a version's folder (``2/``), files of the folder above count too.
+
+    Args:
+        path: The model's folder, or one of its version folders.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._places = (path, path.parent) if path.name.isdigit() else (path,)
+
+    def find(self, name: str) -> Path | None:
+        """Where the file is, or ``None``."""
+        return next((place / name for place in self._places if (place / name).is_file()), None)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The JSON object in a file, empty where there is no such file. Raises `ConfigError` when it is not one."""
+        value = self._parse(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ConfigError((f"{name}: must hold a JSON object, not {type(value).__name__}",))
+        return value
+
+    def json_list(self, name: str) -> list[Any]:
+        """The JSON array in a file, empty where there is no such file. Raises `ConfigError` when it is not one."""
+        value = self._parse(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise ConfigError((f"{name}: must hold a JSON array, not {type(value).__name__}",))
+        return value
+
+    def lines(self, name: str) -> list[str] | None:
+        """The lines of a text file without empty ones, or ``None`` where there is no such file."""
+        text = self._text(name)
+        return None if text is None else [line.strip() for line in text.splitlines() if line.strip()]
+
+    def _parse(self, name: str) -> Any:
+        text = self._text(name)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError((f"{name}: is not valid JSON: {error}",)) from error
+
+    def _text(self, name: str) -> str | None:
+        path = self.find(name)
+        if path is None:
+            return None
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError((f"{name}: cannot be read: {type(error).__name__}",)) from error

@@ -1,0 +1,117 @@
+"""What a configuration may say under ``processor:``, per task.
+
+Everything is optional: what is not said is read from the Hugging Face files beside the model and from the model's own
+signature. What is said wins over the files.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_PIXELS = 178_956_970
+"""Above this Pillow itself refuses to decode, whatever the configuration says."""
+
+Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
+Positive: TypeAlias = Annotated[int, Field(ge=1)]
+PositiveFloat: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FiniteFloat: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Options(BaseModel):
+    """Base of every task's options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    output: str | None = Field(None, description="Name of the model's output to read; needed only if it has several.")
+
+
+class ClassificationOptions(Options):
+    """Options of every task that answers with labels."""
+
+    labels: str | list[str] | None = Field(
+        None,
+        description="The class names in the order of the output, or a text file in the model's folder, one a line.",
+    )
+    top_k: Positive | None = Field(None, description="How many labels an answer holds if the request does not say.")
+    activation: Activation | None = Field(None, description="What turns the model's output into scores.")
+
+
+class ImageOptions(ClassificationOptions):
+    """Options of ``image-classification``."""
+
+    size: Positive | tuple[Positive, Positive] | None = Field(
+        None, description="Height and width that the model takes, pixels; one number for a square."
+    )
+    mean: FiniteFloat | list[FiniteFloat] | None = Field(
+        None, description="Subtracted from pixels of 0 to 1; one number, or one per channel."
+    )
+    std: PositiveFloat | list[PositiveFloat] | None = Field(
+        None, description="Divides pixels after the mean is subtracted; one number, or one per channel."
+    )
+    scale: PositiveFloat | None = Field(
+        None, description="Multiplies pixels of 0 to 255 first; 1/255 unless the model takes UINT8."
+    )
+    resample: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] | None = Field(
+        None, description="Filter for resizing; bilinear by default."
+    )
+    resize: Literal["squash", "crop"] | None = Field(
+        None, description="squash: to exactly the size. crop: the shorter edge first, then the centre."
+    )
+    edge: Positive | None = Field(None, description="Length of the shorter edge before the centre is cut out, pixels.")
+    layout: Literal["NCHW", "NHWC"] | None = Field(None, description="Order of the axes, if the model does not tell.")
+    max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = Field(
+        64_000_000, description="Pictures with more pixels are refused before they are decoded."
+    )
+
+
+class AudioOptions(ClassificationOptions):
+    """Options of ``audio-classification``."""
+
+    sampling_rate: Annotated[int, Field(ge=1_000, le=384_000)] | None = Field(
+        None, description="Samples per second that the model takes."
+    )
+    max_seconds: PositiveFloat | None = Field(None, description="Longer sounds are refused; 60 by default.")
+    truncate: bool = Field(False, description="Hear only the beginning of longer sounds instead of refusing them.")
+    normalize: bool | None = Field(None, description="Bring every sound to mean 0 and variance 1.")
+    buckets: list[PositiveFloat] | None = Field(
+        None, description="Lengths that sounds are padded to with silence, seconds."
+    )
+
+
+class TextOptions(Options):
+    """Options that every text task has."""
+
+    max_length: Positive | None = Field(None, description="Longer texts are cut to this many tokens.")
+    buckets: list[Positive] | None = Field(None, description="Lengths that texts are padded to, tokens.")
+
+
+class EmbeddingOptions(TextOptions):
+    """Options of ``feature-extraction`` and ``zero-shot-classification``."""
+
+    pooling: Literal["mean", "cls", "none"] | None = Field(
+        None, description="How vectors of tokens become the vector of a text; none if the model does it."
+    )
+    normalize: bool | None = Field(None, description="Bring every vector to length 1.")
+    hypothesis_template: str = Field(
+        "This text is about {}.", description="Sentence that a candidate label is put into, at {}."
+    )
+    zero_shot_scale: PositiveFloat = Field(
+        20.0, description="Multiplies cosines before they become zero-shot scores: higher is more decided."
+    )
+    zero_shot_midpoint: FiniteFloat = Field(0.1, description="With multi_label, the cosine whose score is 0.5.")
+
+
+class TextClassificationOptions(TextOptions, ClassificationOptions):
+    """Options of ``text-classification``."""
+
+
+PROCESSOR_OPTIONS: dict[str, type[BaseModel]] = {
+    "image-classification": ImageOptions,
+    "audio-classification": AudioOptions,
+    "feature-extraction": EmbeddingOptions,
+    "text-classification": TextClassificationOptions,
+    "zero-shot-classification": EmbeddingOptions,
+}
+"""The options of every task, by its Hugging Face name."""

@@ -1,0 +1,152 @@
+"""From a model's logits to labels with scores, best first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.errors import ConfigError, InferenceFailed
+from serve_app.payloads import ModelSignature, Tensors, TensorSpec
+from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.options import Activation, ClassificationOptions
+from serve_app.processors.parameters import parse_parameters
+
+FLOATS = frozenset({"FP16", "FP32", "FP64"})
+"""Datatypes that logits, vectors and normalized media can have."""
+
+
+class RankingParameters(msgspec.Struct, frozen=True):
+    """What a request may say about its answer, as Hugging Face's clients do."""
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Turns rows of logits into rows of labels.
+
+    Attributes:
+        output: The model's output that holds the logits, (rows, classes).
+        labels: Names of the classes; empty where nobody named them: they become ``LABEL_0``, ``LABEL_1``...
+        top_k: Labels per answer if the request does not say.
+        activation: What makes scores of logits if the request does not say.
+    """
+
+    output: str
+    labels: tuple[str, ...]
+    top_k: int
+    activation: Activation
+
+    @classmethod
+    def create(cls, signature: ModelSignature, folder: ModelFolder, options: ClassificationOptions) -> Ranking:
+        """Find labels and logits. Raises `ConfigError` when they do not fit each other."""
+        spec = logits_of(signature, options.output)
+        model = folder.json("config.json")
+        labels, source = _find_labels(model, folder, options)
+        classes = spec.shape[1]
+        if labels and classes > 0 and len(labels) != classes:
+            raise ConfigError((f"{source}: {len(labels)} labels, but output {spec.name} has {classes} classes",))
+        if not labels and classes > 0:
+            labels = tuple(f"LABEL_{index}" for index in range(classes))
+        several = model.get("problem_type") == "multi_label_classification"
+        activation = options.activation or ("sigmoid" if several else "softmax")
+        return cls(spec.name, labels, options.top_k or 5, activation)
+
+    def parameters(self, parameters: dict[str, Any]) -> RankingParameters:
+        """Check a request's parameters. Raises `serve_app.errors.InvalidRequest`."""
+        return parse_parameters(parameters, RankingParameters)
+
+    def rank(self, outputs: Tensors, parameters: RankingParameters) -> list[list[dict[str, Any]]]:
+        """The answer per row: ``[{"label": ..., "score": ...}, ...]``, the highest score first.
+
+        Equal scores keep the order of the classes.
+
+        Raises:
+            InferenceFailed: The model's output is not a number, or has not one value per label.
+        """
+        logits = outputs[self.output].astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise InferenceFailed(f"output {self.output} of the model is not a finite number")
+        if self.labels and logits.shape[1] != len(self.labels):
+            raise InferenceFailed(f"the model gave {logits.shape[1]} scores for {len(self.labels)} labels")
+        scores = activate(logits, parameters.function_to_apply or self.activation)
+        wanted = self.top_k if parameters.top_k is None else parameters.top_k
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]
+        return [
+            [{"label": self._label(index), "score": float(row[index])} for index in order.tolist()]
+            for row, order in zip(scores, best, strict=True)
+        ]
+
+    def _label(self, index: int) -> str:
+        return self.labels[index] if self.labels else f"LABEL_{index}"
+
+
+def activate(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDArray[np.float64]:
+    """Scores of logits, (rows, classes). Neither function overflows, whatever the logits."""
+    if activation == "softmax":
+        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+    if activation == "sigmoid":
+        return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits)))
+    return logits
+
+
+def find_output(signature: ModelSignature, name: str | None) -> TensorSpec | None:
+    """The output that the configuration names, ``None`` where it names none. Raises `ConfigError`."""
+    if name is None:
+        return None
+    for spec in signature.outputs:
+        if spec.name == name:
+            return spec
+    known = ", ".join(spec.name for spec in signature.outputs)
+    raise ConfigError((f"processor.output: the model has no output {name}; it has {known}",))
+
+
+def logits_of(signature: ModelSignature, name: str | None) -> TensorSpec:
+    """The output that holds logits, (rows, classes): the named one, ``logits``, or the first that can be.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    named = find_output(signature, name)
+    usable = [spec for spec in signature.outputs if len(spec.shape) == 2 and spec.datatype in FLOATS]
+    if named is not None and named not in usable:
+        raise ConfigError((f"processor.output: {named.name} is {describe(named)}, not float (rows, classes)",))
+    if named is not None:
+        return named
+    if not usable:
+        known = ", ".join(f"{spec.name} {describe(spec)}" for spec in signature.outputs)
+        raise ConfigError((f"processor: the model has no float output (rows, classes); it has {known}",))
+    return next((spec for spec in usable if spec.name == "logits"), usable[0])
+
+
+def describe(spec: TensorSpec) -> str:
+    """Datatype and shape, as people write them: ``FP32 (?, 1, 28, 28)``."""
+    return f"{spec.datatype} ({', '.join('?' if size < 0 else str(size) for size in spec.shape)})"
+
+
+def _find_labels(
+    model: dict[str, Any], folder: ModelFolder, options: ClassificationOptions
+) -> tuple[tuple[str, ...], str]:
+    if isinstance(options.labels, list):
+        return tuple(options.labels), "processor.labels"
+    if isinstance(options.labels, str):
+        lines = folder.lines(options.labels)
+        if lines is None:
+            raise ConfigError((f"processor.labels: there is no file {options.labels} in the model's folder",))
+        return tuple(lines), options.labels
+    by_id = model.get("id2label")
+    if isinstance(by_id, dict) and by_id:
+        try:
+            numbered = {int(index): str(label) for index, label in by_id.items()}
+        except ValueError:
+            raise ConfigError(("config.json: id2label must map numbers to labels",)) from None
+        if sorted(numbered) != list(range(len(numbered))):
+            raise ConfigError((f"config.json: id2label must number the labels from 0 to {len(numbered) - 1}",))
+        return tuple(numbered[index] for index in range(len(numbered))), "config.json: id2label"
+    return tuple(folder.lines("labels.txt") or ()), "labels.txt"

@@ -1,0 +1,87 @@
+"""Texts in, labels out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import Media, ModelSignature, Tensors, Texts
+from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.options import TextClassificationOptions
+from serve_app.processors.processor import Cost
+from serve_app.processors.ranking import Ranking
+from serve_app.processors.tokenization import TextTokenizer, expect_texts
+
+
+class TextClassificationProcessor:
+    """Processor of ``text-classification``. The cost bucket is the padded length in tokens.
+
+    Args:
+        tokenizer: Makes the model's inputs.
+        ranking: How logits become an answer.
+    """
+
+    task = "text-classification"
+
+    def __init__(self, tokenizer: TextTokenizer, ranking: Ranking) -> None:
+        self.tokenizer = tokenizer
+        self.ranking = ranking
+
+    @classmethod
+    def create(
+        cls, signature: ModelSignature, folder: ModelFolder, options: TextClassificationOptions
+    ) -> TextClassificationProcessor:
+        """Make one from the model, the files beside it and the configuration. Raises `ConfigError`."""
+        return cls(TextTokenizer.create(signature, folder, options), Ranking.create(signature, folder, options))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.ranking.labels
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths that texts are padded to, tokens."""
+        return self.tokenizer.settings.buckets
+
+    @property
+    def bucket_invariant(self) -> bool:
+        """Whether the model is told where a text ends."""
+        return self.tokenizer.masks
+
+    def estimate(self, payload: Media | Texts) -> Cost:
+        """One row per text; the bucket from the longest."""
+        texts = self._read(payload)
+        return Cost(len(texts.texts), self.tokenizer.estimate(texts.texts))
+
+    def preprocess(self, payload: Media | Texts) -> Tensors:
+        """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
+        return self.tokenizer.tokenize(self._read(payload).texts)
+
+    def bucket(self, tensors: Tensors) -> int:
+        """The padded length, tokens."""
+        return self.tokenizer.bucket(tensors)
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        """Pad on the right, up to ``bucket`` tokens."""
+        return self.tokenizer.pad(tensors, bucket)
+
+    def example(self, rows: int, bucket: int) -> Tensors:
+        """Rows for warming up."""
+        return self.tokenizer.example(rows, bucket)
+
+    def postprocess(
+        self,
+        payload: Media | Texts,
+        outputs: Tensors,
+        inputs: Tensors | None = None,  # noqa: ARG002 - as every processor
+    ) -> list[list[dict[str, Any]]]:
+        """Per text ``[{"label": ..., "score": ...}, ...]``, the highest score first; a list of one for one text."""
+        return self.ranking.rank(outputs, self.ranking.parameters(payload.parameters))
+
+    def _read(self, payload: Media | Texts) -> Texts:
+        texts = expect_texts(payload)
+        self.ranking.parameters(texts.parameters)
+        if not texts.texts:
+            raise InvalidRequest("inputs: at least one text is expected, and none came")
+        return texts

@@ -1,0 +1,262 @@
+"""Texts become token ids, or a clear error."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from serve_app.errors import ConfigError, InvalidRequest
+from serve_app.payloads import ModelSignature, TensorSpec
+from serve_app.processors.model_folder import ModelFolder
+from serve_app.processors.options import TextOptions
+from serve_app.processors.tokenization import TextTokenizer, mask_of
+
+PAD, UNK, CLS, SEP, HELLO, WORLD, PLAY, ING = range(8)
+
+
+def text_inputs(*names: str, tokens: int = -1, datatype: str = "INT64") -> ModelSignature:
+    """A model with these inputs."""
+    inputs = tuple(TensorSpec(name, datatype, (-1, tokens)) for name in names)
+    return ModelSignature(inputs, (TensorSpec("y", "FP32", (-1, 4)),))
+
+
+BERT = text_inputs("input_ids", "attention_mask", "token_type_ids")
+
+
+def tokenizer(folder: Path, signature: ModelSignature = BERT, **options: Any) -> TextTokenizer:
+    """A tokenizer for such a model."""
+    return TextTokenizer.create(signature, ModelFolder(folder), TextOptions(**options))
+
+
+def test_texts_become_ids_a_mask_and_types(text_folder: Path) -> None:
+    """Special tokens are added, the shorter text is padded, the mask says where."""
+    tensors = tokenizer(text_folder).tokenize(["Hello world", "playing hello world"])
+
+    assert {name: (tensor.dtype.name, tensor.tolist()) for name, tensor in tensors.items()} == {
+        "input_ids": ("int64", [[CLS, HELLO, WORLD, SEP, PAD, PAD], [CLS, PLAY, ING, HELLO, WORLD, SEP]]),
+        "attention_mask": ("int64", [[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]),
+        "token_type_ids": ("int64", [[0] * 6, [0] * 6]),
+    }
+
+
+def test_only_the_inputs_that_the_model_has_are_made(text_folder: Path) -> None:
+    """In the dtype that it takes."""
+    made = tokenizer(text_folder, text_inputs("input_ids", datatype="INT32"))
+
+    tensors = made.tokenize(["hello"])
+
+    assert {name: tensor.dtype.name for name, tensor in tensors.items()} == {"input_ids": "int32"}
+    assert mask_of(tensors).tolist() == [[True, True, True]]
+    assert made.masks is False
+    assert tokenizer(text_folder).masks is True
+
+
+def test_an_empty_text_has_special_tokens_only(text_folder: Path) -> None:
+    """It is defined: [CLS] [SEP]."""
+    assert tokenizer(text_folder).tokenize([""])["input_ids"].tolist() == [[CLS, SEP]]
+
+
+def test_without_special_tokens_an_empty_text_is_refused(text_folder: Path) -> None:
+    """There would be nothing to compute on."""
+    config = json.loads((text_folder / "tokenizer.json").read_text())
+    config["post_processor"] = None
+    (text_folder / "tokenizer.json").write_text(json.dumps(config))
+
+    with pytest.raises(InvalidRequest, match=r"^inputs\[1\]: the text has no tokens$"):
+        tokenizer(text_folder).tokenize(["hello", " "])
+
+
+def test_long_texts_are_cut_between_the_special_tokens(text_folder: Path) -> None:
+    """The last token is still [SEP]."""
+    made = tokenizer(text_folder, max_length=5)
+
+    assert made.tokenize(["hello " * 100])["input_ids"].tolist() == [[CLS, HELLO, HELLO, HELLO, SEP]]
+    assert made.tokenize(["hello " * 1_000_000])["input_ids"].tolist() == [[CLS, HELLO, HELLO, HELLO, SEP]]
+
+
+def test_long_texts_are_refused_where_cutting_is_not_wanted(text_folder: Path) -> None:
+    """The message says which, and how long is too long."""
+    made = tokenizer(text_folder, max_length=5)
+
+    assert made.tokenize(["hello hello hello"], truncate=False)["input_ids"].shape == (1, 5)
+    for text in ("hello hello hello hello", "a" * 10_000):
+        with pytest.raises(InvalidRequest, match=r"^inputs\[1\]: the text is longer than 5 tokens"):
+            made.tokenize(["hello", text], truncate=False)
+
+
+def test_token_ids_are_taken_as_they_are(text_folder: Path) -> None:
+    """Nothing is added to them."""
+    tensors = tokenizer(text_folder).tokenize([[CLS, HELLO, SEP], [WORLD]])
+
+    assert tensors["input_ids"].tolist() == [[CLS, HELLO, SEP], [WORLD, PAD, PAD]]
+    assert tensors["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "inputs: at least one text is expected, and none came"),
+        ([{}], "inputs[0]: expected text, got dict"),
+        (["a", 3], "inputs[1]: expected text, got int"),
+        (["a", None], "inputs[1]: expected text, got null"),
+        (["a", [1]], "inputs[1]: expected text, got list"),
+        ([[1], "a"], "inputs[1]: expected a list of token ids, as before it, got str"),
+        ([[]], "inputs[0]: 0 token ids, expected 1 to 8"),
+        ([[1] * 9], "inputs[0]: 9 token ids, expected 1 to 8"),
+        ([[1, 73]], "inputs[0]: 73 is no token id; expected a whole number from 0 to 72"),
+        ([[1], [-1]], "inputs[1]: -1 is no token id; expected a whole number from 0 to 72"),
+        ([[True]], "inputs[0]: True is no token id; expected a whole number from 0 to 72"),
+        ([[1.0]], "inputs[0]: 1.0 is no token id; expected a whole number from 0 to 72"),
+        (["ok", "bad \ud800"], "inputs[1]: half of a surrogate pair at character 4; expected valid Unicode"),
+    ],
+)
+def test_what_is_no_text_is_refused(text_folder: Path, texts: Any, message: str) -> None:
+    """The message says which input, what came and what was expected."""
+    with pytest.raises(InvalidRequest) as raised:
+        tokenizer(text_folder, max_length=8).tokenize(texts)
+
+    assert raised.value.message == message
+
+
+def test_texts_are_padded_to_buckets(text_folder: Path) -> None:
+    """Powers of two from 16, and the maximum; padding goes to the right."""
+    made = tokenizer(text_folder, max_length=100)
+
+    tensors = made.tokenize(["hello " * 20])
+    padded = made.pad(tensors, made.bucket(tensors))
+
+    assert made.settings.buckets == (16, 32, 64, 100)
+    assert made.bucket(tensors) == 32
+    assert {name: tensor.shape for name, tensor in padded.items()} == {
+        "input_ids": (1, 32),
+        "attention_mask": (1, 32),
+        "token_type_ids": (1, 32),
+    }
+    assert padded["attention_mask"].sum() == 22
+    assert (padded["input_ids"][:, 22:] == PAD).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "bucket"),
+    [(["hi"], 16), (["x" * 100, "hi"], 32), (["é" * 100], 64), ([[1] * 40], 64), (["x" * 100_000], 256)],
+)
+def test_estimates_need_no_tokens(text_folder: Path, texts: Any, bucket: int) -> None:
+    """About four characters make a token, half of that outside ASCII."""
+    assert tokenizer(text_folder, max_length=256).estimate(texts) == bucket
+
+
+def test_the_maximum_comes_from_the_files(text_folder: Path) -> None:
+    """sentence_bert_config.json before tokenizer_config.json; Hugging Face's "no limit" is none; options win."""
+    assert tokenizer(text_folder).settings.max_length == 512
+    (text_folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 1e30}))
+    assert tokenizer(text_folder).settings.max_length == 512
+    (text_folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 128}))
+    assert tokenizer(text_folder).settings.max_length == 128
+    (text_folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 64}))
+    assert tokenizer(text_folder).settings.max_length == 64
+    assert tokenizer(text_folder, max_length=32).settings.max_length == 32
+
+
+def test_a_model_of_one_length_has_one_bucket(text_folder: Path) -> None:
+    """Everything is padded to what the graph says."""
+    made = tokenizer(text_folder, text_inputs("input_ids", tokens=24))
+
+    assert (made.settings.buckets, made.settings.max_length, made.masks) == ((24,), 24, True)
+
+
+def test_the_padding_token_comes_from_the_files(text_folder: Path) -> None:
+    """By name, from tokenizer_config.json."""
+    (text_folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": {"content": "[UNK]"}}))
+
+    assert tokenizer(text_folder).settings.pad_id == UNK
+
+
+@pytest.mark.parametrize(
+    ("signature", "options", "problem"),
+    [
+        (
+            text_inputs("ids"),
+            {},
+            (
+                "processor: a text model takes integers (rows, tokens) named input_ids, and may take"
+                " attention_mask and token_type_ids; this one takes ids INT64 (?, ?)"
+            ),
+        ),
+        (
+            text_inputs("input_ids", tokens=8),
+            {"max_length": 9},
+            "processor.max_length: 9, but the model takes 8 tokens",
+        ),
+        (
+            text_inputs("input_ids", tokens=8),
+            {"buckets": [4]},
+            "processor.buckets: the model takes one length only, 8 tokens",
+        ),
+        (BERT, {"max_length": 2}, "processor.max_length: 2 leaves no room between the special tokens"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_at_the_start(
+    text_folder: Path, signature: ModelSignature, options: dict[str, Any], problem: str
+) -> None:
+    """One readable line says where and why."""
+    with pytest.raises(ConfigError) as raised:
+        tokenizer(text_folder, signature, **options)
+
+    assert raised.value.problems == (problem,)
+
+
+def test_a_missing_or_broken_tokenizer_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Nothing is downloaded, nothing is guessed."""
+    with pytest.raises(ConfigError, match=r"^processor: there is no tokenizer\.json in the model's folder$"):
+        tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json: cannot be read"):
+        tokenizer(tmp_path)
+
+
+def test_files_of_the_folder_above_a_version_count(text_folder: Path) -> None:
+    """models/minilm/2/model.onnx uses models/minilm/tokenizer.json."""
+    (text_folder / "2").mkdir()
+
+    assert tokenizer(text_folder / "2").tokenize(["hello"])["input_ids"].tolist() == [[CLS, HELLO, SEP]]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(st.characters(), max_size=60), max_size=5))
+def test_any_text_is_tokenized_or_refused(text_folder: Path, texts: list[str]) -> None:
+    """All of Unicode, lone surrogates included, raises nothing but InvalidRequest."""
+    made = tokenizer(text_folder, max_length=20)
+    made.estimate(texts)
+    try:
+        tensors = made.tokenize(texts)
+    except InvalidRequest:
+        return
+    assert tensors["input_ids"].shape == tensors["attention_mask"].shape
+    assert tensors["input_ids"].shape[0] == len(texts)
+    assert 2 <= tensors["input_ids"].shape[1] <= 20
+
+
+def test_threads_share_one_tokenizer(text_folder: Path) -> None:
+    """The same text gives the same ids, whoever else tokenizes."""
+    made = tokenizer(text_folder)
+    texts = [["hello " * (number % 17), "world"] for number in range(100)]
+    alone = [made.tokenize(pair)["input_ids"].tolist() for pair in texts]
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda pair: made.tokenize(pair)["input_ids"].tolist(), texts))
+
+    assert together == alone
+
+
+def test_tokens_are_counted_with_special_tokens(text_folder: Path) -> None:
+    """As the model reads them, after cutting, without padding."""
+    made = tokenizer(text_folder, max_length=8)
+
+    assert made.count(["hello world", "", "hello " * 50]) == 4 + 2 + 8
+    assert made.count([[1, 2, 3], [4]]) == 4
