@@ -26,6 +26,7 @@ class ModelInfo(NamedTuple):
         max_request_rows: Rows that one request may hold.
         default_timeout_s: Deadline per class where the request names none, seconds.
         labels: Class names, empty where the model has none.
+        variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ModelInfo(NamedTuple):
     max_request_rows: int
     default_timeout_s: Mapping[Priority, float]
     labels: tuple[str, ...]
+    variants: tuple[str, ...] = ()
 
 
 class RequestOptions(NamedTuple):
@@ -47,11 +49,13 @@ class RequestOptions(NamedTuple):
         timeout_s: The tightest deadline that the request names, seconds from its arrival; ``None`` for the default
             of its class.
         nbytes: Bytes of the body, as it was held in memory.
+        variant: Name of the model's variant to run; empty for the exact model.
     """
 
     priority: Priority | None = None
     timeout_s: float | None = None
     nbytes: int = 0
+    variant: str = ""
 
 
 class Answer(NamedTuple):

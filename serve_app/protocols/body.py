@@ -1,0 +1,148 @@
+"""Reads request bodies within limits: per request, and over all requests of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+from starlette.types import Receive
+
+from serve_app.errors import InvalidRequest, PayloadTooLarge, QueueFull, UnsupportedMedia
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# zlib's "window bits": 15 for the largest window, plus 32 to tell gzip and zlib apart by their headers.
+_ANY_ZLIB = 15 + 32
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete; nobody is left to answer."""
+
+
+class BodyReader:
+    """Reads and expands request bodies, and runs long decodes outside the event loop.
+
+    Bodies larger than ``inline_bytes`` are counted from their first byte until `release`; when together they would
+    exceed ``max_held_bytes``, new ones are refused with `QueueFull`. Small bodies are never refused here: the number
+    of open requests bounds them, and urgent requests are mostly small.
+
+    Args:
+        max_body: Most bytes of one body, before and after decompression.
+        max_held_bytes: Most bytes of large bodies that are being read or decoded at once.
+        inline_bytes: Largest body that is decoded in the event loop.
+        decode_threads: Most decodes that run outside the event loop at once.
+    """
+
+    def __init__(self, *, max_body: int, max_held_bytes: int, inline_bytes: int, decode_threads: int) -> None:
+        self._max_body = max_body
+        self._max_held = max_held_bytes
+        self._inline = inline_bytes
+        self._held = 0
+        self._threads = asyncio.Semaphore(decode_threads)
+
+    @property
+    def held(self) -> int:
+        """Bytes of large bodies that are held now."""
+        return self._held
+
+    def is_large(self, nbytes: int) -> bool:
+        """Whether decoding (or encoding) this many bytes should leave the event loop."""
+        return nbytes > self._inline
+
+    async def offload(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Run a long conversion in a thread; a bounded number of them at once."""
+        async with self._threads:
+            return await asyncio.to_thread(function, *args, **kwargs)
+
+    def declared_size(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """The Content-Length, or ``None`` for a chunked body.
+
+        Raises:
+            InvalidRequest: It is not a number.
+            PayloadTooLarge: It is over the limit; nothing has been read.
+        """
+        declared = headers.get(b"content-length")
+        if declared is None:
+            return None
+        if not declared.isdigit():
+            raise InvalidRequest("Content-Length: expected a number of bytes")
+        # A number of more digits than any limit is refused by its length, before it is converted.
+        if len(declared) > 18 or int(declared) > self._max_body:
+            raise PayloadTooLarge(f"the body is {declared[:18].decode()} bytes; the limit is {self._max_body}")
+        return int(declared)
+
+    async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
+        """Read the whole body as it was sent. Pair with `release`.
+
+        Raises:
+            PayloadTooLarge: More bytes than ``max_body``.
+            QueueFull: Too many large bodies are being read.
+            ClientGone: The client went away.
+        """
+        self.declared_size(headers)
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            body: bytes = message.get("body", b"")
+            self._grow(0, len(body))
+            return body
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while message["type"] == "http.request":
+                chunk = message.get("body", b"")
+                if chunk:
+                    self._grow(size, size + len(chunk))
+                    chunks.append(chunk)
+                    size += len(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+                message = await receive()
+        except BaseException:
+            self.release(size)
+            raise
+        self.release(size)
+        raise ClientGone
+
+    def release(self, nbytes: int) -> None:
+        """Stop counting a body of this size; it has been decoded and handed on, or dropped."""
+        if nbytes > self._inline:
+            self._held -= nbytes
+
+    def _grow(self, before: int, after: int) -> None:
+        if after > self._max_body:
+            raise PayloadTooLarge(f"the body is over the limit of {self._max_body} bytes")
+        if after <= self._inline:
+            return
+        added = after - (before if before > self._inline else 0)
+        if self._held + added > self._max_held:
+            raise QueueFull("the server is reading too many large bodies at once; try again", 1.0)
+        self._held += added
+
+    def expand(self, body: bytes, encoding: bytes) -> bytes:
+        """Undo a Content-Encoding of ``gzip`` or ``deflate``.
+
+        Raises:
+            UnsupportedMedia: Another encoding.
+            PayloadTooLarge: It expands to more than ``max_body``.
+            InvalidRequest: It is damaged, cut off, or has bytes after its end.
+        """
+        name = encoding.strip().lower()
+        if name in {b"", b"identity"}:
+            return body
+        if name not in {b"gzip", b"deflate"}:
+            raise UnsupportedMedia("Content-Encoding: this server takes gzip, deflate and identity")
+        expander = zlib.decompressobj(_ANY_ZLIB)
+        try:
+            expanded = expander.decompress(body, self._max_body + 1)
+        except zlib.error:
+            raise InvalidRequest(f"the body is not valid {name.decode()} data") from None
+        if len(expanded) > self._max_body:
+            raise PayloadTooLarge(f"the body expands to more than the limit of {self._max_body} bytes")
+        if not expander.eof:
+            raise InvalidRequest(f"the {name.decode()} data of the body is cut off")
+        if expander.unused_data:
+            raise InvalidRequest(f"the body has {len(expander.unused_data)} bytes after its {name.decode()} data")
+        return expanded

@@ -1,0 +1,188 @@
+"""All HTTP protocols as one ASGI application.
+
+V2 infer requests, the hot path, are recognised by their path and go straight to `InferEndpoint`; everything else is
+routed by Starlette. Errors of both are rendered here, in one place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Router
+from starlette.types import Message, Receive, Scope, Send
+
+from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
+from serve_app.protocols import openai, overview, predict
+from serve_app.protocols.body import BodyReader, ClientGone
+from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, internal_error, render
+from serve_app.protocols.open_inference import rest
+from serve_app.protocols.open_inference.infer import InferEndpoint
+from serve_app.protocols.service import InferenceService
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Limits and manners of the HTTP side.
+
+    Attributes:
+        max_body: Most bytes of one body, as sent and after decompression.
+        max_held_bytes: Most bytes of large bodies that one process reads or decodes at once.
+        inline_bytes: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
+        decode_threads: Most conversions in threads at once.
+        send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
+    """
+
+    max_body: int = 32 * 2**20
+    max_held_bytes: int = 512 * 2**20
+    inline_bytes: int = 256 * 2**10
+    decode_threads: int = 2
+    send_request_id: bool = True
+
+
+class HttpApp:
+    """The ASGI application. Make one with `create_app`."""
+
+    def __init__(self, service: InferenceService, settings: HttpSettings) -> None:
+        bodies = BodyReader(
+            max_body=settings.max_body,
+            max_held_bytes=settings.max_held_bytes,
+            inline_bytes=settings.inline_bytes,
+            decode_threads=settings.decode_threads,
+        )
+        self._settings = settings
+        self._infer = InferEndpoint(service, bodies)
+        self._router = Router(
+            [
+                *rest.routes(service),
+                *openai.routes(service, bodies),
+                *predict.routes(service, bodies),
+                *overview.routes(service),
+            ],
+            redirect_slashes=False,
+        )
+        self._ids = itertools.count()
+        self._id_prefix = secrets.token_hex(8)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection: HTTP here, lifespan and websockets (refused) by the router."""
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        path = _route_path(scope)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = self._request_id(headers)
+        answering = _Answering(send, self._extra_headers(request_id), head=scope["method"] == "HEAD")
+        try:
+            target = _infer_target(path)
+            if target is None:
+                inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path}
+                await self._router(inner, receive, answering)
+                return
+            if scope["method"] == "POST":
+                await answering.whole(await self._infer(*target, headers, receive))
+            else:
+                await answering.whole(_wrong_method("POST", openai=False))
+        except ClientGone:
+            return
+        except Exception as error:
+            if answering.started:
+                raise
+            what = f"{scope['method']} {path}"
+            await answering.whole(_render_any(error, request_id, what, openai=openai.is_openai(path)))
+
+    def _request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
+        given = headers.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given
+        return f"{self._id_prefix}-{next(self._ids):x}".encode()
+
+    def _extra_headers(self, request_id: bytes) -> Headers:
+        return [(b"x-request-id", request_id)] if self._settings.send_request_id else []
+
+
+class _Answering:
+    """Sends one response: adds the headers of every response, and leaves the body of HEAD out."""
+
+    __slots__ = ("_extra", "_head", "_send", "started")
+
+    def __init__(self, send: Send, extra: Headers, *, head: bool) -> None:
+        self._send = send
+        self._extra = extra
+        self._head = head
+        self.started = False
+
+    async def whole(self, reply: Rendered) -> None:
+        """Send a whole response."""
+        await self({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+        await self({"type": "http.response.body", "body": reply.body})
+
+    async def __call__(self, message: Message) -> None:
+        """Pass one ASGI message on."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            message["headers"] = [*message.get("headers", ()), *self._extra]
+        elif self._head:
+            message["body"] = b""
+        await self._send(message)
+
+
+def create_app(service: InferenceService, settings: HttpSettings | None = None) -> HttpApp:
+    """Make the ASGI application.
+
+    Args:
+        service: What it serves.
+        settings: Limits; the defaults suit a router replica with 2 GiB.
+    """
+    # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    return HttpApp(service, settings or HttpSettings())
+
+
+def _route_path(scope: Scope) -> str:
+    """The path below ``root_path``, without trailing slashes."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    if path.endswith("/"):
+        path = path.rstrip("/")
+    return path or "/"
+
+
+def _infer_target(path: str) -> tuple[str, str | None] | None:
+    """Model and version of an infer path, ``None`` for other paths."""
+    if not path.endswith("/infer") or not path.startswith("/v2/models/"):
+        return None
+    parts = path.split("/")
+    if len(parts) == 5:
+        return parts[3], None
+    if len(parts) == 7 and parts[4] == "versions":
+        return parts[3], parts[5]
+    return None
+
+
+def _render_any(error: Exception, request_id: bytes, what: str, *, openai: bool) -> Rendered:
+    if isinstance(error, ServeAppError):
+        return render(error, openai=openai)
+    if isinstance(error, HTTPException):
+        if error.status_code == 404:
+            return render(RouteNotFound("nothing is served at this path; GET / lists what is"), openai=openai)
+        if error.status_code == 405:
+            return _wrong_method((error.headers or {}).get("Allow", ""), openai=openai)
+        if error.status_code == 400:
+            return render(InvalidRequest(str(error.detail)), openai=openai)
+    return render(internal_error(error, request_id.decode(), what), openai=openai)
+
+
+def _wrong_method(allow: str, *, openai: bool) -> Rendered:
+    reply = render(MethodNotAllowed(f"this path takes {allow}"), openai=openai)
+    reply.headers.append((b"allow", allow.encode()))
+    return reply

@@ -1,0 +1,276 @@
+"""The V2 codec: infer requests to tensors and tensors to infer responses, in JSON and with binary tensors.
+
+One `ModelCodec` per model checks everything against the model's signature, so that nothing malformed gets further
+than here. Messages name the field and what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import msgspec
+import orjson
+
+from serve_app.errors import InvalidRequest, Unsupported
+from serve_app.payloads import DTYPES, Tensors, TensorSpec
+from serve_app.protocols.open_inference import wire
+from serve_app.protocols.open_inference.tensors import (
+    JsonData,
+    datatype_of,
+    decode_binary,
+    encode_binary,
+    encode_json,
+)
+from serve_app.protocols.service import ModelInfo
+
+_REQUEST: Final = msgspec.json.Decoder(wire.InferRequest)
+_NO_PARAMETERS: Final = wire.RequestParameters()
+_MAX_DIMENSION: Final = 2**31 - 1
+_QUOTED_CHARS: Final = 64
+
+
+class Parsed(NamedTuple):
+    """A request whose JSON is understood and whose tensor data is not decoded yet.
+
+    Attributes:
+        request: The JSON object.
+        parameters: Its parameters, or the defaults.
+        body: The whole body; binary tensors are views of it.
+        offset: Where binary tensor data starts in ``body``.
+    """
+
+    request: wire.InferRequest
+    parameters: wire.RequestParameters
+    body: bytes
+    offset: int
+
+
+class Encoded(NamedTuple):
+    """A response body, and the length of its JSON part where binary tensors follow it."""
+
+    body: bytes
+    header_length: int | None
+
+
+class _Input(NamedTuple):
+    spec: TensorSpec
+    inner: tuple[int, ...]
+    json: JsonData
+
+
+def quoted(text: str) -> str:
+    """A client's string as it may stand in a message: escaped and not too long."""
+    return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "...")
+
+
+def parse(body: bytes, header_length: bytes | None) -> Parsed:
+    """Understand the JSON of an infer request, leaving tensor data alone. Costs about a microsecond per kilobyte.
+
+    Args:
+        body: The body, decompressed.
+        header_length: Value of the header Inference-Header-Content-Length, where there was one.
+
+    Raises:
+        InvalidRequest: The JSON is malformed or of the wrong types.
+        Unsupported: It uses an extension that is not served here.
+    """
+    size = len(body)
+    if header_length is not None:
+        size = _header_size(header_length, len(body))
+    try:
+        request = _REQUEST.decode(body if size == len(body) else memoryview(body)[:size])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise wire.invalid(error) from None
+    parameters = request.parameters or _NO_PARAMETERS
+    if parameters.sequence_id:
+        raise Unsupported("parameters.sequence_id: sequences are not supported here")
+    return Parsed(request, parameters, body, size)
+
+
+def _header_size(value: bytes, body_size: int) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise InvalidRequest("Inference-Header-Content-Length: expected a number of bytes")
+    size = int(value)
+    if size == 0:
+        raise Unsupported("Inference-Header-Content-Length: raw requests (0) are not supported; send the JSON header")
+    if size > body_size:
+        raise InvalidRequest(f"Inference-Header-Content-Length: says {size} bytes, but the body has {body_size}")
+    return size
+
+
+class ModelCodec:
+    """Decodes requests to one model and encodes its responses. Immutable; safe in any thread.
+
+    Args:
+        info: The model.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self.info = info
+        self._inputs = {
+            spec.name: _Input(spec, spec.shape[1:], JsonData(spec.datatype, len(spec.shape)))
+            for spec in info.signature.inputs
+        }
+        self._outputs = tuple(spec.name for spec in info.signature.outputs)
+
+    def decode(self, parsed: Parsed) -> Tensors:
+        """Decode and check the inputs. Binary inputs are read-only views of the body.
+
+        Raises:
+            InvalidRequest: An input is missing, unknown, twice there, or does not fit the signature or its own data.
+        """
+        tensors: Tensors = {}
+        offset = parsed.offset
+        for index, tensor in enumerate(parsed.request.inputs):
+            plan = self._inputs.get(tensor.name)
+            if plan is None:
+                raise InvalidRequest(
+                    f"inputs[{index}].name: model {self.info.name!r} has no input {quoted(tensor.name)};"
+                    f" it takes {_names(self._inputs)}"
+                )
+            where = f"inputs[{index}]"
+            if tensor.name in tensors:
+                raise InvalidRequest(f"{where}.name: input {tensor.name!r} is given twice")
+            if tensor.datatype != plan.spec.datatype:
+                raise self._wrong_datatype(where, tensor.datatype, plan.spec)
+            shape = tuple(tensor.shape)
+            self._check_shape(where, shape, plan)
+            if tensors and shape[0] != len(first := next(iter(tensors.values()))):
+                raise InvalidRequest(
+                    f"{where}.shape: {shape[0]} rows, but inputs[0] has {len(first)}; dimension 0 is rows"
+                )
+            count = math.prod(shape)
+            options = tensor.parameters
+            if options is None or options.binary_data_size is None:
+                if options is not None and options.shared_memory_region is not None:
+                    raise Unsupported(f"{where}.parameters: shared memory is not supported here")
+                if not tensor.data:
+                    raise InvalidRequest(f"{where}.data: missing (or send binary data with binary_data_size)")
+                tensors[tensor.name] = plan.json.decode(tensor.data, shape, count, where)
+                continue
+            if tensor.data:
+                raise InvalidRequest(f"{where}: has both data and parameters.binary_data_size; send one")
+            size = options.binary_data_size
+            left = len(parsed.body) - offset
+            if not 0 <= size <= left:
+                raise InvalidRequest(
+                    f"{where}.parameters.binary_data_size: {size} bytes, but {left} are left in the body"
+                )
+            tensors[tensor.name] = decode_binary(parsed.body, offset, size, tensor.datatype, shape, count, where)
+            offset += size
+        if len(tensors) != len(self._inputs):
+            missing = [name for name in self._inputs if name not in tensors]
+            raise InvalidRequest(
+                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._inputs)}"
+            )
+        if offset != len(parsed.body):
+            raise InvalidRequest(
+                f"the body has {len(parsed.body) - offset} bytes of binary data that no input claims"
+                f" ({offset - parsed.offset} are claimed by binary_data_size)"
+            )
+        return tensors
+
+    def select(self, parsed: Parsed) -> list[tuple[str, bool]]:
+        """The outputs to send, in order, and whether each is binary.
+
+        Raises:
+            InvalidRequest: A requested output does not exist or is asked for twice.
+            Unsupported: An output asks for an extension that is not served here.
+        """
+        default = parsed.parameters.binary_data_output
+        if not parsed.request.outputs:
+            return [(name, default) for name in self._outputs]
+        chosen: dict[str, bool] = {}
+        for index, output in enumerate(parsed.request.outputs):
+            where = f"outputs[{index}]"
+            if output.name not in self._outputs:
+                raise InvalidRequest(
+                    f"{where}.name: model {self.info.name!r} has no output {quoted(output.name)};"
+                    f" it gives {_names(self._outputs)}"
+                )
+            if output.name in chosen:
+                raise InvalidRequest(f"{where}.name: output {output.name!r} is asked for twice")
+            binary = default
+            if output.parameters is not None:
+                if output.parameters.classification:
+                    raise Unsupported(f"{where}.parameters.classification is not supported here")
+                if output.parameters.shared_memory_region is not None:
+                    raise Unsupported(f"{where}.parameters: shared memory is not supported here")
+                if output.parameters.binary_data is not None:
+                    binary = output.parameters.binary_data
+            chosen[output.name] = binary
+        return list(chosen.items())
+
+    def encode(self, request_id: str | None, selection: list[tuple[str, bool]], tensors: Tensors) -> Encoded:
+        """Encode a response. In JSON, NaN and infinities become null; ask for binary to get them.
+
+        Args:
+            request_id: The ``id`` of the request, to be echoed.
+            selection: As `select` returned it.
+            tensors: The model's outputs.
+
+        Raises:
+            InvalidRequest: An output has no JSON form.
+        """
+        outputs = []
+        blobs: list[bytes] = []
+        for name, binary in selection:
+            array = tensors[name]
+            output: dict[str, object] = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
+            if binary:
+                blob = encode_binary(array)
+                blobs.append(blob)
+                output["parameters"] = {"binary_data_size": len(blob)}
+            else:
+                output["data"] = encode_json(array, name)
+            outputs.append(output)
+        response: dict[str, object] = {"model_name": self.info.name, "model_version": self.info.version}
+        if request_id:
+            response["id"] = request_id
+        response["outputs"] = outputs
+        header = orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
+        if not blobs:
+            return Encoded(header, None)
+        return Encoded(b"".join((header, *blobs)), len(header))
+
+    def _check_shape(self, where: str, shape: tuple[int, ...], plan: _Input) -> None:
+        expected = plan.spec.shape
+        if not shape or (shape[1:] != plan.inner and not _fits(shape, expected)):
+            wanted = ["rows", *("any" if size < 0 else size for size in expected[1:])]
+            got = list(shape) if len(shape) <= 2 * len(expected) else f"{len(shape)} dimensions"
+            raise InvalidRequest(
+                f"{where}.shape: input {plan.spec.name!r} has the shape [{', '.join(map(str, wanted))}],"
+                f" got {_short(got)}"
+            )
+        limit = self.info.max_request_rows
+        if not 1 <= shape[0] <= limit:
+            raise InvalidRequest(f"{where}.shape: expected 1 to {limit} rows in dimension 0, got {_short(shape[0])}")
+
+    def _wrong_datatype(self, where: str, datatype: str, spec: TensorSpec) -> InvalidRequest:
+        problem = f"got {quoted(datatype)}"
+        if datatype == "BF16":
+            problem = "BF16 is not supported"
+        elif datatype not in DTYPES:
+            problem += f", which is none of {', '.join(DTYPES)}"
+        return InvalidRequest(f"{where}.datatype: input {spec.name!r} takes {spec.datatype}; {problem}")
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        (1 <= size <= _MAX_DIMENSION) if wanted < 0 else size == wanted
+        for size, wanted in zip(shape[1:], expected[1:], strict=True)
+    )
+
+
+def _names(names: object) -> str:
+    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]
+
+
+def _short(value: object) -> str:
+    # Integers of more than 4,300 digits have no decimal form in Python, and nobody reads one of 30.
+    if isinstance(value, list):
+        return f"[{', '.join(_short(item) for item in value)}]"
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a huge number"
+    return str(value)

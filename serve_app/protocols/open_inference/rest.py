@@ -1,0 +1,147 @@
+"""The V2 routes beside infer: health, metadata, configuration, statistics and the repository index."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve_app import __version__
+from serve_app.errors import ModelUnavailable, Unsupported
+from serve_app.payloads import TensorSpec
+from serve_app.protocols.replies import json_response
+from serve_app.protocols.service import InferenceService, ModelInfo
+
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics", "model_repository(index)", "schedule_policy")
+"""What `GET /v2` lists: the protocol's extensions that are served here."""
+
+_UNSUPPORTED_PATHS = (
+    "/v2/repository/models/{model}/load",
+    "/v2/repository/models/{model}/unload",
+    "/v2/models/{model}/generate",
+    "/v2/models/{model}/generate_stream",
+    "/v2/models/{model}/trace/setting",
+    "/v2/trace/setting",
+    "/v2/logging",
+    "/v2/{kind:str}sharedmemory/{rest:path}",
+)
+
+
+def routes(service: InferenceService) -> list[Route]:
+    """The routes, to be matched in this order."""
+    endpoints = _Endpoints(service)
+    paths: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/v2": endpoints.server,
+        "/v2/health/live": endpoints.live,
+        "/v2/health/ready": endpoints.ready,
+        "/v2/models/stats": endpoints.all_statistics,
+    }
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        paths[prefix] = endpoints.model
+        paths[f"{prefix}/ready"] = endpoints.model_ready
+        paths[f"{prefix}/config"] = endpoints.config
+        paths[f"{prefix}/stats"] = endpoints.statistics
+    return [
+        *(Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()),
+        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
+        *(Route(path, _unsupported, methods=["GET", "POST"]) for path in _UNSUPPORTED_PATHS),
+    ]
+
+
+def model_config(info: ModelInfo) -> dict[str, Any]:
+    """A model's configuration as Triton's clients read it: dimension 0, the rows, is left out of ``dims``."""
+    return {
+        "name": info.name,
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "max_batch_size": info.max_rows,
+        "input": [_config_tensor(spec) for spec in info.signature.inputs],
+        "output": [_config_tensor(spec) for spec in info.signature.outputs],
+        "dynamic_batching": {
+            "priority_levels": 3,
+            "default_priority_level": 2,
+        },
+        "parameters": {"task": {"string_value": info.task}},
+    }
+
+
+def model_metadata(info: ModelInfo) -> dict[str, Any]:
+    """A model's metadata object."""
+    return {
+        "name": info.name,
+        "versions": list(info.versions),
+        "platform": "onnxruntime_onnx",
+        "inputs": _metadata_tensors(info.signature.inputs),
+        "outputs": _metadata_tensors(info.signature.outputs),
+    }
+
+
+def _config_tensor(spec: TensorSpec) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.shape[1:])}
+
+
+def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    # Any number of rows may be sent, whatever batch the file was exported with.
+    return [{"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape[1:]]} for spec in specs]
+
+
+async def _unsupported(request: Request) -> Response:
+    raise Unsupported(f"{request.url.path} belongs to a protocol extension that is not served here; see GET /v2")
+
+
+class _Endpoints:
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+
+    async def server(self, _: Request) -> Response:
+        return json_response({"name": "serve-app", "version": __version__, "extensions": EXTENSIONS})
+
+    async def live(self, _: Request) -> Response:
+        if not self._service.live():
+            raise ModelUnavailable("the server is not live")
+        return json_response({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        if not self._service.ready():
+            waiting = [name for name in self._service.models if not self._service.model_ready(name)]
+            raise ModelUnavailable(f"not ready yet: {', '.join(waiting)}")
+        return json_response({"ready": True})
+
+    async def model(self, request: Request) -> Response:
+        return json_response(model_metadata(self._find(request)))
+
+    async def model_ready(self, request: Request) -> Response:
+        info = self._find(request)
+        if not self._service.model_ready(info.name):
+            raise ModelUnavailable(f"model {info.name!r} has no replica that can take work")
+        return json_response({"name": info.name, "ready": True})
+
+    async def config(self, request: Request) -> Response:
+        return json_response(model_config(self._find(request)))
+
+    async def statistics(self, request: Request) -> Response:
+        return json_response({"model_stats": [self._service.statistics(self._find(request).name)]})
+
+    async def all_statistics(self, _: Request) -> Response:
+        return json_response({"model_stats": [self._service.statistics(name) for name in self._service.models]})
+
+    async def index(self, _: Request) -> Response:
+        entries = []
+        for name, info in self._service.models.items():
+            ready = self._service.model_ready(name)
+            entries.append(
+                {
+                    "name": name,
+                    "version": info.version,
+                    "state": "READY" if ready else "UNAVAILABLE",
+                    "reason": "" if ready else "no replica can take work",
+                }
+            )
+        return json_response(entries)
+
+    def _find(self, request: Request) -> ModelInfo:
+        return self._service.find(request.path_params["model"], request.path_params.get("version"))

@@ -1,0 +1,169 @@
+"""The part of OpenAI's API that embedding models can serve: ``/v1/models`` and ``/v1/embeddings``."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import Embeddings, Texts
+from serve_app.protocols.body import BodyReader
+from serve_app.protocols.open_inference.wire import invalid
+from serve_app.protocols.options import remaining, request_options
+from serve_app.protocols.replies import dump_json, json_response
+from serve_app.protocols.service import InferenceService, ModelInfo
+
+EMBEDDING_TASKS: Final = frozenset({"feature-extraction", "sentence-similarity"})
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_SPACE: Final = b" \t\r\n"
+
+
+class _EmbeddingsRequest(msgspec.Struct):
+    model: str
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+_REQUEST: Final = msgspec.json.Decoder(_EmbeddingsRequest)
+_TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_TOKENS: Final = msgspec.json.Decoder(list[_Token])
+_TOKEN_LISTS: Final = msgspec.json.Decoder(list[list[_Token]])
+
+
+def is_openai(path: str) -> bool:
+    """Whether clients of this path expect OpenAI's error object."""
+    return path.startswith("/v1/") and not path.endswith("/predict")
+
+
+def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
+    """The routes of OpenAI's API."""
+    endpoints = _Endpoints(service, bodies)
+    return [
+        Route("/v1/models", endpoints.models, methods=["GET"]),
+        Route("/v1/models/{model}", endpoints.model, methods=["GET"]),
+        Route("/v1/embeddings", endpoints.embeddings, methods=["POST"]),
+    ]
+
+
+class _Endpoints:
+    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._created = int(datetime.now(UTC).timestamp())
+
+    async def models(self, _: Request) -> Response:
+        data = [self._model(info) for info in self._service.models.values()]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        return json_response(self._model(self._service.find(request.path_params["model"])))
+
+    def _model(self, info: ModelInfo) -> dict[str, Any]:
+        return {
+            "id": info.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "serve-app",
+            "task": info.task,
+        }
+
+    async def embeddings(self, request: Request) -> Response:
+        arrived = monotonic()
+        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        body = await self._bodies.read(request.receive, headers)
+        try:
+            content = body
+            if b"content-encoding" in headers:
+                content = await self._bodies.offload(self._bodies.expand, body, headers[b"content-encoding"])
+            large = self._bodies.is_large(len(content))
+            asked = await self._bodies.offload(_parse, content) if large else _parse(content)
+            info = self._embedding_model(asked.model)
+            options = request_options(info, headers, len(content))
+            self._service.precheck(info.name, options.priority, len(content))
+            texts = await self._bodies.offload(_inputs, asked.input) if large else _inputs(asked.input)
+        finally:
+            self._bodies.release(len(body))
+        if not 1 <= len(texts) <= info.max_request_rows:
+            raise InvalidRequest(f"input: expected 1 to {info.max_request_rows} texts, got {len(texts)}")
+        answer = await self._service.submit(info.name, Texts(texts, {}), remaining(options, monotonic() - arrived))
+        embeddings: Embeddings = answer.value
+        vectors = _shortened(embeddings.vectors, asked.dimensions)
+        encode = self._bodies.is_large(vectors.nbytes)
+        reply = (
+            await self._bodies.offload(_reply, info.name, vectors, embeddings.tokens, asked.encoding_format)
+            if encode
+            else _reply(info.name, vectors, embeddings.tokens, asked.encoding_format)
+        )
+        return Response(reply, media_type="application/json", headers={"X-Priority": answer.priority.label})
+
+    def _embedding_model(self, name: str) -> ModelInfo:
+        info = self._service.find(name)
+        if info.task not in EMBEDDING_TASKS:
+            others = [other.name for other in self._service.models.values() if other.task in EMBEDDING_TASKS]
+            raise InvalidRequest(
+                f"model: {info.name!r} makes no embeddings; models that do: {', '.join(others) or 'none'}"
+            )
+        return info
+
+
+def _parse(content: bytes) -> _EmbeddingsRequest:
+    try:
+        return _REQUEST.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error) from None
+
+
+def _inputs(raw: msgspec.Raw) -> list[str] | list[list[int]]:
+    """The ``input``: a text, texts, one list of token ids, or several."""
+    text = bytes(memoryview(raw))
+    inner = text[1:].lstrip(_SPACE)
+    try:
+        if text.startswith(b'"'):
+            return [_TEXT.decode(text)]
+        if not text.startswith(b"["):
+            raise InvalidRequest("input: expected a string, a list of strings, or token ids")
+        if inner.startswith(b"["):
+            lists = _TOKEN_LISTS.decode(text)
+            if not all(lists):
+                raise InvalidRequest("input: a list of token ids is empty")
+            return lists
+        if inner.startswith((b'"', b"]")):
+            return _TEXTS.decode(text)
+        return [_TOKENS.decode(text)]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error, "input") from None
+
+
+def _shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
+    """The first ``dimensions`` of every vector, at length 1 again (Matryoshka embeddings are cut so)."""
+    width = vectors.shape[1]
+    if dimensions is None or dimensions == width:
+        return vectors
+    if not 1 <= dimensions < width:
+        raise InvalidRequest(f"dimensions: expected 1 to {width}")
+    cut = vectors[:, :dimensions]
+    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
+    result: npt.NDArray[np.float32] = cut / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return result
+
+
+def _reply(model: str, vectors: npt.NDArray[np.float32], tokens: int, encoding: str) -> bytes:
+    data = []
+    for index, row in enumerate(np.ascontiguousarray(vectors, dtype="<f4")):
+        embedding: object = base64.b64encode(row).decode() if encoding == "base64" else orjson.Fragment(dump_json(row))
+        data.append({"object": "embedding", "index": index, "embedding": embedding})
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return dump_json({"object": "list", "data": data, "model": model, "usage": usage})

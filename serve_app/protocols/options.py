@@ -1,0 +1,102 @@
+"""How a request wants to be treated: its priority, deadline and variant, from the body and from headers.
+
+The body beats the header for priority and variant; the tightest deadline wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from serve_app.errors import DeadlineExceeded, InvalidRequest
+from serve_app.protocols.service import ModelInfo, RequestOptions
+from serve_app.scheduling.entry import Priority
+
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+"""A deadline further away than this is a mistake of units, not a wish."""
+
+_BY_NUMBER: Final[Mapping[int, Priority | None]] = MappingProxyType(
+    {0: None, 1: Priority.HIGH, 2: Priority.NORMAL, 3: Priority.LOW}
+)
+_BY_HEADER: Final[Mapping[bytes, Priority]] = MappingProxyType(
+    {form: priority for priority in Priority for form in (priority.label.encode(), b"%d" % priority)}
+)
+
+
+def request_options(
+    info: ModelInfo,
+    headers: Mapping[bytes, bytes],
+    nbytes: int,
+    *,
+    priority: int = 0,
+    timeout_us: int = 0,
+    variant: str = "",
+) -> RequestOptions:
+    """Combine what the body and the headers ask for.
+
+    Args:
+        info: The model.
+        headers: By lower-case name.
+        nbytes: Bytes of the body in memory.
+        priority: ``parameters.priority`` of the body: 0 default, 1 high, 2 normal, 3 low.
+        timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
+        variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
+
+    Raises:
+        InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
+    """
+    chosen: Priority | None = None
+    timeout_s: float | None = None
+    from_header = headers.get(b"x-priority")
+    if from_header is not None:
+        chosen = _BY_HEADER.get(from_header.strip().lower())
+        if chosen is None:
+            raise InvalidRequest("X-Priority: expected high, normal or low (or 1, 2, 3)")
+    limit = headers.get(b"x-timeout-ms")
+    if limit is not None:
+        timeout_s = _header_timeout(limit)
+    if priority:
+        if priority not in _BY_NUMBER:
+            raise InvalidRequest("parameters.priority: expected 0 (default), 1 (high), 2 (normal) or 3 (low)")
+        chosen = _BY_NUMBER[priority]
+    if timeout_us:
+        if not 0 < timeout_us <= MAX_TIMEOUT_S * 1e6:
+            raise InvalidRequest(
+                "parameters.timeout: expected microseconds, from 1 to 86400000000 (24 hours), or 0 for the default"
+            )
+        timeout_s = timeout_us / 1e6 if timeout_s is None else min(timeout_s, timeout_us / 1e6)
+    if not variant:
+        variant = headers.get(b"x-variant", b"").decode("latin-1")
+    if variant and variant not in info.variants:
+        raise InvalidRequest(
+            f"parameters.variant: model {info.name!r} has no variant {variant[:64]!r};"
+            f" it has {', '.join(info.variants) or 'none'}"
+        )
+    return RequestOptions(chosen, timeout_s, nbytes, variant)
+
+
+def remaining(options: RequestOptions, elapsed_s: float) -> RequestOptions:
+    """The options with the time that reading and decoding took charged to the deadline.
+
+    Raises:
+        DeadlineExceeded: Nothing is left of it.
+    """
+    if options.timeout_s is None:
+        return options
+    left = options.timeout_s - elapsed_s
+    if left <= 0.0:
+        raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
+    return options._replace(timeout_s=left)
+
+
+def _header_timeout(value: bytes) -> float:
+    try:
+        # float() takes digit grouping, which no other HTTP software does.
+        milliseconds = math.nan if b"_" in value else float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0.0 < milliseconds <= MAX_TIMEOUT_S * 1e3:  # false for NaN
+        raise InvalidRequest("X-Timeout-Ms: expected milliseconds, more than 0 and at most 86400000 (24 hours)")
+    return milliseconds / 1e3

@@ -1,0 +1,1 @@
+"""Tests of the protocol adapters; a package because they share a service."""

@@ -1,0 +1,165 @@
+"""A service that computes with numpy what it is asked, so that protocol adapters can be tested without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from serve_app.errors import ModelNotFound
+from serve_app.payloads import Embeddings, Media, ModelSignature, Payload, TensorSpec, Texts
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.scheduling.entry import Priority
+
+TIMEOUTS = {Priority.HIGH: 1.0, Priority.NORMAL: 5.0, Priority.LOW: 30.0}
+EVERY_DATATYPE = (
+    "BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64", "BYTES",
+)  # fmt: skip
+
+
+def model(
+    name: str,
+    task: str = "tensors",
+    inputs: tuple[TensorSpec, ...] = (),
+    outputs: tuple[TensorSpec, ...] = (),
+    *,
+    max_request_rows: int = 16,
+    variants: tuple[str, ...] = (),
+) -> ModelInfo:
+    """A model of version 1."""
+    signature = ModelSignature(inputs, outputs)
+    return ModelInfo(name, "1", ("1",), task, signature, 8, max_request_rows, TIMEOUTS, (), variants)
+
+
+DOUBLE = model(
+    "double",
+    inputs=(TensorSpec("x", "FP32", (-1, 4)),),
+    outputs=(TensorSpec("y", "FP32", (-1, 4)),),
+    variants=("int8",),
+)
+MIRROR = model(
+    "mirror",
+    inputs=tuple(TensorSpec(f"in_{datatype}", datatype, (-1, -1, 2)) for datatype in EVERY_DATATYPE),
+    outputs=tuple(TensorSpec(f"out_{datatype}", datatype, (-1, -1, 2)) for datatype in EVERY_DATATYPE),
+)
+WIDE = model("wide", inputs=(TensorSpec("x", "FP32", (-1, -1)),), outputs=(TensorSpec("y", "FP32", (-1, -1)),))
+MODELS = {
+    info.name: info
+    for info in (
+        DOUBLE,
+        MIRROR,
+        WIDE,
+        model("pictures", "image-classification", variants=("int8",)),
+        model("sounds", "audio-classification"),
+        model("sentences", "feature-extraction"),
+        model("moods", "text-classification"),
+    )
+}
+
+
+class NumpyService:
+    """Implements `serve_app.protocols.service.InferenceService` in this process.
+
+    Tensor models double their input (``double``, ``wide``) or return it (``mirror``). Media are answered with the
+    size and SHA-256 of what arrived, embeddings count characters.
+
+    Attributes:
+        calls: Arguments of every `submit`.
+        prechecks: Arguments of every `precheck`.
+        refuse: Raised by `precheck`, where set.
+        fail: Raised by `submit`, where set.
+        gate: `submit` waits until it is set.
+        cancelled: Set when a waiting `submit` was cancelled.
+        is_ready: What the health calls answer.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Payload, RequestOptions]] = []
+        self.prechecks: list[tuple[str, Priority | None, int]] = []
+        self.refuse: Exception | None = None
+        self.fail: BaseException | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.is_ready = True
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        """All of `MODELS`."""
+        return MODELS
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """Look a model up."""
+        if model not in MODELS:
+            raise ModelNotFound(f"there is no model {model!r} here")
+        if version not in {None, "1"}:
+            raise ModelNotFound(f"model {model!r} has no version {version!r}")
+        return MODELS[model]
+
+    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+        """Note the call, and refuse if told so."""
+        self.prechecks.append((model, priority, nbytes))
+        if self.refuse is not None:
+            raise self.refuse
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """Compute."""
+        self.calls.append((model, payload, options))
+        self.waiting.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.fail is not None:
+            raise self.fail
+        return Answer(_compute(model, payload), options.priority or Priority.NORMAL, 0.0, 0.0)
+
+    def live(self) -> bool:
+        """As told."""
+        return self.is_ready
+
+    def ready(self) -> bool:
+        """As told."""
+        return self.is_ready
+
+    def model_ready(self, model: str) -> bool:
+        """As told."""
+        self.find(model)
+        return self.is_ready
+
+    def status(self) -> Mapping[str, Any]:
+        """What was called."""
+        return {"calls": len(self.calls)}
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Counters."""
+        return {"name": model, "version": "1", "inference_count": len(self.calls)}
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """One counter."""
+        return b"calls_total %d\n" % len(self.calls), "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _compute(model: str, payload: Payload) -> Any:
+    if isinstance(payload, Media):
+        digest = hashlib.sha256(payload.content).hexdigest()
+        return [{"label": digest, "score": float(len(payload.content))}]
+    if isinstance(payload, Texts):
+        if model == "moods":
+            return [[{"label": "long" if len(text) > 9 else "short", "score": 1.0}] for text in payload.texts]
+        if "source_sentence" in payload.parameters:
+            return [float(len(text)) for text in payload.texts]
+        vectors = np.array([[len(text), sum(map(_code, text)), 3.0, 4.0] for text in payload.texts], np.float32)
+        return Embeddings(vectors, sum(len(text) for text in payload.texts))
+    if model == "mirror":
+        return {f"out_{name.removeprefix('in_')}": array for name, array in payload.items()}
+    return {"y": payload["x"] * np.float32(2.0)}
+
+
+def _code(item: str | int) -> int:
+    return ord(item) if isinstance(item, str) else item
