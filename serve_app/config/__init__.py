@@ -1,0 +1,49 @@
+"""The configuration: what stands under ``args:`` in a Serve file, checked and turned into values for the layers below.
+
+`AppArgs` is the typed form. `parse_args` makes one from plain data and `load_file` from a whole Serve file; both raise
+`serve_app.errors.ConfigError` with one readable line per fault. `resolve_model` finds a model's files.
+"""
+
+from __future__ import annotations
+
+from serve_app.config.args import AppArgs, parse_args
+from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
+from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_document, read_document
+from serve_app.config.locate import ModelLocation, resolve_model
+from serve_app.config.model import (
+    ROUTER,
+    TENSORS,
+    AutoscalingConfig,
+    BatchingConfig,
+    HealthConfig,
+    ModelConfig,
+    ResourcesConfig,
+    VariantConfig,
+)
+from serve_app.config.router import ClassConfig, ClassesConfig, RouterConfig
+
+__all__ = [
+    "DEFAULT_MAXCONN",
+    "IMPORT_PATH",
+    "MAXCONN_VARIABLE",
+    "ROUTER",
+    "TENSORS",
+    "AppArgs",
+    "AutoscalingConfig",
+    "BatchingConfig",
+    "Budget",
+    "ClassConfig",
+    "ClassesConfig",
+    "HealthConfig",
+    "ModelConfig",
+    "ModelLocation",
+    "ResourcesConfig",
+    "RouterConfig",
+    "ServeFile",
+    "VariantConfig",
+    "load_file",
+    "parse_args",
+    "parse_document",
+    "read_document",
+    "resolve_model",
+]

@@ -1,0 +1,138 @@
+"""Everything of ours in a Serve file, and how it is checked.
+
+Sizes are written as ``32MiB`` or a number of bytes. Names ending in ``_ms`` are milliseconds, in ``_s`` seconds.
+Unknown keys are faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+
+from serve_app.config.budget import Budget
+from serve_app.config.faults import Location, misfit, problems_of, shown
+from serve_app.config.locate import is_remote, resolve_model
+from serve_app.config.model import ModelConfig
+from serve_app.config.router import ClassesConfig, RouterConfig
+from serve_app.config.values import Section
+from serve_app.errors import ConfigError
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+
+
+class AppArgs(Section):
+    """Everything of ours in a Serve file: the application's ``args``."""
+
+    router: RouterConfig = RouterConfig()
+    """The router."""
+
+    classes: ClassesConfig = ClassesConfig()
+    """Queues and deadlines per class."""
+
+    models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
+    """The models, each in a deployment of its own."""
+
+    @field_validator("models")
+    @classmethod
+    def _check_models(cls, models: tuple[ModelConfig, ...]) -> tuple[ModelConfig, ...]:
+        if not models:  # not min_length: pydantic would not count the models that have faults
+            raise ValueError("needs at least one model")
+        return models
+
+    @model_validator(mode="after")
+    def _check(self) -> AppArgs:
+        faults: list[tuple[Location, str]] = []
+        seen: dict[str, int] = {}
+        for number, model in enumerate(self.models):
+            if model.name in seen:
+                faults.append(
+                    (("models", number, "name"), f"{shown(model.name)} is also the name of models[{seen[model.name]}]")
+                )
+            seen.setdefault(model.name, number)
+        faults.extend(
+            (
+                ("classes", priority.label, "queue_bytes"),
+                f"{_size(limits.queue_bytes)} cannot hold one body of router.max_body {_size(self.router.max_body)}",
+            )
+            for priority, limits in self.classes.by_priority().items()
+            if limits.queue_bytes < self.router.max_body
+        )
+        problem = self.budget().problem(self.router.max_ongoing_requests)
+        if problem is not None:
+            faults.append((("router", "max_ongoing_requests"), problem))
+        if faults:
+            raise misfit(faults)
+        return self
+
+    def budget(self) -> Budget:
+        """What one router process may have to hold."""
+        return Budget(
+            queues={priority.label: limits.queue for priority, limits in self.classes.by_priority().items()},
+            in_flight={
+                model.name: model.autoscaling.max_replicas * model.batching.window * model.batching.max_rows
+                for model in self.models
+            },
+            headroom=self.router.headroom,
+        )
+
+    def model_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Say which models of this machine cannot be found, one line each. Remote ones are not looked for.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+        """
+        problems: list[str] = []
+        for number, model in enumerate(self.models):
+            wanted = [("path", model.path, model.version)]
+            wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
+            for key, path, version in wanted:
+                if not is_remote(path):
+                    problems += _missing(f"args.models[{number}].{key}", path, version, environ)
+        return tuple(problems)
+
+    def class_settings(self) -> Mapping[Priority, ClassSettings]:
+        """Limits of every class, for the scheduler of one router process."""
+        return {priority: limits.settings() for priority, limits in self.classes.by_priority().items()}
+
+    def model_scheduling(self) -> Mapping[str, ModelScheduling]:
+        """Batching of every model by name, for the scheduler."""
+        return {model.name: model.scheduling() for model in self.models}
+
+    def process_limits(self) -> ProcessLimits:
+        """Limits of one router process over all classes."""
+        return ProcessLimits(
+            total_bytes=int(self.router.max_bytes),
+            high_headroom=self.router.high_headroom,
+            network_s=self.router.network_ms / 1000,
+        )
+
+
+def parse_args(data: Any, prefix: str = "args") -> AppArgs:
+    """Check what stands under ``args:``.
+
+    Args:
+        data: Plain data, as YAML gives it.
+        prefix: Written before every place in a message.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    given = {} if data is None else data
+    try:
+        return AppArgs.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, given, AppArgs.model_json_schema(), prefix)) from None
+
+
+def _size(size: ByteSize) -> str:
+    return size.human_readable()
+
+
+def _missing(place: str, path: str, version: int | None, environ: Mapping[str, str] | None) -> list[str]:
+    try:
+        resolve_model(path, version, environ)
+    except ConfigError as error:
+        return [f"{place}: {problem}" for problem in error.problems]
+    return []

@@ -1,0 +1,58 @@
+"""The budget of requests: whatever may be waiting or running fits through the doors in front of the router.
+
+Ray Serve holds at most ``max_ongoing_requests`` per router replica, and HAProxy at most ``maxconn`` connections per
+node. What comes on top waits outside, first come first served, where no priority is known. So all queues, all work in
+flight and some headroom must fit: then a full queue of a low class never locks out a high one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
+"""Environment variable that sets HAProxy's connection limit."""
+
+DEFAULT_MAXCONN = 4096
+"""Connections that Ray Serve lets its HAProxy hold when the variable is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Most requests that one router process may have to hold.
+
+    Attributes:
+        queues: Queue limit by class.
+        in_flight: Rows that may be in flight by model, over all its replicas. A row may be a request of its own.
+        headroom: Requests kept free beyond those.
+    """
+
+    queues: Mapping[str, int]
+    in_flight: Mapping[str, int]
+    headroom: int
+
+    @property
+    def requests(self) -> int:
+        """Their sum."""
+        return sum(self.queues.values()) + sum(self.in_flight.values()) + self.headroom
+
+    def problem(self, limit: int, routers: int = 1) -> str | None:
+        """Why a limit is too small, with the numbers and what to change, or ``None``.
+
+        Args:
+            limit: Requests that a door lets through at once.
+            routers: Router processes behind that door.
+        """
+        needed = self.requests * routers
+        if needed <= limit:
+            return None
+        times = "" if routers == 1 else f" for each of {routers} routers"
+        return (
+            f"{limit} is too small: queues ({_sum(self.queues)}) + in flight ({_sum(self.in_flight)})"
+            f" + headroom ({self.headroom}) = {self.requests} requests{times}; raise it to at least {needed},"
+            f" or lower classes.*.queue, autoscaling.max_replicas or batching.max_rows"
+        )
+
+
+def _sum(parts: Mapping[str, int]) -> str:
+    return " + ".join(f"{number} {name}" for name, number in parts.items())

@@ -1,0 +1,150 @@
+"""A whole Serve file: reading it, finding our application in it, and what the two must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app.config.args import AppArgs, parse_args
+from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE
+from serve_app.config.faults import shown
+from serve_app.errors import ConfigError
+
+IMPORT_PATH = "serve_app.app:build"
+"""The import path that makes an application of a Serve file ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFile:
+    """A checked Serve file.
+
+    Attributes:
+        document: The whole file as plain data.
+        application: Position of our application in it.
+        args: Our application's arguments.
+    """
+
+    document: Mapping[str, Any]
+    application: int
+    args: AppArgs
+
+    @property
+    def name(self) -> str:
+        """Name of our application; Serve's default where the file gives none."""
+        return str(self.document["applications"][self.application].get("name", "default"))
+
+    @property
+    def env_vars(self) -> Mapping[str, str]:
+        """Environment variables that the file gives to Serve's own processes."""
+        return _env_vars(self.document)
+
+    @property
+    def http_address(self) -> tuple[str, int]:
+        """Host and port that HTTP is served on; Serve's defaults where the file names none."""
+        options = self.document.get("http_options") or {}
+        return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))  # noqa: S104 - Serve's default
+
+    @property
+    def grpc_port(self) -> int | None:
+        """Port that gRPC is served on, or ``None`` where the file asks for none."""
+        options = self.document.get("grpc_options") or {}
+        return int(options.get("port", 9000)) if options.get("grpc_servicer_functions") else None
+
+    @property
+    def route_prefix(self) -> str:
+        """Path below which our application is served, without a slash at the end."""
+        return str(self.document["applications"][self.application].get("route_prefix", "/")).rstrip("/")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, refusing a mapping that holds a key twice: the first value would silently be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {shown(key)} stands here twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
+
+    Raises:
+        ConfigError: When it cannot be read, is not YAML, repeats a key or holds something else.
+    """
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigError((f"cannot be read: {error.strerror}",)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError((f"is not UTF-8 text: byte {error.start}",)) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError((f"{where}{error.problem or error.context}",)) from None
+    except yaml.YAMLError as error:
+        raise ConfigError((f"is not YAML: {' '.join(str(error).split())}",)) from None
+    if not isinstance(document, dict):
+        raise ConfigError((f"must hold a mapping with the key applications, got {shown(document)}",))
+    return document
+
+
+def parse_document(document: Mapping[str, Any]) -> ServeFile:
+    """Check our part of a Serve file.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    applications = document.get("applications")
+    if not isinstance(applications, list):
+        raise ConfigError(("applications: must be a list of applications",))
+    ours = [
+        number
+        for number, application in enumerate(applications)
+        if isinstance(application, Mapping) and application.get("import_path") == IMPORT_PATH
+    ]
+    if len(ours) != 1:
+        found = "none" if not ours else f"{len(ours)} of them"
+        raise ConfigError((f"applications: needs one application with import_path: {IMPORT_PATH}, found {found}",))
+    args = parse_args(applications[ours[0]].get("args"))
+    problems = _maxconn_problems(document, args)
+    if problems:
+        raise ConfigError(problems)
+    return ServeFile(document, ours[0], args)
+
+
+def load_file(path: Path) -> ServeFile:
+    """Read and check our part of a Serve file. Serve's own part is checked by ``serve-app validate``.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    return parse_document(read_document(path))
+
+
+def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, ...]:
+    """Check HAProxy's connection limit: one HAProxy stands before all router processes of a node."""
+    place = f"controller_options.runtime_env.env_vars.{MAXCONN_VARIABLE}"
+    given = _env_vars(document).get(MAXCONN_VARIABLE, DEFAULT_MAXCONN)
+    if not str(given).isdecimal():
+        return (f"{place}: must be a whole number in quotes, got {shown(given)}",)
+    problem = args.budget().problem(int(given), args.router.replicas)
+    return () if problem is None else (f"{place}: {problem}",)
+
+
+def _env_vars(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    node: Any = document
+    for step in ("controller_options", "runtime_env", "env_vars"):
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}

@@ -1,0 +1,340 @@
+"""Settings of one model: what it is, what it runs on, how it is batched, scaled and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    Field,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from serve_app.config.faults import Location, misfit, nearest, shown
+from serve_app.config.locate import ModelLocation, resolve_model
+from serve_app.config.values import Cpus, Delay, Milliseconds, Positive, Seconds, Section, Size, checked_name
+from serve_app.errors import ConfigError
+from serve_app.inference.onnx import OnnxSettings
+from serve_app.payloads import ModelSignature
+from serve_app.processors import PROCESSOR_OPTIONS, create_processor
+from serve_app.processors.processor import Processor
+from serve_app.scheduling.settings import ModelScheduling
+
+TENSORS = "tensors"
+"""The task of a model that takes and gives plain tensors: it has no processor."""
+
+ROUTER = "router"
+"""Name of the router deployment, which no model may have."""
+
+
+class BatchingConfig(Section):
+    """How one model's rows are put into batches."""
+
+    policy: Literal["auto", "eager"] = "auto"
+    """`eager` sends what is queued whenever a slot is free; `auto` is the server's choice."""
+
+    max_rows: Positive = 32
+    """Most rows in one batch."""
+
+    slo_ms: Milliseconds = 100.0
+    """Latency the model is tuned for: batches are not grown past it."""
+
+    window: int = Field(default=2, ge=1, le=16)
+    """Bundles in flight per replica: one running, the rest staged. More raises throughput and blurs priority."""
+
+
+class ResourcesConfig(Section):
+    """What each replica of a model runs on."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cuda` needs a GPU and fails without one; `auto` takes its GPU share where the cluster has GPUs, else the CPU."""
+
+    gpus: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Share of one GPU that Ray reserves per replica. Shares are not isolated: set `gpu_memory` too."""
+
+    gpu_memory: Size | None = None
+    """Limit of a replica's memory arenas on the GPU, over all its variants; by default none.
+
+    The CUDA context and cuDNN's workspaces come on top of it.
+    """
+
+    cpus: Cpus = 0.25
+    """CPUs that Ray reserves per replica. It reserves only: nothing enforces it."""
+
+    threads: Positive = 1
+    """Threads that the session computes with on the CPU."""
+
+    preprocess_threads: Positive = 2
+    """Threads that decode and convert media while the session runs."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ResourcesConfig:
+        faults: list[tuple[Location, str]] = []
+        if self.device == "cuda" and self.gpus == 0:
+            faults.append((("gpus",), "must be more than 0 with device: cuda, e.g. 0.25"))
+        if self.device == "cpu" and self.gpus > 0:
+            faults.append((("gpus",), f"must be 0 with device: cpu, got {self.gpus:g}"))
+        if self.gpu_memory is not None and self.gpus == 0:
+            faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
+        if faults:
+            raise misfit(faults)
+        return self
+
+
+class AutoscalingConfig(Section):
+    """How many replicas a model has. Replicas follow the rows queued in the routers plus those running."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    """Fewest replicas; 0 lets an idle model go away, and its next request waits for a start."""
+
+    max_replicas: Positive = 1
+    """Most replicas."""
+
+    initial_replicas: int | None = Field(default=None, ge=0)
+    """Replicas at the start; by default `min_replicas`."""
+
+    target_queue: Positive | None = None
+    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`."""
+
+    upscale_delay_s: Delay = 2.0
+    """How long more replicas must be wanted before they are started."""
+
+    downscale_delay_s: Delay = 60.0
+    """How long fewer replicas must be wanted before some are stopped."""
+
+    downscale_to_zero_delay_s: Delay = 300.0
+    """How long the last replica must be idle before it is stopped; counts only where `min_replicas` is 0."""
+
+    metrics_interval_s: Seconds = 1.0
+    """How often loads are reported."""
+
+    look_back_period_s: Seconds = 5.0
+    """Over how long loads are averaged."""
+
+    @model_validator(mode="after")
+    def _check(self) -> AutoscalingConfig:
+        faults: list[tuple[Location, str]] = []
+        if self.min_replicas > self.max_replicas:
+            faults.append((("max_replicas",), f"{self.max_replicas} is less than min_replicas {self.min_replicas}"))
+        elif not self.min_replicas <= self.start_replicas <= self.max_replicas:
+            faults.append(
+                (
+                    ("initial_replicas",),
+                    f"must be from {self.min_replicas} to {self.max_replicas} (min and max), got {self.start_replicas}",
+                )
+            )
+        if self.look_back_period_s < self.metrics_interval_s:
+            faults.append(
+                (
+                    ("look_back_period_s",),
+                    f"{self.look_back_period_s:g} is less than metrics_interval_s {self.metrics_interval_s:g}",
+                )
+            )
+        if faults:
+            raise misfit(faults)
+        return self
+
+    @property
+    def start_replicas(self) -> int:
+        """Replicas at the start."""
+        return self.min_replicas if self.initial_replicas is None else self.initial_replicas
+
+
+class HealthConfig(Section):
+    """How replicas of a model are watched and stopped."""
+
+    check_period_s: Seconds = 5.0
+    """How often a replica's health is checked."""
+
+    check_timeout_s: Seconds = 10.0
+    """How long a health check may take."""
+
+    warm_up_s: Seconds = 5.0
+    """Time that a starting replica spends on running every batch shape once; what does not fit is left out."""
+
+    stall_timeout_s: Seconds = 60.0
+    """A single run of the session that takes longer fails the health check, and the replica is replaced."""
+
+    drain_timeout_s: Seconds = 20.0
+    """How long a replica that is being stopped may take to finish its work."""
+
+
+class VariantConfig(Section):
+    """Another build of a model: cheaper and less exact. It lives in the same replicas."""
+
+    name: str
+    """Its name, unique within the model."""
+
+    path: str = Field(min_length=1)
+    """Its folder, as in the model's `path`."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        return checked_name(name)
+
+
+class ModelConfig(Section):
+    """One model."""
+
+    name: str
+    """Its name in URLs, metrics and `serve status`: lower-case letters, digits, `-`, `_` and `.`."""
+
+    task: str = TENSORS
+    """`tensors`, or the Hugging Face task whose media it takes, e.g. `image-classification`."""
+
+    path: str = Field(min_length=1)
+    """Folder that holds `<version>/model.onnx`: relative to `SERVE_APP_HOME`, absolute, or any fsspec URI."""
+
+    version: Positive | None = None
+    """Version to serve; by default the highest there is."""
+
+    batching: BatchingConfig = BatchingConfig()
+    """How rows are put into batches."""
+
+    resources: ResourcesConfig = ResourcesConfig()
+    """What each replica runs on."""
+
+    processor: SerializeAsAny[BaseModel] | None = Field(default=None, validate_default=True)
+    """How media become tensors and tensors become answers; which keys there are depends on the task."""
+
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
+    """How many replicas there are."""
+
+    health: HealthConfig = HealthConfig()
+    """How replicas are watched and stopped."""
+
+    variants: Annotated[tuple[VariantConfig, ...], Field(strict=False)] = ()
+    """Other builds of the model, the most exact first."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name == ROUTER:
+            raise ValueError(f"{shown(name)} is the name of the router; choose another")
+        return checked_name(name)
+
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, task: str) -> str:
+        known = (TENSORS, *PROCESSOR_OPTIONS)
+        if task not in known:
+            guess = nearest(task, known)
+            hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}"
+            raise ValueError(f"unknown task {shown(task)}; {hint}")
+        return task
+
+    @field_validator("processor", mode="before")
+    @classmethod
+    def _check_processor(cls, given: Any, info: ValidationInfo) -> BaseModel | None:
+        task = info.data.get("task")
+        if isinstance(given, BaseModel) or task is None:  # already checked, or the task itself is a fault
+            return given if isinstance(given, BaseModel) else None
+        if task == TENSORS:
+            if given is not None:
+                raise ValueError(f"a model of task {TENSORS} has no processor; name the task it is for")
+            return None
+        options: BaseModel = PROCESSOR_OPTIONS[task].model_validate({} if given is None else given, extra="forbid")
+        return options
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelConfig:
+        faults: list[tuple[Location, str]] = []
+        seen: set[str] = set()
+        for number, variant in enumerate(self.variants):
+            if variant.name in seen:
+                faults.append((("variants", number, "name"), f"{shown(variant.name)} is used twice"))
+            seen.add(variant.name)
+        if faults:
+            raise misfit(faults)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Tie the keys of ``processor`` to the task."""
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        description = schema["properties"]["processor"]["description"]
+        schema["properties"]["processor"] = {"description": description, "type": ["object", "null"]}
+        schema["properties"]["task"]["enum"] = [TENSORS, *PROCESSOR_OPTIONS]
+        schema["allOf"] = [
+            {
+                "if": {"properties": {"task": {"const": task}}, "required": ["task"]},
+                "then": {"properties": {"processor": options.model_json_schema(ref_template="#/$defs/{model}")}},
+            }
+            for task, options in PROCESSOR_OPTIONS.items()
+        ]
+        return reference
+
+    def scheduling(self) -> ModelScheduling:
+        """The values for the scheduler."""
+        return ModelScheduling(
+            name=self.name,
+            max_rows=self.batching.max_rows,
+            slo_s=self.batching.slo_ms / 1000,
+            window=self.batching.window,
+            policy=self.batching.policy,
+        )
+
+    def onnx_settings(self, model_file: Path, *, gpu_available: bool) -> OnnxSettings:
+        """The values for one session of a replica: the model's own or that of a variant, which share the GPU memory.
+
+        Args:
+            model_file: The ONNX file, from `serve_app.config.resolve_model`.
+            gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+        """
+        memory = self.resources.gpu_memory
+        return OnnxSettings(
+            model=self.name,
+            model_file=model_file,
+            device=self.resources.device,
+            gpu_available=gpu_available,
+            gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(self.variants))),
+            intra_op_threads=self.resources.threads,
+        )
+
+    def locations(self, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:
+        """Find the files of the model and of its variants, copying remote ones here.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+
+        Returns:
+            By variant; the model itself is ``""``.
+
+        Raises:
+            ConfigError: Something is not there; names the path.
+        """
+        exact = resolve_model(self.path, self.version, environ)
+        return {"": exact} | {variant.name: resolve_model(variant.path, None, environ) for variant in self.variants}
+
+    def make_processor(self, signature: ModelSignature, location: ModelLocation) -> Processor | None:
+        """Make the model's processor, or ``None`` for a model that takes tensors only.
+
+        Args:
+            signature: The model's tensors.
+            location: The model's files, one of `locations`.
+
+        Raises:
+            ConfigError: The options, the files beside the model and its tensors do not fit together.
+        """
+        if self.processor is None:
+            return None
+        options = self.processor.model_dump(exclude_unset=True)
+        try:
+            return create_processor(self.task, signature, location.folder, options)
+        except ConfigError as error:
+            raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
+
+    @property
+    def target_rows(self) -> int:
+        """Rows queued and running per replica that autoscaling aims for."""
+        return self.autoscaling.target_queue or 2 * self.batching.max_rows

@@ -1,0 +1,123 @@
+"""Settings of the router and of the three classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
+
+from serve_app.config.faults import Location, misfit
+from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import ClassSettings
+
+
+class RouterConfig(Section):
+    """The router: takes every request, queues it and sends it on in bundles."""
+
+    replicas: Positive = 1
+    """Router processes. Each has its own queues, so the order between requests of different routers is approximate."""
+
+    cpus: Cpus = 0.25
+    """CPUs that Ray reserves for each router process. It reserves only: nothing enforces it."""
+
+    max_body: Size = ByteSize(32 * 1024**2)
+    """Largest request body that is read; a larger one is refused."""
+
+    max_request_rows: Positive = 1024
+    """Most rows in one request; a request with more is refused."""
+
+    max_ongoing_requests: Positive = 4096
+    """Requests that Ray Serve lets into one router process at once. Queues, work in flight and headroom must fit."""
+
+    headroom: int = Field(default=256, ge=0)
+    """Requests kept free beyond full queues and full work in flight, for answers that need no queue and for `high`."""
+
+    max_bytes: Size = ByteSize(1024**3)
+    """Most bytes of requests that one router process holds at once, queued and running."""
+
+    high_headroom: Share = 0.1
+    """Part of `max_bytes` that only the class `high` may use."""
+
+    by_reference_above: Size = ByteSize(1024**2)
+    """Bundles larger than this travel through the object store, smaller ones inside the call."""
+
+    decode_aside_above: Size = ByteSize(256 * 1024)
+    """Bodies larger than this are decoded in a thread, so that they do not hold up other requests."""
+
+    decode_threads: Positive = 2
+    """Threads of a router process that decode large bodies."""
+
+    bundle_timeout_s: Seconds = 60.0
+    """A replica that has not answered a bundle for this long gets no more work until it answers."""
+
+    network_ms: Milliseconds = 2.0
+    """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+
+class ClassConfig(Section):
+    """Limits of one class in each router process. What is not given keeps the default of that class."""
+
+    queue: Positive = 1024
+    """Most requests queued at once, over all models."""
+
+    queue_bytes: Size = ByteSize(512 * 1024**2)
+    """Most bytes queued at once, over all models."""
+
+    timeout_ms: Milliseconds = 5000.0
+    """Deadline of a request that names none."""
+
+    overflow: Literal["reject", "demote"] = "reject"
+    """What happens when the queue is full: refuse the request, or try the next lower class."""
+
+    min_share: Share = 0.05
+    """Part of each model's predicted server time that this class gets while it has work queued."""
+
+    def settings(self) -> ClassSettings:
+        """The values for the scheduler."""
+        return ClassSettings(
+            queue_entries=self.queue,
+            queue_bytes=int(self.queue_bytes),
+            timeout_s=self.timeout_ms / 1000,
+            overflow=self.overflow,
+            min_share=self.min_share,
+        )
+
+
+class ClassesConfig(Section):
+    """The three classes, the most urgent first."""
+
+    high: ClassConfig = ClassConfig(queue=256, queue_bytes=ByteSize(256 * 1024**2), timeout_ms=1000.0, min_share=0.0)
+    """Served before everything else; the shares of the lower classes are the only exception."""
+
+    normal: ClassConfig = ClassConfig()
+    """The class of a request that names none."""
+
+    low: ClassConfig = ClassConfig(queue=1536, timeout_ms=30000.0)
+    """Work that can wait."""
+
+    @field_validator("high", "normal", "low", mode="before")
+    @classmethod
+    def _keep_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, Mapping) or info.field_name is None:
+            return given
+        default: ClassConfig = cls.model_fields[info.field_name].default
+        return {name: getattr(default, name) for name in ClassConfig.model_fields} | dict(given)
+
+    @model_validator(mode="after")
+    def _check(self) -> ClassesConfig:
+        faults: list[tuple[Location, str]] = []
+        if self.low.overflow == "demote":
+            faults.append((("low", "overflow"), "must be 'reject': there is no class below low"))
+        shares = {priority: limits.min_share for priority, limits in self.by_priority().items()}
+        if sum(shares.values()) >= 1:
+            listed = " + ".join(f"{share:g} {priority.label}" for priority, share in shares.items())
+            faults.append((("low", "min_share"), f"the classes' shares must sum to less than 1, got {listed}"))
+        if faults:
+            raise misfit(faults)
+        return self
+
+    def by_priority(self) -> dict[Priority, ClassConfig]:
+        """The classes by priority, the most urgent first."""
+        return {Priority.HIGH: self.high, Priority.NORMAL: self.normal, Priority.LOW: self.low}

@@ -1,0 +1,39 @@
+"""Values and the base that the sections of the configuration share."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+from serve_app.config.faults import shown
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_DAY_S = 86_400
+
+Size = Annotated[ByteSize, Field(gt=0)]
+"""Bytes: a number, or text such as ``32MiB``."""
+
+Positive = Annotated[int, Field(ge=1)]
+Milliseconds = Annotated[float, Field(gt=0, le=_DAY_S * 1000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=_DAY_S, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, le=_DAY_S, allow_inf_nan=False)]
+Cpus = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """What every section shares: frozen, no unknown keys, no guessing of types, field docstrings as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def checked_name(name: str) -> str:
+    """The name itself. Raises ``ValueError`` when it cannot stand in URLs, metrics and deployment names."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"must be 1 to 63 lower-case letters, digits, '-', '_' or '.',"
+            f" with a letter or digit at both ends, got {shown(name)}"
+        )
+    return name

@@ -1,0 +1,143 @@
+"""``serve-app validate``: one line per fault of a whole file, and never a Ray cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app import __version__
+from serve_app.cli import app
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+VALID = """\
+http_options: {host: 127.0.0.1, port: 8000}
+applications:
+  - name: serve-app
+    import_path: serve_app.app:build
+    args:
+      models:
+        - {name: digits, path: models/digits}
+"""
+
+
+def validate(path: Path, text: str, *options: str) -> tuple[int, list[str]]:
+    """Exit code and lines of a check of this text."""
+    path.write_text(text, "utf-8")
+    result = CliRunner().invoke(app, ["validate", str(path), *options])
+    return result.exit_code, [line.removeprefix(f"{path}: ") for line in result.output.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["demo", "bench", "gpu"])
+def test_the_shipped_files_are_valid(name: str) -> None:
+    """Every file in configs/ passes the check that users run."""
+    result = CliRunner().invoke(app, ["validate", str(CONFIGS / f"{name}.yaml"), "--no-models"])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
+    """A check that finds nothing names what it looked at."""
+    assert validate(tmp_path / "a.yaml", VALID, "--no-models") == (0, ["valid; models: digits"])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "expected"),
+    [
+        ("{name: digits,", "{nme: digits,", ["args.models[0].name: required, but missing",
+                                           "args.models[0].nme: unknown key; did you mean name?"]),
+        ("http_options: {host", "http_options: {hots", ["http_options.hots: unknown key; did you mean host?"]),
+        ("http_options:", "htp_options:", ["htp_options: unknown key; did you mean http_options?"]),
+        ("port: 8000", "port: many", ["http_options.port: must be a whole number, got 'many'"]),
+        ("    args:", "    autoscaling_polic: {}\n    args:",
+         ["applications[0].autoscaling_polic: unknown key; did you mean autoscaling_policy?"]),
+        ("    args:", "    deployments: [{name: digits, num_replica: 2}]\n    args:",
+         ["applications[0].deployments[0].num_replica: unknown key; did you mean num_replicas?"]),
+        ("    args:", "    logging_config: {log_levl: INFO}\n    args:",
+         ["applications[0].logging_config.log_levl: unknown key; did you mean log_level?"]),
+        ("    args:", "    deployments: [{name: digits, ray_actor_options: {num_gpu: 1}}]\n    args:",
+         ["applications[0].deployments[0].ray_actor_options.num_gpu: unknown key; did you mean num_gpus?"]),
+        ("serve_app.app:build", "serve_app.app:built",
+         ["applications: needs one application with import_path: serve_app.app:build, found none"]),
+        (VALID, "a: [", ["line 1, column 5: expected the node content, but found '<stream end>'"]),
+    ],
+)  # fmt: skip
+def test_a_fault_is_one_line_and_exit_code_2(tmp_path: Path, right: str, wrong: str, expected: list[str]) -> None:
+    """Faults of Serve's part and of ours are found alike, each with its place."""
+    assert validate(tmp_path / "a.yaml", VALID.replace(right, wrong), "--no-models") == (2, expected)
+
+
+def test_faults_of_both_parts_are_found_together(tmp_path: Path) -> None:
+    """One check is enough to repair a file."""
+    text = VALID.replace("host:", "hots:").replace("path: models", "pth: models")
+    assert validate(tmp_path / "a.yaml", text) == (
+        2,
+        [
+            "http_options.hots: unknown key; did you mean host?",
+            "args.models[0].path: required, but missing",
+            "args.models[0].pth: unknown key; did you mean path?",
+        ],
+    )
+
+
+def test_missing_models_are_faults_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file can also be checked on a machine that does not have its models."""
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
+    line = f"args.models[0].path: models/digits: no such folder (looked for {tmp_path}/models/digits)"
+    assert validate(tmp_path / "a.yaml", VALID) == (2, [line])
+    assert validate(tmp_path / "a.yaml", VALID, "--no-models") == (0, ["valid; models: digits"])
+
+
+def test_run_refuses_an_invalid_file_before_ray_starts(tmp_path: Path) -> None:
+    """`run` checks as `validate` does: same lines, same exit code, and no cluster."""
+    path = tmp_path / "a.yaml"
+    path.write_text(VALID.replace("{name: digits,", "{nme: digits,"), "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "serve_app.cli", "run", str(path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            f"{path}: args.models[0].name: required, but missing",
+            f"{path}: args.models[0].nme: unknown key; did you mean name?",
+        ],
+    )
+
+
+def test_checking_starts_no_ray(tmp_path: Path) -> None:
+    """After a check in a process of its own Ray has been imported for its schema, and not been started."""
+    path = tmp_path / "a.yaml"
+    path.write_text(VALID, "utf-8")
+    program = (
+        "import sys\n"
+        "from serve_app.cli import app\n"
+        "try:\n"
+        "    app()\n"
+        "except SystemExit as ended:\n"
+        "    ray = sys.modules['ray']\n"
+        "    print(ended.code, ray.is_initialized())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "validate", str(path), "--no-models"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [f"{path}: valid; models: digits", "0 False"]
+
+
+def test_simple_commands_do_not_import_ray() -> None:
+    """Asking for the version or for help answers at once."""
+    program = (
+        "import sys\n"
+        "from serve_app.cli import app\n"
+        "try:\n"
+        "    app()\n"
+        "except SystemExit:\n"
+        "    print(sorted({'ray', 'onnxruntime', 'numpy'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "version"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [__version__, "[]"]

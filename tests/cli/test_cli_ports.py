@@ -1,0 +1,81 @@
+"""Ports: taken or free, and by whom."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from serve_app.cli.ports import busy, holder
+from serve_app.cli.run import busy_ports, unusable_folder
+from serve_app.config import ServeFile, parse_document
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A socket of this process that listens on some port of the loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def port_of(server: socket.socket) -> int:
+    """The port that a socket listens on."""
+    return int(server.getsockname()[1])
+
+
+def serve_file(http: int, **variables: str) -> ServeFile:
+    """A Serve file that wants this port."""
+    return parse_document(
+        {
+            "http_options": {"host": "127.0.0.1", "port": http},
+            "controller_options": {"runtime_env": {"env_vars": variables}},
+            "applications": [{"import_path": "serve_app.app:build", "args": {"models": [{"name": "a", "path": "a"}]}}],
+        }
+    )
+
+
+def test_a_listener_makes_a_port_busy_and_is_its_holder(listener: socket.socket) -> None:
+    """Who listens is named with its number and command."""
+    port = port_of(listener)
+    assert busy("127.0.0.1", port)
+    assert busy("0.0.0.0", port)
+    name = holder(port)
+    assert name is not None
+    assert f"(pid {os.getpid()}: " in name
+
+
+def test_a_closed_port_is_free(listener: socket.socket) -> None:
+    """A port is free again, and without a holder, once its listener is closed."""
+    port = port_of(listener)
+    listener.close()
+    assert (busy("127.0.0.1", port), holder(port)) == (False, None)
+
+
+def test_a_taken_port_is_named_with_the_setting_and_the_holder(listener: socket.socket) -> None:
+    """The line says which setting wants the port and who has it."""
+    port = port_of(listener)
+    assert busy_ports(serve_file(port)) == [
+        f"port {port} (http_options.port) is taken by {holder(port)}; end that, or choose another port"
+    ]
+
+
+def test_the_ports_of_haproxy_count_when_it_is_used(listener: socket.socket) -> None:
+    """HAProxy's own ports are looked at only where the file turns HAProxy on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        unused = port_of(free)
+    port = port_of(listener)
+    ports = {"RAY_SERVE_HAPROXY_STATS_PORT": str(port), "RAY_SERVE_HAPROXY_METRICS_PORT": str(unused)}
+    assert busy_ports(serve_file(unused, **ports)) == []
+    assert busy_ports(serve_file(unused, RAY_SERVE_ENABLE_HA_PROXY="1", **ports)) == [
+        f"port {port} (RAY_SERVE_HAPROXY_STATS_PORT) is taken by {holder(port)}; end that, or choose another port"
+    ]
+
+
+def test_a_folder_with_spaces_is_refused() -> None:
+    """Ray starts its workers by a shell command that would break there."""
+    assert unusable_folder("/srv/app/.venv") == []
+    assert unusable_folder("/srv/my app/.venv") == [
+        "Ray cannot run from a folder with spaces in its path, and this environment is in '/srv/my app/.venv'; move it"
+    ]

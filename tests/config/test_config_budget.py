@@ -1,0 +1,73 @@
+"""The budget of requests: queues, work in flight and headroom fit through the doors in front of the router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from serve_app.config import Budget, parse_args, parse_document
+from serve_app.errors import ConfigError
+
+REMEDY = "or lower classes.*.queue, autoscaling.max_replicas or batching.max_rows"
+MODELS = [
+    {"name": "a", "path": "a", "batching": {"max_rows": 16, "window": 3}, "autoscaling": {"max_replicas": 4}},
+    {"name": "b", "path": "b"},
+]
+
+
+def document(args: dict[str, Any], **variables: Any) -> dict[str, Any]:
+    """A Serve file with an environment for Serve's own processes."""
+    return {
+        "controller_options": {"runtime_env": {"env_vars": variables}},
+        "applications": [{"import_path": "serve_app.app:build", "args": args}],
+    }
+
+
+def test_a_budget_counts_queues_flights_and_headroom() -> None:
+    """In flight are max_replicas x window x max_rows of every model: each row may be a request."""
+    budget = parse_args({"models": MODELS, "router": {"headroom": 100}}).budget()
+    assert budget == Budget({"high": 256, "normal": 1024, "low": 1536}, {"a": 192, "b": 64}, 100)
+    assert budget.requests == 3172
+
+
+@pytest.mark.parametrize(("limit", "routers", "fits"), [(10, 1, True), (9, 1, False), (20, 2, True), (19, 2, False)])
+def test_a_budget_fits_exactly(limit: int, routers: int, fits: bool) -> None:
+    """A door that lets through just what is needed is wide enough; several routers share HAProxy."""
+    assert (Budget({"high": 4}, {"a": 3}, 3).problem(limit, routers) is None) == fits
+
+
+def test_too_few_ongoing_requests_are_refused_with_the_numbers() -> None:
+    """The message does the sum, and says what to change."""
+    with pytest.raises(ConfigError) as caught:
+        parse_args({"models": MODELS, "classes": {"low": {"queue": 4096}}})
+    assert caught.value.problems == (
+        "args.router.max_ongoing_requests: 4096 is too small: queues (256 high + 1024 normal + 4096 low)"
+        " + in flight (192 a + 64 b) + headroom (256) = 5888 requests; raise it to at least 5888, " + REMEDY,
+    )
+
+
+def test_too_few_connections_are_refused_with_the_numbers() -> None:
+    """HAProxy stands before all routers of a node, so their needs add up."""
+    args = {"models": MODELS, "router": {"replicas": 2}}
+    with pytest.raises(ConfigError) as caught:
+        parse_document(document(args))
+    assert caught.value.problems == (
+        "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_MAXCONN: 4096 is too small:"
+        " queues (256 high + 1024 normal + 1536 low) + in flight (192 a + 64 b) + headroom (256)"
+        " = 3328 requests for each of 2 routers; raise it to at least 6656, " + REMEDY,
+    )
+
+
+def test_more_connections_are_taken_from_the_file() -> None:
+    """Raising the variable in the file makes room."""
+    args = {"models": MODELS, "router": {"replicas": 2}}
+    assert parse_document(document(args, RAY_SERVE_HAPROXY_MAXCONN="6656")).args.router.replicas == 2
+
+
+def test_a_variable_that_is_no_number_is_refused() -> None:
+    """Ray would fail to start on it, far from the file."""
+    with pytest.raises(ConfigError) as caught:
+        parse_document(document({"models": MODELS}, RAY_SERVE_HAPROXY_MAXCONN="lots"))
+    place = "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_MAXCONN"
+    assert caught.value.problems == (f"{place}: must be a whole number in quotes, got 'lots'",)

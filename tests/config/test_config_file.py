@@ -1,0 +1,105 @@
+"""Whole Serve files: reading YAML and finding our application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve_app.config import load_file
+from serve_app.errors import ConfigError
+
+OURS = """\
+applications:
+  - name: other
+    import_path: other:app
+  - name: ours
+    import_path: serve_app.app:build
+    route_prefix: /ml/
+    args: {models: [{name: a, path: a}]}
+"""
+
+
+def problems(path: Path, text: str) -> tuple[str, ...]:
+    """The faults of a file with this text."""
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_file(path)
+    return caught.value.problems
+
+
+def test_our_application_is_found_among_others(tmp_path: Path) -> None:
+    """A file may hold applications of others; ours is known by its import path."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(OURS, "utf-8")
+    file = load_file(path)
+    assert (file.application, file.name, file.route_prefix) == (1, "ours", "/ml")
+    assert [model.name for model in file.args.models] == ["a"]
+
+
+def test_addresses_default_as_serve_does(tmp_path: Path) -> None:
+    """What the file leaves out is what Serve itself would do."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(OURS, "utf-8")
+    assert (load_file(path).http_address, load_file(path).grpc_port) == (("0.0.0.0", 8000), None)
+    path.write_text(OURS + "http_options: {host: 127.0.0.1, port: 8123}\n", "utf-8")
+    assert load_file(path).http_address == ("127.0.0.1", 8123)
+    path.write_text(OURS + "grpc_options: {port: 9001, grpc_servicer_functions: [a.b]}\n", "utf-8")
+    assert load_file(path).grpc_port == 9001
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("", "must hold a mapping with the key applications, got None", id="empty"),
+        pytest.param("- 1", "must hold a mapping with the key applications, got [1]", id="list"),
+        pytest.param("applications: {}", "applications: must be a list of applications", id="no list"),
+        pytest.param(
+            "applications: [{import_path: other:app}]",
+            "applications: needs one application with import_path: serve_app.app:build, found none",
+            id="none of ours",
+        ),
+        pytest.param(
+            "applications:\n" + 2 * "  - {import_path: 'serve_app.app:build'}\n",
+            "applications: needs one application with import_path: serve_app.app:build, found 2 of them",
+            id="two of ours",
+        ),
+        pytest.param(
+            "a: 1\nb: [", "line 2, column 5: expected the node content, but found '<stream end>'", id="cut off"
+        ),
+        pytest.param("a: 1\nb: 2\na: 3", "line 3, column 1: key 'a' stands here twice", id="key twice"),
+        pytest.param("a: {b: 1, b: 2}", "line 1, column 11: key 'b' stands here twice", id="inner key twice"),
+        pytest.param(
+            "a: !run {}",
+            "line 1, column 4: could not determine a constructor for the tag '!run'",
+            id="object",
+        ),
+    ],
+)
+def test_a_file_that_is_not_a_serve_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    """Faults of the file itself say the line, and nothing in it is executed."""
+    assert problems(tmp_path / "serve.yaml", text) == (expected,)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """The reason is the system's."""
+    with pytest.raises(ConfigError) as caught:
+        load_file(tmp_path / "none.yaml")
+    assert caught.value.problems == ("cannot be read: No such file or directory",)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 are named by their place."""
+    (tmp_path / "serve.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(ConfigError) as caught:
+        load_file(tmp_path / "serve.yaml")
+    assert caught.value.problems == ("is not UTF-8 text: byte 3",)
+
+
+def test_anchors_and_merges_work(tmp_path: Path) -> None:
+    """YAML's own means against repetition are no repeated keys."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        OURS.replace("{models: [{name: a, path: a}]}", "{models: [&m {name: a, path: a}, {<<: *m, name: b}]}"), "utf-8"
+    )
+    assert [(model.name, model.path) for model in load_file(path).args.models] == [("a", "a"), ("b", "a")]
