@@ -1,0 +1,1 @@
+"""Builds the demo and benchmark models: training, conversion, ONNX graphs. Never imported by the server."""

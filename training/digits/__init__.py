@@ -1,0 +1,1 @@
+"""The image demo model: a small CNN that reads one handwritten digit."""

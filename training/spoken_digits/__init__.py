@@ -1,0 +1,1 @@
+"""The audio demo model: a small temporal CNN that recognises one spoken digit."""
