@@ -1,0 +1,125 @@
+"""The composition root: what ``serve run`` imports. Turns a configuration into a Ray Serve application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
+from serve_app.deployments.model import ModelDeployment
+from serve_app.deployments.router import RouterDeployment
+from serve_app.errors import ConfigError, ServeAppError
+from serve_app.inference.signature import read_signature
+from serve_app.protocols.service import ModelInfo
+
+_SURGE = 100
+"""Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Build the application from what stands under ``args:`` of a Serve file.
+
+    Everything that can be found wrong without starting a replica is found here: the configuration itself, missing
+    files, models that cannot be read, processors that do not fit their model.
+
+    Raises:
+        ConfigError: With one readable line per fault.
+    """
+    config = parse_args(args)
+    infos = describe_models(config)
+    models = {model.name: _model_deployment(model, config).bind(model) for model in config.models}
+    router = serve.deployment(serve.ingress()(RouterDeployment)).options(
+        name=ROUTER,
+        autoscaling_config={
+            "min_replicas": config.router.replicas,
+            "max_replicas": config.router.replicas,
+            "metrics_interval_s": 1.0,
+            "look_back_period_s": 5.0,
+        },
+        max_ongoing_requests=config.router.max_ongoing_requests,
+        ray_actor_options={"num_cpus": config.router.cpus},
+        health_check_period_s=5.0,
+        max_surge_percent=_SURGE,
+    )
+    application: serve.Application = router.bind(config, infos, models)
+    return application
+
+
+def describe_models(config: AppArgs) -> dict[str, ModelInfo]:
+    """Read every model's files and describe it, as clients will see it before any replica runs.
+
+    Raises:
+        ConfigError: One line per model that cannot be used.
+    """
+    infos: dict[str, ModelInfo] = {}
+    problems: list[str] = []
+    for model in config.models:
+        try:
+            infos[model.name] = _describe(model, config)
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except ServeAppError as error:
+            problems.append(f"model {model.name!r}: {error}")
+    if problems:
+        raise ConfigError(tuple(problems))
+    return infos
+
+
+def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
+    locations = model.locations()
+    exact = locations[""]
+    signature = read_signature(exact.model_file, model=model.name)
+    for variant, location in locations.items():
+        if variant:
+            _check_variant(model.name, variant, signature, read_signature(location.model_file, model=model.name))
+    processor = model.make_processor(signature, exact)
+    return ModelInfo(
+        name=model.name,
+        version=exact.version,
+        versions=(exact.version,),
+        task=model.task,
+        signature=signature,
+        max_rows=model.batching.max_rows,
+        max_request_rows=config.router.max_request_rows,
+        default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
+        labels=() if processor is None else processor.labels,
+        variants=tuple(variant for variant in locations if variant),
+    )
+
+
+def _check_variant(model: str, variant: str, exact: Any, other: Any) -> None:
+    if exact != other:
+        problem = f"model {model!r}: variant {variant!r} takes {other}, the model itself takes {exact}"
+        raise ConfigError((problem,))
+
+
+def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
+    scaling = model.autoscaling
+    actor_options: dict[str, Any] = {"num_cpus": model.resources.cpus}
+    if model.resources.gpus and (model.resources.device == "cuda" or ray.cluster_resources().get("GPU", 0) > 0):
+        actor_options["num_gpus"] = model.resources.gpus
+    return serve.deployment(ModelDeployment).options(
+        name=model.name,
+        ray_actor_options=actor_options,
+        # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
+        max_ongoing_requests=4 * model.batching.window * config.router.replicas,
+        autoscaling_config={
+            "min_replicas": scaling.min_replicas,
+            "initial_replicas": scaling.start_replicas,
+            "max_replicas": scaling.max_replicas,
+            "target_ongoing_requests": model.target_rows,
+            "metrics_interval_s": scaling.metrics_interval_s,
+            "look_back_period_s": scaling.look_back_period_s,
+            "upscale_delay_s": scaling.upscale_delay_s,
+            "downscale_delay_s": scaling.downscale_delay_s,
+            "downscale_to_zero_delay_s": scaling.downscale_to_zero_delay_s,
+        },
+        request_router_config=RequestRouterConfig(request_router_class="serve_app.deployments.slot_router:SlotRouter"),
+        health_check_period_s=model.health.check_period_s,
+        health_check_timeout_s=model.health.check_timeout_s,
+        graceful_shutdown_timeout_s=model.health.drain_timeout_s,
+        max_surge_percent=_SURGE,
+    )

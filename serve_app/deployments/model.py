@@ -1,0 +1,104 @@
+"""The model deployment: one class for every model and modality, one deployment per model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray import serve
+
+from serve_app.config import ModelConfig
+from serve_app.inference.backend import Backend
+from serve_app.inference.onnx import OnnxBackend
+from serve_app.inference.warmup import tensor_inputs, warm_up
+from serve_app.payloads import Bundle, BundleResult, Execution
+from serve_app.runtime.worker import RunBatch, RunOne, Staged, Worker
+
+logger = logging.getLogger("ray.serve")
+
+WARM_UP = "warm_up"
+DEVICE = "device"
+
+
+class ModelDeployment:
+    """One replica of one model: loads it, warms every batch bucket, and runs bundles.
+
+    Serve reports the replica ready only after ``__init__``, so no request ever meets a cold session.
+
+    Args:
+        config: The model as configured; validated.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        gpus = ray.get_gpu_ids()
+        self._backends: dict[str, Backend] = {}
+        locations = config.locations()
+        for variant, location in locations.items():
+            backend: Backend = OnnxBackend(config.onnx_settings(location.model_file, gpu_available=bool(gpus)))
+            backend.load()
+            self._backends[variant] = backend
+        exact = self._backends[""]
+        self._processor = config.make_processor(exact.signature, locations[""])
+        self._warm_up = self._warm(exact)
+        for variant, backend in self._backends.items():
+            if variant:
+                self._warm(backend)
+        self._worker = Worker(
+            name=config.name,
+            backends=self._backends,
+            processor=self._processor,
+            max_rows=config.batching.max_rows,
+            preprocess_threads=config.resources.preprocess_threads,
+            batch=self._batch_with_serve,
+        )
+
+    async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter
+        """Run one bundle; see `serve_app.runtime.worker.Worker.run`."""
+        return await self._worker.run(bundle)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What routers learn of this replica the moment it is ready."""
+        return {
+            DEVICE: self._backends[""].device,
+            WARM_UP: [list(execution) for execution in self._warm_up],
+        }
+
+    def check_health(self) -> None:
+        """Fail when the session has been inside one run for too long: it is wedged, not busy."""
+        stalled = self._worker.stalled_s()
+        limit = self._config.health.stall_timeout_s
+        if stalled > limit:
+            raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
+
+    def __del__(self) -> None:
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            worker.close()
+
+    def _batch_with_serve(self, run_batch: RunBatch) -> RunOne:
+        """Wrap the batch function in ``@serve.batch``, per instance and sized in rows.
+
+        The gate wakes the bundles of one batch in the same turn of the event loop, so a wait of 0 collects them all.
+        """
+        max_rows = self._config.batching.max_rows
+
+        def rows(bundles: Sequence[Staged]) -> int:
+            return sum(min(bundle.rows, max_rows) for bundle in bundles)
+
+        async def run(bundles: list[Staged]) -> list[Staged]:
+            return await run_batch(bundles)
+
+        batched: RunOne = serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)(run)
+        return batched
+
+    def _warm(self, backend: Backend) -> list[Execution]:
+        return warm_up(
+            backend,
+            tensor_inputs(backend.signature) if self._processor is None else self._processor.example,
+            max_rows=self._config.batching.max_rows,
+            buckets=(0,) if self._processor is None else self._processor.buckets,
+            budget_s=self._config.health.warm_up_s / len(self._backends),
+        )

@@ -1,0 +1,176 @@
+"""The router deployment: the ingress that every request goes through, and the only place where requests queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.handle import DeploymentHandle
+
+from serve_app.config import AppArgs
+from serve_app.deployments.autoscaling import load_metric
+from serve_app.deployments.model import WARM_UP
+from serve_app.deployments.replica_directory import Replicas, directory
+from serve_app.errors import InvalidRequest, ServeAppError
+from serve_app.payloads import Bundle, BundleResult, Execution, Payload
+from serve_app.processors.processor import Processor
+from serve_app.protocols.http import HttpSettings, create_app
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.runtime.dispatcher import Dispatcher, ReplicaLost
+from serve_app.runtime.metrics import RouterMetrics, merge_pages
+from serve_app.runtime.service import Service
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("ray.serve")
+
+
+class RouterDeployment:
+    """One replica of the router.
+
+    The class stays undecorated, so that Ray can ship it by name; `serve_app.app` makes a deployment of it.
+
+    Args:
+        config: The application's validated arguments.
+        infos: Every model's description, by name.
+        handles: A handle to every model's deployment, by name.
+    """
+
+    def __init__(
+        self,
+        config: AppArgs,
+        infos: Mapping[str, ModelInfo],
+        handles: Mapping[str, DeploymentHandle[Any]],
+    ) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._by_reference_above = config.router.by_reference_above
+        scheduler = Scheduler(
+            [model.scheduling() for model in config.models], config.class_settings(), config.process_limits()
+        )
+        self._scheduler = scheduler
+        self._metrics = RouterMetrics(scheduler)
+        self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        self._service = Service(
+            models=infos,
+            processors=_processors(config, infos),
+            dispatcher=self._dispatcher,
+            metrics=self._metrics,
+            on_demand=frozenset(model.name for model in config.models if model.autoscaling.min_replicas == 0),
+            metrics_page=self._metrics_page,
+        )
+        # `options` also makes the handle start listening for its replicas, before the first request needs them.
+        self._by_value = {
+            name: handle.options(
+                method_name="run",
+                _by_reference=False,
+                request_serialization="pickle",
+                response_serialization="pickle",
+            )
+            for name, handle in handles.items()
+        }
+        self._by_reference = {
+            name: handle.options(method_name="run", _by_reference=True) for name, handle in handles.items()
+        }
+        directory.subscribe(self._on_replicas)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Make the HTTP application. Called by Serve after ``__init__``."""
+        router = self._config.router
+        app = create_app(
+            self._service,
+            HttpSettings(
+                max_body=router.max_body,
+                inline_bytes=router.decode_aside_above,
+                decode_threads=router.decode_threads,
+                send_request_id=False,  # Serve adds its own
+            ),
+        )
+
+        async def ingress(scope: Any, receive: Any, send: Any) -> None:
+            # Serve takes a plain function for an ASGI application; an object it would look at more closely.
+            await app(scope, receive, send)
+
+        return ingress
+
+    async def infer(
+        self,
+        model: str,
+        payload: Payload,
+        priority: str = "normal",
+        timeout_ms: float | None = None,
+    ) -> Answer:
+        """Answer a request of another Serve application: the same queue and promises as over HTTP.
+
+        Args:
+            model: Name of the model.
+            payload: Tensors by name, or `serve_app.payloads.Media` or `Texts`.
+            priority: ``high``, ``normal`` or ``low``.
+            timeout_ms: Deadline, milliseconds from now; ``None`` for the class's default.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        try:
+            priority_class = Priority[priority.upper()]
+        except KeyError:
+            raise InvalidRequest(f"priority is {priority!r}; expected high, normal or low") from None
+        return await self._service.submit(
+            model, payload, RequestOptions(priority_class, None if timeout_ms is None else timeout_ms / 1000)
+        )
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Rows queued and running per model, for the application's autoscaling policy."""
+        return {load_metric(model.name): float(self._scheduler.load(model.name)) for model in self._config.models}
+
+    async def render_metrics(self) -> tuple[str, str]:
+        """This router's name and its page of metrics."""
+        return serve.get_replica_context().replica_id.unique_id, self._metrics.render()
+
+    async def _metrics_page(self) -> str:
+        if self._config.router.replicas == 1:
+            return self._metrics.render()
+        context = serve.get_replica_context()
+        peers = serve.get_deployment_handle(context.deployment, context.app_name)
+        pages = await peers.options(method_name="render_metrics").broadcast().results_async()
+        return merge_pages(pages)
+
+    async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+        handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
+        try:
+            result: BundleResult = await handles[model].remote(bundle, replica=replica)
+        except RayActorError as error:
+            raise ReplicaLost(f"replica {replica} died or cannot be reached ({type(error).__name__})") from None
+        except RayTaskError as error:
+            # The replica's own traceback is in its log; the text of this one must not reach a client.
+            cause = error.as_instanceof_cause()
+            if isinstance(cause, ServeAppError):
+                raise cause from None
+            raise
+        return result
+
+    def _on_replicas(self, deployment: str, replicas: Replicas) -> None:
+        # May come from the handle's own thread.
+        if deployment in self._service.models:
+            self._loop.call_soon_threadsafe(self._take_replicas, deployment, replicas)
+
+    def _take_replicas(self, model: str, replicas: Replicas) -> None:
+        latency = self._scheduler.latency(model)
+        for metadata in replicas.values():
+            latency.seed(Execution(*point) for point in metadata.get(WARM_UP, ()))
+        self._dispatcher.on_replicas(model, list(replicas))
+
+
+def _processors(config: AppArgs, infos: Mapping[str, ModelInfo]) -> dict[str, Processor]:
+    """The processor of every model that takes media: here they only price requests."""
+    processors: dict[str, Processor] = {}
+    for model in config.models:
+        if model.processor is not None:
+            processor = model.make_processor(infos[model.name].signature, model.locations()[""])
+            assert processor is not None
+            processors[model.name] = processor
+    return processors

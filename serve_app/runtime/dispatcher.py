@@ -1,0 +1,301 @@
+"""The dispatcher: does what the scheduler decides.
+
+It owns everything that the pure core may not touch: the clock, futures, one timer, and the calls to replicas. Every
+accepted entry's future ends exactly once: by its result, its error, its deadline, or its client leaving.
+
+Decisions are taken once per turn of the event loop: arrivals of one turn are queued first and dispatched together,
+so a burst that the loop read at once also travels in one bundle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
+from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
+from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaLost(Exception):
+    """The replica died or could not be reached: its bundle may or may not have run."""
+
+
+Send = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
+"""``send(model, bundle, replica, nbytes)``. Raises `ReplicaLost`, or a `ServeAppError` that concerns every entry."""
+
+
+class Work(NamedTuple):
+    """An entry's payload, as the scheduler carries it."""
+
+    payload: Payload
+    variant: str
+    future: asyncio.Future[Completed]
+
+
+class Completed(NamedTuple):
+    """What an entry's future ends with.
+
+    Attributes:
+        value: As in `serve_app.payloads.Success`.
+        priority: The class it was served in, after demotion.
+        queue_s: Time from arrival to dispatch, seconds.
+        total_s: Time from arrival to the answer, seconds.
+    """
+
+    value: Any
+    priority: Priority
+    queue_s: float
+    total_s: float
+
+
+class Observer(Protocol):
+    """Told of everything that happens to entries and bundles. Must not raise and must be quick."""
+
+    def rejected(self, model: str, priority: Priority, code: str) -> None:
+        """An entry was refused at once."""
+
+    def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
+        """An accepted entry ended; ``outcome`` is ``ok`` or an error code or ``cancelled``."""
+
+    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult, round_trip_s: float) -> None:
+        """A bundle came back."""
+
+    def replica_lost(self, model: str) -> None:
+        """A bundle failed because its replica did."""
+
+
+class Dispatcher:
+    """Drives one `Scheduler` from the event loop.
+
+    Args:
+        scheduler: Decides. Nobody else may call it.
+        send: Carries one bundle to a replica and brings its result.
+        observer: Is told what happens.
+        bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
+            go elsewhere once, and it gets no more until it answers.
+    """
+
+    def __init__(self, scheduler: Scheduler, send: Send, observer: Observer, bundle_timeout_s: float) -> None:
+        self._scheduler = scheduler
+        self._send = send
+        self._observer = observer
+        self._bundle_timeout_s = bundle_timeout_s
+        self._ids = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.Context()
+        self._pump_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._dispatched_at: dict[int, float] = {}
+        self._bundles: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._bundles)} bundles in flight>"
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler, for reading its state."""
+        return self._scheduler
+
+    def now(self) -> float:
+        """The clock of every deadline in this process, seconds."""
+        return self._loop.time()
+
+    async def submit(
+        self,
+        model: str,
+        payload: Payload,
+        *,
+        priority: Priority,
+        timeout_s: float,
+        rows: int,
+        bucket: int,
+        nbytes: int,
+        variant: str = "",
+    ) -> Completed:
+        """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
+
+        Raises:
+            QueueFull: There is no room.
+            DeadlineUnreachable: It cannot finish in time.
+            DeadlineExceeded: It did not finish in time.
+            ServeAppError: Whatever else went wrong with it.
+        """
+        if self._closed:
+            raise ModelUnavailable("the server is shutting down; try another replica", 1.0)
+        now = self._loop.time()
+        future: asyncio.Future[Completed] = self._loop.create_future()
+        entry = Entry(
+            next(self._ids),
+            model,
+            priority,
+            now,
+            now + timeout_s,
+            rows,
+            bucket,
+            nbytes,
+            Work(payload, variant, future),
+        )
+        rejection = self._scheduler.on_arrival(entry, now)
+        if rejection is not None:
+            self._observer.rejected(model, entry.priority, rejection.code)
+            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+        self._schedule_pump()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.done() or future.cancelled():
+                self._scheduler.on_cancel(entry, self._loop.time())
+                self._end(entry, "cancelled")
+                self._schedule_pump()
+            raise
+
+    def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
+        """Tell the scheduler which replicas of a model can be reached now."""
+        self._scheduler.on_replicas(model, replicas, self._loop.time())
+        self._schedule_pump()
+
+    async def drain(self) -> None:
+        """Refuse new entries and wait until the accepted ones have ended."""
+        self._closed = True
+        while self._bundles:
+            await asyncio.wait(set(self._bundles))
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        now = self._loop.time()
+        decisions = self._scheduler.decide(now)
+        for entry in decisions.expired:
+            self._fail(entry, DeadlineExceeded(_late(entry)))
+        for dispatch in decisions.dispatches:
+            for entry in dispatch.entries:
+                self._dispatched_at[entry.id] = now
+            # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
+            # cancel everybody's bundle when that one client leaves.
+            task = self._loop.create_task(self._carry(dispatch, now), context=self._context.copy())
+            self._bundles.add(task)
+            task.add_done_callback(self._bundles.discard)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        wake_at = self._scheduler.wake_at
+        timer = self._timer
+        if wake_at is None:
+            return
+        if timer is not None:
+            if timer.when() <= wake_at:
+                return  # it will be set again when it fires
+            timer.cancel()
+        self._timer = self._loop.call_at(wake_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump()
+
+    async def _carry(self, dispatch: Dispatch, sent_at: float) -> None:
+        """Send one bundle and deal out what comes back."""
+        entries = list(dispatch.entries)
+        bundle = Bundle(
+            [
+                WireEntry(
+                    entry.priority, entry.deadline - sent_at, entry.rows, entry.payload.variant, entry.payload.payload
+                )
+                for entry in entries
+            ]
+        )
+        nbytes = sum(entry.nbytes for entry in entries)
+        watchdog = self._loop.call_later(self._bundle_timeout_s, self._on_bundle_timeout, dispatch)
+        try:
+            result = await self._send(dispatch.model, bundle, dispatch.replica, nbytes)
+        except ReplicaLost as lost:
+            self._observer.replica_lost(dispatch.model)
+            logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
+            self._on_failed(dispatch, replica_lost=True)
+        except ServeAppError as error:
+            self._on_error(dispatch, error)
+        except Exception:
+            logger.exception("A bundle for %s failed", dispatch.model)
+            self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
+        else:
+            self._on_result(dispatch, entries, result, sent_at)
+        finally:
+            watchdog.cancel()
+            self._schedule_pump()
+
+    def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult, sent_at: float) -> None:
+        now = self._loop.time()
+        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now)
+        self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result, now - sent_at)
+        answers: Mapping[int, Success | Failure] = {
+            entry.id: answer for entry, answer in zip(entries, result.results, strict=True)
+        }
+        for entry in alive:
+            answer = answers[entry.id]
+            if isinstance(answer, Success):
+                queue_s, total_s = self._end(entry, "ok")
+                future = entry.payload.future
+                if not future.done():
+                    future.set_result(Completed(answer.value, entry.priority, queue_s, total_s))
+            else:
+                self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
+
+    def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
+        """The replica answered, and what it said concerns every entry."""
+        for entry in self._scheduler.on_done(dispatch.bundle_id, (), self._loop.time()):
+            self._fail(entry, type(error)(error.message, error.retry_after_s))
+
+    def _on_failed(self, dispatch: Dispatch, *, replica_lost: bool) -> None:
+        failed = self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), replica_lost)
+        for entry in failed.poisoned:
+            self._fail(
+                entry,
+                InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
+            )
+        for entry in failed.expired:
+            self._fail(entry, DeadlineExceeded(_late(entry)))
+
+    def _on_bundle_timeout(self, dispatch: Dispatch) -> None:
+        logger.error(
+            "Replica %s of %s has not answered for %.0f s: it gets no more work until it does",
+            dispatch.replica,
+            dispatch.model,
+            self._bundle_timeout_s,
+        )
+        if dispatch.replica is not None:
+            self._scheduler.quarantine(dispatch.model, dispatch.replica, self._loop.time())
+        self._on_failed(dispatch, replica_lost=True)
+        self._schedule_pump()
+
+    def _fail(self, entry: Entry, error: ServeAppError) -> None:
+        self._end(entry, error.code)
+        future = entry.payload.future
+        if not future.done():
+            future.set_exception(error)
+
+    def _end(self, entry: Entry, outcome: str) -> tuple[float, float]:
+        now = self._loop.time()
+        dispatched = self._dispatched_at.pop(entry.id, now)
+        queue_s, total_s = dispatched - entry.arrival, now - entry.arrival
+        self._observer.ended(entry, outcome, queue_s, total_s)
+        return queue_s, total_s
+
+
+def _late(entry: Entry) -> str:
+    return (
+        f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms passed before the answer was ready;"
+        " send it with a longer timeout or a higher priority"
+    )

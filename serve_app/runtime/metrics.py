@@ -1,0 +1,226 @@
+"""What the router counts, in Prometheus' terms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from serve_app.payloads import BundleResult
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.scheduler import Scheduler
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class SchedulerCollector(Collector):
+    """Reads the scheduler's state when Prometheus asks, so that the request path pays nothing for gauges."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield queue, slot and replica gauges."""
+        entries = GaugeMetricFamily(
+            "serve_app_queue_entries", "Entries waiting in the router.", labels=("model", "priority")
+        )
+        rows = GaugeMetricFamily("serve_app_queue_rows", "Rows waiting in the router.", labels=("model", "priority"))
+        nbytes = GaugeMetricFamily(
+            "serve_app_queue_bytes", "Bytes waiting in the router.", labels=("model", "priority")
+        )
+        running = GaugeMetricFamily("serve_app_running_rows", "Rows sent to replicas.", labels=("model",))
+        replicas = GaugeMetricFamily("serve_app_replicas", "Replicas within reach of the router.", labels=("model",))
+        slots = GaugeMetricFamily("serve_app_slots_in_use", "Bundles in flight.", labels=("model",))
+        for model, state in self._scheduler.snapshot().items():
+            for label, queue in state["queues"].items():
+                entries.add_metric((model, label), queue["entries"])
+                rows.add_metric((model, label), queue["rows"])
+                nbytes.add_metric((model, label), queue["bytes"])
+            running.add_metric((model,), state["running_rows"])
+            replicas.add_metric((model,), len(state["replicas"]))
+            slots.add_metric((model,), state["slots_in_use"])
+        yield from (entries, rows, nbytes, running, replicas, slots)
+
+
+class RouterMetrics:
+    """An `Observer` that counts, with a registry of its own.
+
+    Also keeps plain cumulative numbers per model for the V2 statistics extension.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(SchedulerCollector(scheduler))
+        self.requests = Counter(
+            "serve_app_requests",
+            "Requests by how they ended: ok, cancelled, or the error's code.",
+            ("model", "priority", "outcome"),
+            registry=self.registry,
+        )
+        self.latency = Histogram(
+            "serve_app_request_seconds",
+            "From the scheduler's door to the answer, answered requests.",
+            ("model", "priority"),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.queue_time = Histogram(
+            "serve_app_queue_seconds",
+            "Waiting in the router, answered requests.",
+            ("model", "priority"),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.batch_rows = Histogram(
+            "serve_app_batch_rows",
+            "Rows per run of the model.",
+            ("model",),
+            buckets=_ROWS_BUCKETS,
+            registry=self.registry,
+        )
+        self.execution = Histogram(
+            "serve_app_execution_seconds",
+            "One run of the model.",
+            ("model",),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.bundle_entries = Histogram(
+            "serve_app_bundle_entries",
+            "Entries per call to a replica.",
+            ("model",),
+            buckets=_ROWS_BUCKETS,
+            registry=self.registry,
+        )
+        self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",), registry=self.registry)
+        self._ended: dict[tuple[str, Priority, str], Any] = {}
+        self._answered: dict[tuple[str, Priority], tuple[Any, Any]] = {}
+        self._per_model: dict[str, tuple[Any, Any, Any]] = {}
+        self._statistics: dict[str, ModelStatistics] = {}
+
+    def statistics(self, model: str) -> ModelStatistics:
+        """The cumulative numbers of one model."""
+        statistics = self._statistics.get(model)
+        if statistics is None:
+            statistics = self._statistics[model] = ModelStatistics()
+        return statistics
+
+    def rejected(self, model: str, priority: Priority, code: str) -> None:
+        """Count a refusal."""
+        self._outcome(model, priority, code)
+        self.statistics(model).failed += 1
+
+    def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
+        """Count the end of an accepted entry."""
+        self._outcome(entry.model, entry.priority, outcome)
+        statistics = self.statistics(entry.model)
+        if outcome != "ok":
+            statistics.failed += 1
+            statistics.failed_s += total_s
+            return
+        key = (entry.model, entry.priority)
+        children = self._answered.get(key)
+        if children is None:
+            labels = (entry.model, entry.priority.label)
+            children = self._answered[key] = (self.latency.labels(*labels), self.queue_time.labels(*labels))
+        children[0].observe(total_s)
+        children[1].observe(queue_s)
+        statistics.succeeded += 1
+        statistics.succeeded_s += total_s
+        statistics.queue_s += queue_s
+
+    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult, round_trip_s: float) -> None:  # noqa: ARG002 - part of the protocol
+        """Count a bundle and the runs that carried it."""
+        children = self._per_model.get(model)
+        if children is None:
+            children = self._per_model[model] = (
+                self.bundle_entries.labels(model),
+                self.batch_rows.labels(model),
+                self.execution.labels(model),
+            )
+        children[0].observe(entries)
+        statistics = self.statistics(model)
+        statistics.rows += rows
+        statistics.preprocess_s += result.preprocess_s * entries
+        statistics.postprocess_s += result.postprocess_s * entries
+        for execution in result.executions:
+            children[1].observe(execution.rows)
+            children[2].observe(execution.seconds)
+            statistics.executions += 1
+            statistics.execute_s += execution.seconds * entries
+
+    def replica_lost(self, model: str) -> None:
+        """Count a bundle whose replica died."""
+        self.lost.labels(model).inc()
+
+    def render(self) -> str:
+        """This router's page in Prometheus' text format."""
+        return generate_latest(self.registry).decode()
+
+    def _outcome(self, model: str, priority: Priority, outcome: str) -> None:
+        key = (model, priority, outcome)
+        child = self._ended.get(key)
+        if child is None:
+            child = self._ended[key] = self.requests.labels(model, priority.label, outcome)
+        child.inc()
+
+
+class ModelStatistics:
+    """Cumulative numbers of one model in one router. Times are sums over requests, seconds."""
+
+    __slots__ = (
+        "execute_s",
+        "executions",
+        "failed",
+        "failed_s",
+        "postprocess_s",
+        "preprocess_s",
+        "queue_s",
+        "rows",
+        "succeeded",
+        "succeeded_s",
+    )
+
+    def __init__(self) -> None:
+        self.succeeded = 0
+        self.succeeded_s = 0.0
+        self.failed = 0
+        self.failed_s = 0.0
+        self.queue_s = 0.0
+        self.preprocess_s = 0.0
+        self.execute_s = 0.0
+        self.postprocess_s = 0.0
+        self.executions = 0
+        self.rows = 0
+
+
+def merge_pages(pages: Iterable[tuple[str, str]]) -> str:
+    """Merge the pages of several routers into one, each sample labelled with the router it came from.
+
+    Args:
+        pages: Pairs of router name and page in Prometheus' text format.
+    """
+    families: dict[str, list[str]] = {}
+    for router, page in pages:
+        for family in text_string_to_metric_families(page):
+            lines = families.setdefault(
+                family.name, [f"# HELP {family.name} {family.documentation}", f"# TYPE {family.name} {family.type}"]
+            )
+            for sample in family.samples:
+                labels = {**sample.labels, "router": router}
+                rendered = ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items())
+                lines.append(f"{sample.name}{{{rendered}}} {sample.value}")
+    return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+def _escape(value: str) -> str:
+    return re.sub(r'["\\\n]', lambda match: {'"': '\\"', "\\": "\\\\", "\n": "\\n"}[match.group()], value)

@@ -1,0 +1,178 @@
+"""The service behind every protocol: looks models up, prices requests, and hands them to the dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from serve_app.errors import InvalidRequest, ModelNotFound, error_from_code
+from serve_app.payloads import Payload
+from serve_app.processors.processor import Cost, Processor
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
+from serve_app.scheduling.entry import Priority
+
+
+class Service:
+    """Implements `serve_app.protocols.service.InferenceService` over one dispatcher.
+
+    Args:
+        models: What is served, in the configuration's order.
+        processors: The processor of every model that takes media.
+        dispatcher: Runs entries.
+        metrics: What the dispatcher's observer counted.
+        on_demand: Models that may have no replica while nobody asks for them.
+        metrics_page: Renders the metrics of all routers.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ModelInfo],
+        processors: Mapping[str, Processor],
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        on_demand: frozenset[str],
+        metrics_page: Callable[[], Awaitable[str]],
+    ) -> None:
+        self._models = models
+        self._processors = processors
+        self._dispatcher = dispatcher
+        self._scheduler = dispatcher.scheduler
+        self._metrics = metrics
+        self._on_demand = on_demand
+        self._metrics_page = metrics_page
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        """Every model by name, in the configuration's order."""
+        return self._models
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """The model of that name and version.
+
+        Raises:
+            ModelNotFound: There is none; the message names what there is.
+        """
+        info = self._models.get(model)
+        if info is None:
+            raise ModelNotFound(f"there is no model {model!r} here; models: {', '.join(self._models)}")
+        if version is not None and version not in info.versions:
+            raise ModelNotFound(
+                f"model {model!r} has no version {version!r} here; versions: {', '.join(info.versions)}"
+            )
+        return info
+
+    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+        """Refuse early what has no room, before its payload is decoded.
+
+        Raises:
+            ModelNotFound: No such model.
+            QueueFull: Its class has no room.
+        """
+        self.find(model)
+        priority = priority or Priority.NORMAL
+        rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
+        if rejection is not None:
+            self._metrics.rejected(model, priority, rejection.code)
+            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """Schedule, run and answer one request. Cancelling it cancels the work.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        info = self.find(model)
+        priority = options.priority or Priority.NORMAL
+        timeout_s = options.timeout_s if options.timeout_s is not None else info.default_timeout_s[priority]
+        cost = self._cost(info, payload)
+        if cost.rows > info.max_request_rows:
+            raise InvalidRequest(
+                f"the request has {cost.rows} rows; model {model} takes at most {info.max_request_rows} in one request"
+            )
+        completed = await self._dispatcher.submit(
+            model,
+            payload,
+            priority=priority,
+            timeout_s=timeout_s,
+            rows=cost.rows,
+            bucket=cost.bucket,
+            nbytes=max(options.nbytes, 1),
+            variant=options.variant,
+        )
+        return Answer(completed.value, completed.priority, completed.queue_s, completed.total_s)
+
+    def live(self) -> bool:
+        """Whether this process works at all."""
+        return True
+
+    def ready(self) -> bool:
+        """Whether every model that should be running can take work."""
+        return all(self.model_ready(model) for model in self._models)
+
+    def model_ready(self, model: str) -> bool:
+        """Whether this model can take work; a model that starts on demand always can.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        self.find(model)
+        return model in self._on_demand or bool(self._scheduler.snapshot()[model]["replicas"])
+
+    def status(self) -> Mapping[str, Any]:
+        """Queues, replicas and predicted latency, JSON-able."""
+        snapshot = self._scheduler.snapshot()
+        return {
+            "ready": self.ready(),
+            "models": {
+                name: {"task": info.task, "version": info.version, "ready": self.model_ready(name), **snapshot[name]}
+                for name, info in self._models.items()
+            },
+        }
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Cumulative counters of one model in the V2 statistics extension's terms.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        info = self.find(model)
+        numbers = self._metrics.statistics(model)
+
+        def duration(count: int, seconds: float) -> dict[str, int]:
+            return {"count": count, "ns": round(seconds * 1e9)}
+
+        done = numbers.succeeded
+        return {
+            "name": info.name,
+            "version": info.version,
+            "last_inference": 0,
+            "inference_count": numbers.rows,
+            "execution_count": numbers.executions,
+            "inference_stats": {
+                "success": duration(done, numbers.succeeded_s),
+                "fail": duration(numbers.failed, numbers.failed_s),
+                "queue": duration(done, numbers.queue_s),
+                "compute_input": duration(done, numbers.preprocess_s),
+                "compute_infer": duration(done, numbers.execute_s),
+                "compute_output": duration(done, numbers.postprocess_s),
+                "cache_hit": duration(0, 0.0),
+                "cache_miss": duration(0, 0.0),
+            },
+            "batch_stats": [],
+        }
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """The metrics page of all routers in Prometheus' text format, and its content type."""
+        page = await self._metrics_page()
+        return page.encode(), CONTENT_TYPE
+
+    def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
+        if isinstance(payload, dict):
+            return Cost(int(next(iter(payload.values())).shape[0]), 0)
+        processor = self._processors.get(info.name)
+        if processor is None:
+            raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
+        return processor.estimate(payload)

@@ -1,0 +1,379 @@
+"""The worker: what runs inside a model replica.
+
+    bundle -> preprocess (thread pool, while the previous batch runs)
+           -> gate (waits for the session, by class and deadline)
+           -> one batch of one or more bundles -> backend (its own thread)
+           -> postprocess (thread pool) -> one result per entry
+
+Nothing here knows Ray. The model deployment passes in ``batch``, a function that turns "run these bundles" into "run
+this bundle, together with the others that ask in the same turn of the event loop".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
+from serve_app.inference.backend import Backend
+from serve_app.inference.batch import run_entries
+from serve_app.payloads import (
+    Bundle,
+    BundleResult,
+    EntryResult,
+    Execution,
+    Failure,
+    Media,
+    Success,
+    Tensors,
+    Texts,
+    WireEntry,
+)
+from serve_app.processors.processor import Processor
+from serve_app.scheduling.gate import Gate, Ticket
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Staged:
+    """A bundle inside the replica, from its arrival to its answer.
+
+    Attributes:
+        entries: The bundle's entries.
+        deadlines: When each entry's answer becomes worthless, on this process's monotonic clock.
+        tensors: Per entry its tensors, or why there are none.
+        results: Per entry its outcome, filled in on the way.
+        rows: Rows it puts into a batch.
+    """
+
+    entries: list[WireEntry]
+    deadlines: list[float]
+    tensors: list[Tensors | Failure]
+    results: list[EntryResult | None]
+    rows: int = 0
+    executions: list[Execution] = field(default_factory=list)
+    executed_at: float = 0.0
+    finished_at: float = 0.0
+    grant: Grant | None = None
+
+
+class Grant:
+    """The session, lent to the bundles of one batch. Ends once: after the run, or when every bundle has left."""
+
+    __slots__ = ("_on_end", "_waiting", "ended", "running")
+
+    def __init__(self, bundles: int, on_end: Callable[[], None]) -> None:
+        self._waiting = bundles
+        self._on_end = on_end
+        self.running = False
+        self.ended = False
+
+    def end(self) -> None:
+        """Give the session back."""
+        if not self.ended:
+            self.ended = True
+            self._on_end()
+
+    def leave(self) -> None:
+        """One bundle has left: answered, failed or cancelled. The last to leave a batch that never ran ends it."""
+        self._waiting -= 1
+        if self._waiting == 0 and not self.running:
+            self.end()
+
+
+RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[list[Staged]]]
+RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
+BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
+
+
+class Worker:
+    """Runs bundles on one model.
+
+    Args:
+        name: The model's name, for messages.
+        backends: The exact model under ``""`` and its variants by name. Loaded already.
+        processor: Makes tensors of media; ``None`` for a model that takes tensors only.
+        max_rows: Most rows in one batch.
+        preprocess_threads: Size of the pool for decoding and postprocessing.
+        batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backends: Mapping[str, Backend],
+        processor: Processor | None,
+        max_rows: int,
+        preprocess_threads: int,
+        batch: BatchTogether,
+    ) -> None:
+        self._name = name
+        self._backends = backends
+        self._processor = processor
+        self._max_rows = max_rows
+        self._preprocess_threads = preprocess_threads
+        self._pool = ThreadPoolExecutor(preprocess_threads, thread_name_prefix="processor")
+        self._session_thread = ThreadPoolExecutor(1, thread_name_prefix="session")
+        self._gate = Gate()
+        self._ids = itertools.count(1)
+        self._granted: dict[int, asyncio.Future[bool]] = {}
+        self._grants: dict[int, Grant] = {}
+        self._busy = False
+        self._session_started_at: float | None = None
+        self._run_together = batch(self._run_batch)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self._name} {'busy' if self._busy else 'idle'}, {len(self._granted)} bundles at the gate>"
+
+    async def run(self, bundle: Bundle) -> BundleResult:
+        """Run one bundle. One result or error per entry, in order; it never raises for an entry's fault."""
+        started = time.monotonic()
+        staged = Staged(
+            bundle.entries,
+            [started + entry.budget_s for entry in bundle.entries],
+            [_NOT_PREPROCESSED] * len(bundle.entries),
+            [None] * len(bundle.entries),
+        )
+        await self._preprocess(staged)
+        preprocessed = time.monotonic()
+        staged.rows = sum(_rows(tensors) for tensors in staged.tensors if not isinstance(tensors, Failure))
+        if staged.rows:
+            await self._wait_and_run(staged)
+        executed = staged.executed_at or preprocessed
+        await self._postprocess(staged)
+        finished = time.monotonic()
+        return BundleResult(
+            [cast("EntryResult", result) for result in staged.results],
+            staged.executions,
+            preprocessed - started,
+            max(0.0, executed - preprocessed),
+            max(0.0, finished - (staged.finished_at or preprocessed)),
+        )
+
+    def stalled_s(self) -> float:
+        """For how long the session has been inside one run, seconds; 0.0 when it is idle."""
+        started = self._session_started_at
+        return 0.0 if started is None else time.monotonic() - started
+
+    def close(self) -> None:
+        """Free threads and sessions. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._session_thread.shutdown(wait=True, cancel_futures=True)
+        for backend in self._backends.values():
+            backend.close()
+
+    # --- gate ---------------------------------------------------------------------------------------------------
+
+    async def _wait_and_run(self, staged: Staged) -> None:
+        ticket = next(self._ids)
+        granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._granted[ticket] = granted
+        self._gate.add(
+            Ticket(
+                id=ticket,
+                priority=min(entry.priority for entry in staged.entries),
+                deadline=min(staged.deadlines),
+                rows=staged.rows,
+                expires=max(staged.deadlines),
+            )
+        )
+        self._open_gate()
+        try:
+            may_run = await granted
+        except asyncio.CancelledError:
+            self._gate.remove(ticket)
+            if granted.done() and not granted.cancelled() and (grant := self._grants.pop(ticket, None)):
+                grant.leave()
+            raise
+        finally:
+            self._granted.pop(ticket, None)
+        if not may_run:
+            return  # every entry's deadline has passed at the gate
+        grant = self._grants.pop(ticket)
+        staged.grant = grant
+        try:
+            await self._run_together(staged)
+        finally:
+            grant.leave()
+
+    def _open_gate(self) -> None:
+        """Grant one batch if the session is free. All bundles of a batch are woken in the same turn of the loop."""
+        while not self._busy:
+            decision = self._gate.grant(time.monotonic(), self._max_rows)
+            self._wake(decision.expired, may_run=False)
+            if not decision.granted:
+                return
+            # A bundle whose caller has left in this very turn is still at the gate, but nobody waits behind it.
+            tickets = [ticket for ticket in decision.granted if not self._granted[ticket].done()]
+            if tickets:
+                self._busy = True
+                grant = Grant(len(tickets), self._session_free)
+                self._grants.update(dict.fromkeys(tickets, grant))
+                self._wake(tickets, may_run=True)
+
+    def _wake(self, tickets: Sequence[int], *, may_run: bool) -> None:
+        for ticket in tickets:
+            if not self._granted[ticket].done():
+                self._granted[ticket].set_result(may_run)
+
+    def _session_free(self) -> None:
+        self._busy = False
+        self._open_gate()
+
+    # --- session ------------------------------------------------------------------------------------------------
+
+    async def _run_batch(self, bundles: list[Staged]) -> list[Staged]:
+        """Run the bundles of one grant as one batch, in the session's thread."""
+        grant = bundles[0].grant
+        assert grant is not None
+        grant.running = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._session_thread, self._execute, bundles)
+        finally:
+            grant.end()
+        return bundles
+
+    def _execute(self, bundles: Sequence[Staged]) -> None:
+        started = time.monotonic()
+        self._session_started_at = started
+        try:
+            by_variant: dict[str, list[tuple[Staged, int]]] = {}
+            for staged in bundles:
+                staged.executed_at = started
+                for index, tensors in enumerate(staged.tensors):
+                    if isinstance(tensors, Failure):
+                        staged.results[index] = tensors
+                    elif staged.deadlines[index] <= started:
+                        staged.results[index] = _EXPIRED
+                    else:
+                        by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
+            for variant, places in by_variant.items():
+                self._execute_variant(bundles, variant, places)
+        finally:
+            self._session_started_at = None
+            finished = time.monotonic()
+            for staged in bundles:
+                staged.finished_at = finished
+
+    def _execute_variant(self, bundles: Sequence[Staged], variant: str, places: Sequence[tuple[Staged, int]]) -> None:
+        inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
+        buckets = None
+        if self._processor is not None:
+            inputs, buckets = self._pad(self._processor, places, inputs)
+        ran = run_entries(self._backends[variant], inputs, self._max_rows, buckets)
+        for (staged, index), outcome in zip(places, ran.outcomes, strict=True):
+            if isinstance(outcome, ServeAppError):
+                staged.results[index] = Failure(outcome.code, outcome.message)
+            else:
+                staged.results[index] = Success(outcome)
+        for staged in bundles:
+            staged.executions.extend(ran.executions)
+
+    @staticmethod
+    def _pad(
+        processor: Processor, places: Sequence[tuple[Staged, int]], inputs: Sequence[Tensors]
+    ) -> tuple[list[Tensors], list[int]]:
+        """Pad what the processor made, so that it can share a run. Clients' own tensors run as they came.
+
+        Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
+        its own: entries of one bucket then still share a run.
+        """
+        buckets = [
+            0 if isinstance(staged.entries[index].payload, dict) else processor.bucket(tensors)
+            for (staged, index), tensors in zip(places, inputs, strict=True)
+        ]
+        if processor.bucket_invariant:
+            largest = max(buckets)
+            buckets = [largest if bucket else 0 for bucket in buckets]
+        padded = [
+            processor.pad(tensors, bucket) if bucket else tensors
+            for tensors, bucket in zip(inputs, buckets, strict=True)
+        ]
+        return padded, buckets
+
+    # --- processor ----------------------------------------------------------------------------------------------
+
+    async def _preprocess(self, staged: Staged) -> None:
+        media = []
+        for index, entry in enumerate(staged.entries):
+            if isinstance(entry.payload, dict):
+                staged.tensors[index] = entry.payload
+            else:
+                media.append(index)
+        if media:
+            await self._in_pool(media, lambda index: self._preprocess_entry(staged, index))
+
+    def _preprocess_entry(self, staged: Staged, index: int) -> None:
+        payload = staged.entries[index].payload
+        if staged.deadlines[index] <= time.monotonic():
+            staged.tensors[index] = _EXPIRED
+            return
+        try:
+            staged.tensors[index] = self._media_processor().preprocess(cast("Media | Texts", payload))
+        except ServeAppError as error:
+            staged.tensors[index] = Failure(error.code, error.message)
+        except Exception:
+            logger.exception("%s could not preprocess one entry", self._name)
+            staged.tensors[index] = Failure(
+                InferenceFailed.code, f"model {self._name} failed to preprocess this request"
+            )
+
+    async def _postprocess(self, staged: Staged) -> None:
+        media = []
+        for index, entry in enumerate(staged.entries):
+            result = staged.results[index]
+            if result is None:
+                tensors = staged.tensors[index]
+                staged.results[index] = tensors if isinstance(tensors, Failure) else _EXPIRED
+            elif isinstance(result, Success) and not isinstance(entry.payload, dict):
+                media.append(index)
+        if media:
+            await self._in_pool(media, lambda index: self._postprocess_entry(staged, index))
+
+    def _postprocess_entry(self, staged: Staged, index: int) -> None:
+        payload = cast("Media | Texts", staged.entries[index].payload)
+        result = cast("Success", staged.results[index])
+        try:
+            inputs = cast("Tensors", staged.tensors[index])
+            staged.results[index] = Success(self._media_processor().postprocess(payload, result.value, inputs))
+        except ServeAppError as error:
+            staged.results[index] = Failure(error.code, error.message)
+        except Exception:
+            logger.exception("%s could not postprocess one entry", self._name)
+            staged.results[index] = Failure(
+                InferenceFailed.code, f"model {self._name} failed to postprocess this request"
+            )
+
+    def _media_processor(self) -> Processor:
+        if self._processor is None:
+            raise InvalidRequest(f"model {self._name} takes tensors only")
+        return self._processor
+
+    async def _in_pool(self, indexes: Sequence[int], work: Callable[[int], None]) -> None:
+        """Spread the work over the pool, one share per thread."""
+        shares = [indexes[start :: self._preprocess_threads] for start in range(self._preprocess_threads)]
+        await asyncio.gather(*(self._share(self._pool, share, work) for share in shares if share))
+
+    @staticmethod
+    async def _share(pool: Executor, indexes: Sequence[int], work: Callable[[int], None]) -> None:
+        def run() -> None:
+            for index in indexes:
+                work(index)
+
+        await asyncio.get_running_loop().run_in_executor(pool, run)
+
+
+_NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")
+_EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
+
+
+def _rows(tensors: Tensors) -> int:
+    return int(next(iter(tensors.values())).shape[0])

@@ -1,0 +1,42 @@
+"""One real server for all tests that only ask it things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import onnx_models
+import pytest
+import yaml
+from serve_process import ROOT, ServeProcess
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """The demo's models, as configured, and three tiny ones."""
+    folder = tmp_path_factory.mktemp("server")
+    demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    args = demo["applications"][0]["args"]
+    kinds: tuple[onnx_models.Kind, ...] = ("sum_diff", "fail_on_negative", "string_identity")
+    for kind in kinds:
+        onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
+        args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
+    args["router"] = {"max_body": "4MiB"}
+    for model in args["models"]:
+        model.setdefault("resources", {})["cpus"] = 0.1
+        model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
+    with ServeProcess(args, folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: ServeProcess) -> Iterator[httpx.Client]:
+    """An HTTP client of that server."""
+    with httpx.Client(base_url=server.url, timeout=30.0) as made:
+        yield made
+
+
+def held_out(kind: str) -> list[Path]:
+    """Committed test media; a file's name starts with its label."""
+    return sorted(path for path in (ROOT / "tests" / "data" / kind).iterdir() if path.suffix not in {".md", ".npz"})

@@ -1,0 +1,239 @@
+"""Starting, scaling, losing replicas, redeploying and stopping a real server."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx_models
+import pytest
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+from serve_process import ROOT, ServeProcess
+
+pytestmark = pytest.mark.cluster
+
+WAIT_S = 90.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that another process does, or fail naming it."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {WAIT_S:.0f} s in vain: {what}"
+        time.sleep(0.1)
+
+
+def slow_model(path: Path, size: int = 2048, layers: int = 24) -> None:
+    """A model that keeps a core busy for tens of milliseconds per row and answers its input's mean."""
+    rng = np.random.default_rng(7)
+    nodes, weights, current = [], [], "x"
+    for layer in range(layers):
+        weight = rng.standard_normal((size, size)).astype(np.float32) / np.float32(np.sqrt(size))
+        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
+        nodes.append(helper.make_node("MatMul", [current, f"w{layer}"], [f"h{layer}"]))
+        current = f"h{layer}"
+    nodes.append(helper.make_node("ReduceMean", [current], ["noise"], axes=[1], keepdims=1))
+    nodes.append(helper.make_node("Mul", ["noise", "zero"], ["nothing"]))
+    nodes.append(helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1))
+    nodes.append(helper.make_node("Add", ["mean", "nothing"], ["y"]))
+    weights.append(numpy_helper.from_array(np.zeros(1, np.float32), "zero"))
+    graph = helper.make_graph(
+        nodes,
+        "slow",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])],
+        weights,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10).SerializeToString()
+    )
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A server whose models scale: `steady` has two replicas, `sleeper` none at first, `slow` follows its queue."""
+    folder = tmp_path_factory.mktemp("busy")
+    for name in ("steady", "sleeper"):
+        onnx_models.make(folder / "models" / name / "1" / "model.onnx", "add_one")
+    slow_model(folder / "models" / "slow" / "1" / "model.onnx")
+    scaling = {"upscale_delay_s": 0.0, "downscale_delay_s": 1.0, "downscale_to_zero_delay_s": 1.0}
+    models: list[dict[str, Any]] = [
+        {"name": "steady", "autoscaling": {"min_replicas": 2, "max_replicas": 2}},
+        {"name": "sleeper", "autoscaling": {"min_replicas": 0, "max_replicas": 1, **scaling}},
+        {
+            "name": "slow",
+            "batching": {"max_rows": 1, "slo_ms": 1000},
+            "autoscaling": {"min_replicas": 1, "max_replicas": 2, "target_queue": 4, **scaling},
+        },
+    ]
+    for model in models:
+        model["path"] = str(folder / "models" / str(model["name"]))
+        model["resources"] = {"cpus": 0.1}
+        model["health"] = {"check_period_s": 1.0}
+    args = {"models": models, "classes": {"normal": {"timeout_ms": 60000}}, "router": {"cpus": 0.1}}
+    with ServeProcess(args, folder) as running:
+        yield running
+
+
+def ask(url: str, model: str, value: float = 1.0, size: int = 1, **options: Any) -> httpx.Response:
+    """Send one row of equal numbers."""
+    body = {"inputs": [{"name": "x", "shape": [1, size], "datatype": "FP32", "data": [value] * size}]}
+    return httpx.post(f"{url}/v2/models/{model}/infer", json=body, timeout=60.0, **options)
+
+
+def replicas(url: str, model: str) -> int:
+    """How many replicas the router can reach."""
+    return len(httpx.get(f"{url}/status").json()["models"][model]["replicas"])
+
+
+def test_a_model_without_replicas_wakes_up_for_its_first_request(busy: ServeProcess) -> None:
+    """The request waits for the start and is answered; later the model goes back to sleep."""
+    wait_until(lambda: replicas(busy.url, "sleeper") == 0, "no replica of sleeper at rest")
+    answer = ask(busy.url, "sleeper", 4.0)
+    assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [5.0])
+    wait_until(lambda: replicas(busy.url, "sleeper") == 0, "sleeper asleep again")
+
+
+def test_replicas_follow_the_queue(busy: ServeProcess) -> None:
+    """Rows waiting in the router bring a second replica, and idleness takes it away again."""
+    assert replicas(busy.url, "slow") == 1
+    done = threading.Event()
+
+    def keep_asking() -> set[int]:
+        statuses = set()
+        while not done.is_set():
+            statuses.add(ask(busy.url, "slow", size=2048).status_code)
+        return statuses
+
+    with ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(keep_asking) for _ in range(16)]
+        try:
+            wait_until(lambda: replicas(busy.url, "slow") == 2, "a second replica of slow")
+        finally:
+            done.set()
+        assert set().union(*(client.result() for client in clients)) == {200}
+    wait_until(lambda: replicas(busy.url, "slow") == 1, "one replica of slow after the load")
+
+
+def test_killing_a_replica_loses_no_request(busy: ServeProcess) -> None:
+    """What it had in hand is answered by the other one."""
+    done = threading.Event()
+
+    def keep_asking(number: int) -> list[tuple[int, list[float]]]:
+        answers = []
+        while not done.is_set():
+            answer = ask(busy.url, "steady", float(number))
+            answers.append((answer.status_code, answer.json().get("outputs", [{}])[0].get("data")))
+        return answers
+
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(keep_asking, number) for number in range(8)]
+        try:
+            first = busy.replica_processes("steady")
+            assert len(first) == 2
+            first[0].kill()
+            wait_until(
+                lambda: len(busy.replica_processes("steady")) == 2 and replicas(busy.url, "steady") == 2,
+                "a replacement of the killed replica",
+            )
+        finally:
+            done.set()
+        for number, client in enumerate(clients):
+            answers = client.result()
+            assert answers
+            assert set(map(repr, answers)) == {repr((200, [number + 1.0]))}
+
+
+def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
+    """New settings roll through router and model while clients keep asking."""
+    done = threading.Event()
+
+    def keep_asking() -> set[int]:
+        statuses = set()
+        with httpx.Client(transport=httpx.HTTPTransport(retries=2), timeout=60.0) as client:
+            while not done.is_set():
+                body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
+                statuses.add(client.post(f"{busy.url}/v2/models/steady/infer", json=body).status_code)
+        return statuses
+
+    changed = yaml.safe_load(busy.config_file.read_text())
+    models = changed["applications"][0]["args"]["models"]
+    models[0]["batching"] = {"max_rows": 16}
+    file = busy.config_file.with_name("changed.yaml")
+    file.write_text(yaml.safe_dump(changed))
+
+    def max_batch() -> int:
+        answer = httpx.get(f"{busy.url}/v2/models/steady/config")
+        return int(answer.json()["max_batch_size"]) if answer.status_code == 200 else 0
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(keep_asking) for _ in range(4)]
+        try:
+            busy.deploy(file)
+            wait_until(lambda: max_batch() == 16, "the new setting")
+            wait_until(lambda: busy.application_status() == "RUNNING", "a settled application")
+        finally:
+            done.set()
+        assert set().union(*(client.result() for client in clients)) == {200}
+
+
+def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
+    """After Ctrl-C no process and no port of the server is left."""
+    onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
+    args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}]}
+    with ServeProcess(args, tmp_path) as running:
+        answer = ask(running.url, "tiny")
+        assert answer.status_code == 200, answer.text
+        survivors = running.stop()
+        assert [process.pid for process in survivors] == []
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{running.url}/v2/health/live")
+
+
+def test_a_wrong_configuration_fails_with_its_lines(tmp_path: Path) -> None:
+    """Under plain `serve run` the deployment's error holds the same readable lines as `serve-app validate`."""
+    args = {"models": [{"name": "tiny", "path": "models/nowhere", "batching": {"max_row": 4}}]}
+    with (
+        pytest.raises(AssertionError, match=re.escape("max_row: unknown key; did you mean max_rows?")),
+        ServeProcess(args, tmp_path),
+    ):
+        pass
+
+
+CALLER = """
+from ray import serve
+from serve_app.payloads import Texts
+import numpy as np
+
+
+@serve.deployment
+class Caller:
+    async def __call__(self, request):
+        handle = serve.get_app_handle("serve-app")
+        answer = await handle.infer.remote("tiny", {"x": np.ones((1, 2), np.float32)}, priority="high")
+        return {"y": answer.value["y"].tolist(), "priority": answer.priority.label}
+
+
+app = Caller.bind()
+"""
+
+
+def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> None:
+    """The same queue and promises as over HTTP."""
+    onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
+    (tmp_path / "caller_app.py").write_text(CALLER)
+    args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}]}
+    server = ServeProcess(args, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
+    with server:
+        wait_until(lambda: httpx.get(f"{server.url}/caller").status_code == 200, "the other application")
+        assert httpx.get(f"{server.url}/caller").json() == {"y": [[2.0, 2.0]], "priority": "high"}

@@ -1,0 +1,140 @@
+"""The runtime without Ray: a real scheduler and dispatcher, and a transport that tests steer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import numpy as np
+
+from serve_app.payloads import Bundle, BundleResult, Execution, Payload, Success, Tensors
+from serve_app.runtime.dispatcher import Completed, Dispatcher
+from serve_app.runtime.metrics import RouterMetrics
+from serve_app.runtime.worker import RunBatch, RunOne, Staged
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+
+MODEL = "model"
+
+
+class Transport:
+    """A `Send` that keeps every bundle until the test answers it."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[Sent] = asyncio.Queue()
+
+    async def __call__(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+        sent = Sent(model, bundle, replica, nbytes)
+        self.sent.put_nowait(sent)
+        return await sent.answer
+
+    async def next(self) -> Sent:
+        """The next bundle that the dispatcher sends."""
+        return await self.sent.get()
+
+
+class Sent:
+    """One bundle on its way."""
+
+    def __init__(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> None:
+        self.model = model
+        self.bundle = bundle
+        self.replica = replica
+        self.nbytes = nbytes
+        self.answer: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
+
+    @property
+    def values(self) -> list[Any]:
+        """What the entries carry: the first number of each."""
+        return [float(cast("Tensors", entry.payload)["x"].ravel()[0]) for entry in self.bundle.entries]
+
+    def succeed(self) -> None:
+        """Answer every entry with what it carries."""
+        results = [Success(entry.payload) for entry in self.bundle.entries]
+        self.answer.set_result(BundleResult(list(results), [Execution(len(results), 0, 0.001)], 0.0, 0.0, 0.0))
+
+
+def classes(**changes: Any) -> dict[Priority, ClassSettings]:
+    """Generous limits for every class."""
+    settings: dict[str, Any] = {"queue_entries": 1000, "queue_bytes": 10**9, "timeout_s": 30.0, **changes}
+    return {priority: ClassSettings(**settings) for priority in Priority}
+
+
+def make_dispatcher(
+    send: Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]],
+    *,
+    max_rows: int = 4,
+    window: int = 1,
+    bundle_timeout_s: float = 60.0,
+    replicas: tuple[str, ...] = ("a",),
+    limits: dict[Priority, ClassSettings] | None = None,
+) -> tuple[Dispatcher, RouterMetrics]:
+    """A dispatcher of one model with these replicas."""
+    scheduler = Scheduler(
+        [ModelScheduling(MODEL, max_rows=max_rows, slo_s=1.0, window=window)],
+        limits or classes(),
+        ProcessLimits(total_bytes=10**9),
+    )
+    metrics = RouterMetrics(scheduler)
+    dispatcher = Dispatcher(scheduler, send, metrics, bundle_timeout_s)
+    dispatcher.on_replicas(MODEL, replicas)
+    return dispatcher, metrics
+
+
+def tensor(*values: float) -> Tensors:
+    """One row of numbers, as input ``x``."""
+    return {"x": np.array([values], dtype=np.float32)}
+
+
+def submit(
+    dispatcher: Dispatcher,
+    payload: Payload,
+    *,
+    priority: Priority = Priority.NORMAL,
+    timeout_s: float = 30.0,
+    rows: int = 1,
+    variant: str = "",
+) -> asyncio.Task[Completed]:
+    """Submit in a task of its own."""
+    return asyncio.ensure_future(
+        dispatcher.submit(
+            MODEL, payload, priority=priority, timeout_s=timeout_s, rows=rows, bucket=0, nbytes=8, variant=variant
+        )
+    )
+
+
+def batch_same_turn(run_batch: RunBatch) -> RunOne:
+    """Batches what is asked for in one turn of the event loop, as ``@serve.batch`` does with a wait of 0."""
+    waiting: list[tuple[Staged, asyncio.Future[Staged]]] = []
+
+    async def flush(batch: list[tuple[Staged, asyncio.Future[Staged]]]) -> None:
+        try:
+            results = await run_batch([staged for staged, _ in batch])
+        except Exception as error:
+            for _, future in batch:
+                future.set_exception(error)
+            return
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def start() -> None:
+        batch = [(staged, future) for staged, future in waiting if not future.cancelled()]
+        waiting.clear()
+        if batch:
+            task = asyncio.ensure_future(flush(batch))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def run_one(staged: Staged) -> Staged:
+        future: asyncio.Future[Staged] = asyncio.get_running_loop().create_future()
+        if not waiting:
+            asyncio.get_running_loop().call_soon(start)
+        waiting.append((staged, future))
+        return await future
+
+    return run_one
