@@ -1,0 +1,136 @@
+# Environments are made from the hash-pinned files in requirements/ and are made again only when those change.
+# Every target works from a fresh clone; `make` alone lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --warn-undefined-variables
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+ifneq ($(words $(CURDIR)),1)
+$(error Ray cannot run from a folder with spaces in its path: move this one)
+endif
+
+PYTHON ?= python3
+CONFIG ?= configs/demo.yaml
+# Arguments for pytest, e.g. `make test TESTS=tests/config`
+TESTS ?=
+# `make lock UPGRADE=--upgrade` takes the newest versions instead of keeping those of the old lock
+UPGRADE ?=
+
+BIN := .venv/bin
+UV := .venv-uv/bin/uv
+# Never another interpreter than the one that was asked for
+export UV_PYTHON_DOWNLOADS := never
+
+LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-index-url --no-emit-find-links $(UPGRADE)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- Environments ---------------------------------------------------------------------------------------------------
+
+.PHONY: env
+env: .venv/.made ## Make the environment of the server and its tools
+
+.venv-uv/.made: requirements/uv.txt
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else \
+		f"error: Python 3.11, 3.12 or 3.13 is needed, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@echo "Making .venv-uv"
+	@rm -rf .venv-uv
+	@"$(PYTHON)" -m venv .venv-uv
+	@.venv-uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+# make-environment,<folder>,<lock>
+define make-environment
+	@echo "Making $(1) from $(2)"
+	@test -x $(1)/bin/python || $(UV) venv --quiet --python "$(PYTHON)" $(1)
+	@$(UV) pip sync --quiet --require-hashes --python $(1)/bin/python $(2)
+endef
+
+.venv/.made: requirements/dev.txt pyproject.toml | .venv-uv/.made
+	$(call make-environment,.venv,$<)
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv/bin/python --editable .
+	@touch $@
+
+.venv-models/.made: requirements/models.txt | .venv-uv/.made
+	$(call make-environment,.venv-models,$<)
+	@touch $@
+
+.venv-train/.made: requirements/train.txt | .venv-uv/.made
+	$(call make-environment,.venv-train,$<)
+	@touch $@
+
+.PHONY: lock
+lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes newer versions)
+	@$(LOCK) --group bootstrap --output-file requirements/uv.txt
+	@$(LOCK) pyproject.toml --output-file requirements/serve.txt
+	@$(LOCK) pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
+	@$(LOCK) --group models --output-file requirements/models.txt
+	@$(LOCK) --group train --output-file requirements/train.txt
+
+# --- Models ---------------------------------------------------------------------------------------------------------
+
+.PHONY: models
+models: .venv-models/.made ## Build the models that are not committed; what is up to date is only verified
+	@UV="$(CURDIR)/$(UV)" .venv-models/bin/python -m training.minilm.build
+	@.venv-models/bin/python -m training.benchmark_models
+
+.PHONY: train
+train: .venv-train/.made ## Train the committed demo models again (needs espeak-ng)
+	@.venv-train/bin/python -m training.digits.train
+	@.venv-train/bin/python -m training.spoken_digits.train
+
+# --- Serving --------------------------------------------------------------------------------------------------------
+
+.PHONY: serve
+serve: env models ## Serve CONFIG (default configs/demo.yaml) in the foreground
+	@$(BIN)/serve-app run "$(CONFIG)"
+
+.PHONY: stop
+stop: ## End what `make serve` started
+	@if test -x $(BIN)/serve-app; then $(BIN)/serve-app stop; else echo "nothing is running"; fi
+
+.PHONY: doctor
+doctor: env ## Look at this machine: versions, devices, ports, models
+	@$(BIN)/serve-app doctor --config "$(CONFIG)"
+
+# --- Checks ---------------------------------------------------------------------------------------------------------
+
+.PHONY: check
+check: lint types layers ## Lint, format, types and layers
+
+.PHONY: lint
+lint: env
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+.PHONY: types
+types: env
+	@$(BIN)/mypy
+
+.PHONY: layers
+layers: env
+	@$(BIN)/lint-imports
+
+.PHONY: test
+test: env models ## Run the tests (TESTS=... chooses)
+	@$(BIN)/python -m pytest $(TESTS)
+
+.PHONY: schema
+schema: env ## Write configs/schema.json again
+	@$(BIN)/serve-app schema > configs/schema.json.new
+	@mv configs/schema.json.new configs/schema.json
+
+.PHONY: bench-smoke
+bench-smoke: env models ## Measure against stock Ray Serve on this machine
+	@$(BIN)/python -m benchmarks.smoke
+
+.PHONY: clean
+clean: ## Remove environments, caches and built models
+	@rm -rf .venv .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		models/minilm models/minilm-int8 models/tiny models/wide models/resnet50 models/pool
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
