@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MARKER = "SERVE_APP_TEST_SERVER"
 """Environment variable that every process of one server inherits."""
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
-from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -224,7 +224,7 @@ class Dispatcher:
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            self._on_failed(dispatch, replica_lost=True)
+            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), True))
         except ServeAppError as error:
             self._on_error(dispatch, error)
         except Exception:
@@ -258,16 +258,6 @@ class Dispatcher:
         for entry in self._scheduler.on_done(dispatch.bundle_id, (), self._loop.time()):
             self._fail(entry, type(error)(error.message, error.retry_after_s))
 
-    def _on_failed(self, dispatch: Dispatch, *, replica_lost: bool) -> None:
-        failed = self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), replica_lost)
-        for entry in failed.poisoned:
-            self._fail(
-                entry,
-                InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
-            )
-        for entry in failed.expired:
-            self._fail(entry, DeadlineExceeded(_late(entry)))
-
     def _on_bundle_timeout(self, dispatch: Dispatch) -> None:
         logger.error(
             "Replica %s of %s has not answered for %.0f s: it gets no more work until it does",
@@ -275,10 +265,18 @@ class Dispatcher:
             dispatch.model,
             self._bundle_timeout_s,
         )
-        if dispatch.replica is not None:
-            self._scheduler.quarantine(dispatch.model, dispatch.replica, self._loop.time())
-        self._on_failed(dispatch, replica_lost=True)
+        self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, self._loop.time()))
         self._schedule_pump()
+
+    def _deal_with(self, requeue: Requeue) -> None:
+        """Answer those entries of a failed bundle that do not get another try."""
+        for entry in requeue.poisoned:
+            self._fail(
+                entry,
+                InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
+            )
+        for entry in requeue.expired:
+            self._fail(entry, DeadlineExceeded(_late(entry)))
 
     def _fail(self, entry: Entry, error: ServeAppError) -> None:
         self._end(entry, error.code)

@@ -81,15 +81,16 @@ class BundlesInFlight:
     def add(self, bundle: Bundle) -> None:
         """A bundle is sent. All of its entries are RUNNING."""
         self._bundles[bundle.id] = bundle
-        if len(self._due) > 2 * len(self._bundles) + _STALE_ALLOWED - 2:
-            self._due = [pair for pair in self._due if pair[1] in self._bundles]
-            heapify(self._due)
         if (deadline := bundle.next_deadline) is not None:
             heappush(self._due, (deadline, bundle.id))
 
     def pop(self, bundle_id: int) -> Bundle | None:
         """A bundle was answered or failed; ``None`` when it is not known (any more)."""
-        return self._bundles.pop(bundle_id, None)
+        bundle = self._bundles.pop(bundle_id, None)
+        if len(self._due) > 2 * len(self._bundles) + _STALE_ALLOWED:
+            self._due[:] = [pair for pair in self._due if pair[1] in self._bundles]
+            heapify(self._due)
+        return bundle
 
     def get(self, bundle_id: int) -> Bundle | None:
         """The bundle of that id, if it is known."""
@@ -143,7 +144,7 @@ class BundlesInFlight:
         if bundle is not None:
             bundle.release_entries()
             if not bundle.replica.listed:
-                del self._bundles[bundle_id]
+                self.pop(bundle_id)
 
 
 def _deadline(entry: Entry) -> float:

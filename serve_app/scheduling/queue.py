@@ -101,7 +101,12 @@ class ClassQueue:
             raise ValueError(f"entry {entry.id} is queued already")
         self._entries[entry.id] = entry
         heappush(self._heap, (entry.deadline, entry.id))
-        self._count(entry, entry.rows, entry.nbytes, 1)
+        self.rows += entry.rows
+        self.nbytes += entry.nbytes
+        self.row_buckets += entry.rows * entry.bucket
+        self._totals.entries += 1
+        self._totals.nbytes += entry.nbytes
+        self.histogram.add(entry.arrival, entry.deadline, entry.rows)
 
     def head(self) -> Entry | None:
         """The entry with the earliest deadline, or ``None`` when empty."""
@@ -118,7 +123,7 @@ class ClassQueue:
         while True:
             entry = self._entries.pop(heappop(self._heap)[1], None)
             if entry is not None:
-                self._count(entry, -entry.rows, -entry.nbytes, -1)
+                self._forget(entry)
                 return entry
 
     def take(self, into: list[Entry], room: int, bucket: int) -> int:
@@ -139,7 +144,7 @@ class ClassQueue:
                 break
             heappop(self._heap)
             del self._entries[entry.id]
-            self._count(entry, -entry.rows, -entry.nbytes, -1)
+            self._forget(entry)
             into.append(entry)
             left -= entry.rows
         return room - left
@@ -147,23 +152,24 @@ class ClassQueue:
     def remove(self, entry: Entry) -> None:
         """Take an entry out of the middle. Raises KeyError when it is not queued here."""
         del self._entries[entry.id]
-        self._count(entry, -entry.rows, -entry.nbytes, -1)
-        if len(self._heap) > 2 * len(self._entries) + _STALE_ALLOWED:
-            self._heap = [pair for pair in self._heap if pair[1] in self._entries]
-            heapify(self._heap)
+        self._forget(entry)
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
         while (entry := self.head()) is not None and entry.deadline <= now:
             into.append(self.pop())
 
-    def _count(self, entry: Entry, rows: int, nbytes: int, entries: int) -> None:
-        self.rows += rows
-        self.nbytes += nbytes
-        self.row_buckets += rows * entry.bucket
-        self._totals.entries += entries
-        self._totals.nbytes += nbytes
-        self.histogram.add(entry.arrival, entry.deadline, rows)
+    def _forget(self, entry: Entry) -> None:
+        """Count out an entry that has left the dict, and rebuild the heap when too much of it is stale."""
+        self.rows -= entry.rows
+        self.nbytes -= entry.nbytes
+        self.row_buckets -= entry.rows * entry.bucket
+        self._totals.entries -= 1
+        self._totals.nbytes -= entry.nbytes
+        self.histogram.add(entry.arrival, entry.deadline, -entry.rows)
+        if len(self._heap) > 2 * len(self._entries) + _STALE_ALLOWED:
+            self._heap[:] = [pair for pair in self._heap if pair[1] in self._entries]
+            heapify(self._heap)
 
 
 class ModelQueue:

@@ -9,12 +9,13 @@ import httpx
 import onnx_models
 import pytest
 import yaml
+from deployments.own_models import bring
 from serve_process import ROOT, ServeProcess
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """The demo's models, as configured, and three tiny ones."""
+    """The demo's models, as configured, three tiny ones, and three as users bring them."""
     folder = tmp_path_factory.mktemp("server")
     demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
     args = demo["applications"][0]["args"]
@@ -22,6 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     for kind in kinds:
         onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
         args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
+    args["models"] += bring(folder / "own")
     args["router"] = {"max_body": "4MiB"}
     for model in args["models"]:
         model.setdefault("resources", {})["cpus"] = 0.1

@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import huggingface_hub
 import numpy as np
+import onnx_models
 import openai
 import pytest
+import soundfile
 import tritonclient.http
 from deployments.conftest import held_out
 from PIL import Image
@@ -126,6 +128,23 @@ def test_tritons_client_infers(server: ServeProcess, binary: bool) -> None:
     assert answer.as_numpy("OUTPUT0").tolist() == (left + right).tolist()
     assert answer.as_numpy("OUTPUT1").tolist() == (left - right).tolist()
     client.close()
+
+
+def test_own_models_need_five_lines(client: httpx.Client) -> None:
+    """A picture, a sound and a text, each answered by a model that only a few lines of YAML describe."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (100, 60), (0, 250, 0)).save(buffer, "JPEG")
+    colour = client.post("/v1/models/colours/predict", files={"file": buffer.getvalue()})
+    assert colour.json()[0]["label"] == "green"
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.tile([0.5, -0.5], 4000), 8000, format="WAV")
+    loudness = client.post("/v1/models/loudness/predict", files={"file": buffer.getvalue()})
+    assert loudness.json()[0]["label"] == "magnitude"
+
+    words = client.post("/v1/models/words/predict", json={"inputs": ["one", "one two"]})
+    table = onnx_models.token_table()
+    np.testing.assert_allclose(words.json(), [table[2], (table[2] + table[3]) / 2], atol=1e-5)
 
 
 def test_a_bad_entry_fails_alone_among_many(client: httpx.Client) -> None:
