@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +9,12 @@ import ray
 from ray import serve
 
 from serve_app.config import ModelConfig
+from serve_app.deployments.log import join_serve_log
 from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.runtime.worker import RunBatch, RunOne, Staged, Worker
-
-logger = logging.getLogger("ray.serve")
 
 WARM_UP = "warm_up"
 DEVICE = "device"
@@ -32,6 +30,7 @@ class ModelDeployment:
     """
 
     def __init__(self, config: ModelConfig) -> None:
+        join_serve_log()
         self._config = config
         gpus = ray.get_gpu_ids()
         self._backends: dict[str, Backend] = {}

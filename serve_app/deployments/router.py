@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
+from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import InvalidRequest, ServeAppError
@@ -25,8 +25,6 @@ from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
-
-logger = logging.getLogger("ray.serve")
 
 
 class RouterDeployment:
@@ -46,6 +44,7 @@ class RouterDeployment:
         infos: Mapping[str, ModelInfo],
         handles: Mapping[str, DeploymentHandle[Any]],
     ) -> None:
+        join_serve_log()
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._by_reference_above = config.router.by_reference_above
@@ -136,7 +135,7 @@ class RouterDeployment:
             return self._metrics.render()
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
-        pages = await peers.options(method_name="render_metrics").broadcast().results_async()
+        pages = await peers.broadcast("render_metrics").results_async()
         return merge_pages(pages)
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:

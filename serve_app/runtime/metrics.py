@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -58,6 +58,7 @@ class RouterMetrics:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
+        disable_created_metrics()  # a time of creation per series doubles the page and tells nothing here
         self.registry = CollectorRegistry()
         self.registry.register(SchedulerCollector(scheduler))
         self.requests = Counter(
@@ -212,9 +213,9 @@ def merge_pages(pages: Iterable[tuple[str, str]]) -> str:
     families: dict[str, list[str]] = {}
     for router, page in pages:
         for family in text_string_to_metric_families(page):
-            lines = families.setdefault(
-                family.name, [f"# HELP {family.name} {family.documentation}", f"# TYPE {family.name} {family.type}"]
-            )
+            # The parser strips the suffix of a counter; in this format the declaration carries it.
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            lines = families.setdefault(name, [f"# HELP {name} {family.documentation}", f"# TYPE {name} {family.type}"])
             for sample in family.samples:
                 labels = {**sample.labels, "router": router}
                 rendered = ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items())

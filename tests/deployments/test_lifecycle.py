@@ -228,12 +228,21 @@ app = Caller.bind()
 
 
 def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> None:
-    """The same queue and promises as over HTTP."""
+    """The same queue and promises as over HTTP; and of two routers, both are in the metrics."""
     onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
     (tmp_path / "caller_app.py").write_text(CALLER)
-    args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}]}
+    args = {
+        "models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}],
+        "router": {"replicas": 2, "cpus": 0.1},
+    }
     server = ServeProcess(args, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
     with server:
         wait_until(lambda: httpx.get(f"{server.url}/caller").status_code == 200, "the other application")
         assert httpx.get(f"{server.url}/caller").json() == {"y": [[2.0, 2.0]], "priority": "high"}
+
+        def routers() -> int:
+            page = httpx.get(f"{server.url}/metrics").text
+            return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
+
+        wait_until(lambda: routers() == 2, "both routers in the metrics")

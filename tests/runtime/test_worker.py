@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from runtime_harness import batch_same_turn, tensor
 
 from serve_app.errors import InvalidRequest
 from serve_app.inference.onnx import OnnxBackend
-from serve_app.payloads import Bundle, BundleResult, Failure, Media, Success, Tensors, Texts, WireEntry
+from serve_app.payloads import Bundle, BundleResult, Failure, Media, ModelSignature, Success, Tensors, Texts, WireEntry
 from serve_app.processors.processor import Cost
 from serve_app.runtime.worker import Worker
 
@@ -174,3 +175,46 @@ async def test_what_a_processor_refuses_concerns_its_entry_alone(media_worker: W
         Failure("inference_failed", "model media failed to preprocess this request"),
         Success([[4.0, 4.0, 4.0, 4.0]]),
     ]
+
+
+class Wedged:
+    """A backend that is inside a run until it is let go."""
+
+    signature = ModelSignature((), ())
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.go = threading.Event()
+
+    def load(self) -> None:
+        pass
+
+    def run(self, inputs: Tensors) -> Tensors:
+        self.inside.set()
+        assert self.go.wait(30.0)
+        return {"y": inputs["x"]}
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_wedged_session_shows() -> None:
+    """While a run lasts its age grows, and it is 0 again when the session is idle."""
+    backend = Wedged()
+    worker = Worker(
+        name="wedged",
+        backends={"": backend},
+        processor=None,
+        max_rows=8,
+        preprocess_threads=1,
+        batch=batch_same_turn,
+    )
+    assert worker.stalled_s() == 0.0
+    running = asyncio.ensure_future(worker.run(Bundle([entry(tensor(1))])))
+    await asyncio.get_running_loop().run_in_executor(None, backend.inside.wait, 30.0)
+    assert worker.stalled_s() > 0.0
+    backend.go.set()
+    assert values(await running) == [[[1.0]]]
+    assert worker.stalled_s() == 0.0
+    worker.close()

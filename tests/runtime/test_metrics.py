@@ -1,0 +1,58 @@
+"""What the router counts and how several routers' pages become one."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+from runtime_harness import MODEL, Transport, make_dispatcher, submit, tensor
+
+from serve_app.runtime.metrics import merge_pages
+
+
+async def test_answered_requests_and_runs_are_counted() -> None:
+    """One request, one bundle and one run leave one sample each."""
+    transport = Transport()
+    dispatcher, metrics = make_dispatcher(transport)
+    task = submit(dispatcher, tensor(0))
+    (await transport.next()).succeed()
+    await task
+    samples = {
+        (sample.name, sample.labels.get("outcome", "")): sample.value
+        for family in text_string_to_metric_families(metrics.render())
+        for sample in family.samples
+        if sample.labels.get("model") == MODEL and not sample.name.endswith(("_bucket", "_created", "_sum"))
+    }
+    assert samples["serve_app_requests_total", "ok"] == 1
+    assert samples["serve_app_request_seconds_count", ""] == 1
+    assert samples["serve_app_execution_seconds_count", ""] == 1
+    assert samples["serve_app_bundle_entries_count", ""] == 1
+    assert samples["serve_app_slots_in_use", ""] == 0
+    assert samples["serve_app_replicas", ""] == 1
+
+
+async def test_pages_of_several_routers_become_one_valid_page() -> None:
+    """Every sample keeps its value and says which router it is from; a family is declared once."""
+    pages = []
+    for router, requests in (("a", 1), ("b", 2)):
+        transport = Transport()
+        dispatcher, metrics = make_dispatcher(transport)
+        for _ in range(requests):
+            task = submit(dispatcher, tensor(0))
+            (await transport.next()).succeed()
+            await task
+        pages.append((router, metrics.render()))
+    merged = merge_pages(pages)
+    counted = {
+        sample.labels["router"]: sample.value
+        for family in text_string_to_metric_families(merged)
+        for sample in family.samples
+        if sample.name == "serve_app_requests_total"
+    }
+    assert counted == {"a": 1.0, "b": 2.0}
+    assert merged.count("# TYPE serve_app_requests_total counter") == 1
+
+
+def test_label_values_survive_merging() -> None:
+    """Quotes, backslashes and line ends are escaped as the format demands."""
+    page = '# HELP x_total X.\n# TYPE x_total counter\nx_total{a="q\\"b\\\\n\\n"} 1.0\n'
+    (family,) = text_string_to_metric_families(merge_pages([("r", page)]))
+    assert family.samples[0].labels == {"a": 'q"b\\n\n', "router": "r"}

@@ -1,0 +1,120 @@
+"""The service between protocols and dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_harness import MODEL, Transport, classes, make_dispatcher, tensor
+
+from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull
+from serve_app.payloads import Media, ModelSignature, TensorSpec
+from serve_app.protocols.service import ModelInfo, RequestOptions
+from serve_app.runtime.service import Service
+from serve_app.scheduling.entry import Priority
+
+SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
+
+
+def make_service(transport: Transport, *, on_demand: bool = False, **changes: Any) -> Service:
+    """A service of one tensor model; ``changes`` go to the dispatcher."""
+    dispatcher, metrics = make_dispatcher(transport, **changes)
+    info = ModelInfo(
+        name=MODEL,
+        version="3",
+        versions=("3",),
+        task="tensors",
+        signature=SIGNATURE,
+        max_rows=4,
+        max_request_rows=8,
+        default_timeout_s={Priority.HIGH: 1.0, Priority.NORMAL: 5.0, Priority.LOW: 30.0},
+        labels=(),
+    )
+
+    async def page() -> str:
+        return metrics.render()
+
+    return Service(
+        models={MODEL: info},
+        processors={},
+        dispatcher=dispatcher,
+        metrics=metrics,
+        on_demand=frozenset({MODEL} if on_demand else ()),
+        metrics_page=page,
+    )
+
+
+async def test_a_request_is_answered_with_its_class_and_times() -> None:
+    """The class asked for is the class told; the deadline of the class travels with the entry."""
+    transport = Transport()
+    service = make_service(transport)
+    asking = asyncio.ensure_future(service.submit(MODEL, tensor(2), RequestOptions(Priority.HIGH)))
+    sent = await transport.next()
+    assert 0.0 < sent.bundle.entries[0].budget_s <= 1.0
+    sent.succeed()
+    answer = await asking
+    assert answer.priority is Priority.HIGH
+    assert answer.value["x"].tolist() == [[2.0]]
+    assert 0.0 <= answer.queue_s <= answer.total_s
+
+
+async def test_unknown_models_and_versions_are_named_with_what_there_is() -> None:
+    """A typo shows in the message."""
+    service = make_service(Transport())
+    with pytest.raises(ModelNotFound, match="there is no model 'modle' here; models: model"):
+        service.find("modle")
+    with pytest.raises(ModelNotFound, match="has no version '4' here; versions: 3"):
+        service.find(MODEL, "4")
+
+
+async def test_a_request_with_too_many_rows_is_refused() -> None:
+    """The limit and the number are in the message."""
+    service = make_service(Transport())
+    with pytest.raises(InvalidRequest, match="has 9 rows; model model takes at most 8"):
+        await service.submit(MODEL, {"x": np.zeros((9, 1), np.float32)}, RequestOptions())
+
+
+async def test_media_for_a_tensor_model_are_refused_with_the_way_to_go() -> None:
+    """There is no processor to decode them."""
+    service = make_service(Transport())
+    with pytest.raises(InvalidRequest, match=f"POST /v2/models/{MODEL}/infer"):
+        await service.submit(MODEL, Media(b"", "image/png", {}), RequestOptions())
+
+
+async def test_a_full_class_is_refused_before_anything_is_decoded() -> None:
+    """`precheck` knows without a payload."""
+    transport = Transport()
+    service = make_service(transport, max_rows=1, limits=classes(queue_entries=1))
+    tasks = []
+    for _ in range(2):
+        tasks.append(asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions())))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        service.precheck(MODEL, None, 8)
+    for _ in tasks:
+        (await transport.next()).succeed()
+    await asyncio.gather(*tasks)
+    service.precheck(MODEL, None, 8)
+
+
+async def test_readiness_means_that_a_replica_is_within_reach() -> None:
+    """A model that starts on demand is ready without one; any other is not."""
+    assert make_service(Transport(), replicas=("a",)).ready()
+    assert not make_service(Transport(), replicas=()).ready()
+    assert make_service(Transport(), replicas=(), on_demand=True).ready()
+
+
+async def test_statistics_count_rows_runs_and_times() -> None:
+    """Every field that Triton's tools read is there."""
+    transport = Transport()
+    service = make_service(transport)
+    asking = asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions()))
+    (await transport.next()).succeed()
+    await asking
+    statistics = service.statistics(MODEL)
+    assert (statistics["inference_count"], statistics["execution_count"]) == (1, 1)
+    assert statistics["inference_stats"]["success"]["count"] == 1
+    assert statistics["inference_stats"]["compute_infer"]["ns"] == 1_000_000
