@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError, error_from_code
 from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, Priority
@@ -96,7 +96,6 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._dispatched_at: dict[int, float] = {}
         self._bundles: set[asyncio.Task[None]] = set()
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._bundles)} bundles in flight>"
@@ -130,8 +129,6 @@ class Dispatcher:
             DeadlineExceeded: It did not finish in time.
             ServeAppError: Whatever else went wrong with it.
         """
-        if self._closed:
-            raise ModelUnavailable("the server is shutting down; try another replica", 1.0)
         now = self._loop.time()
         future: asyncio.Future[Completed] = self._loop.create_future()
         entry = Entry(
@@ -163,12 +160,6 @@ class Dispatcher:
         """Tell the scheduler which replicas of a model can be reached now."""
         self._scheduler.on_replicas(model, replicas, self._loop.time())
         self._schedule_pump()
-
-    async def drain(self) -> None:
-        """Refuse new entries and wait until the accepted ones have ended."""
-        self._closed = True
-        while self._bundles:
-            await asyncio.wait(set(self._bundles))
 
     def _schedule_pump(self) -> None:
         if not self._pump_scheduled:

@@ -58,7 +58,7 @@ class RouterMetrics:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        disable_created_metrics()  # a time of creation per series doubles the page and tells nothing here
+        disable_created_metrics()  # type: ignore[no-untyped-call] # a time of creation per series doubles the page and tells nothing here
         self.registry = CollectorRegistry()
         self.registry.register(SchedulerCollector(scheduler))
         self.requests = Counter(

@@ -264,19 +264,3 @@ async def test_with_no_replica_one_bundle_wakes_the_model() -> None:
     sent.succeed()
     wake_up.succeed()
     await asyncio.gather(*tasks)
-
-
-async def test_draining_finishes_what_was_accepted_and_refuses_the_rest() -> None:
-    """Accepted entries are answered; new ones are told to go elsewhere."""
-    transport = Transport()
-    dispatcher, _ = make_dispatcher(transport)
-    task = submit(dispatcher, tensor(0))
-    sent = await transport.next()
-    draining = asyncio.ensure_future(dispatcher.drain())
-    await settle()
-    with pytest.raises(ModelUnavailable, match="shutting down"):
-        await submit(dispatcher, tensor(1))
-    assert not draining.done()
-    sent.succeed()
-    await draining
-    await task
