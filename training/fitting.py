@@ -26,8 +26,8 @@ _AVERAGE_DECAY = 0.995
 def use_one_thread() -> None:
     """Keep jax and numpy to one thread. Call before jax's first computation.
 
-    Sums then always run in one order, so that a seed gives the same weights on the same machine; and training
-    leaves the other cores alone.
+    Training then leaves the other cores alone. A seed gives the same weights only where the processor and the number
+    of cores that the process may use are the same: even on one thread, the weights were seen to differ by that number.
     """
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false " + os.environ.get("XLA_FLAGS", "")
     jax.config.update("jax_platforms", "cpu")
