@@ -39,6 +39,7 @@ class AudioSettings:
         max_seconds: Longer sounds are refused, or cut.
         truncate: Cut them.
         normalize: Bring every sound to mean 0 and variance 1.
+        ignores_silence: The model's answer does not depend on silence at the end.
     """
 
     waveform: str
@@ -51,6 +52,7 @@ class AudioSettings:
     max_seconds: float
     truncate: bool
     normalize: bool
+    ignores_silence: bool = False
 
 
 class AudioProcessor:
@@ -84,8 +86,9 @@ class AudioProcessor:
 
     @property
     def bucket_invariant(self) -> bool:
-        """Whether the model is told where a sound ends."""
-        return bool(self.settings.length or self.settings.mask) or len(self.settings.buckets) == 1
+        """Whether the model is told where a sound ends, or finds out by itself."""
+        told = self.settings.length or self.settings.mask or self.settings.ignores_silence
+        return bool(told) or len(self.settings.buckets) == 1
 
     def estimate(self, payload: Media | Texts) -> Cost:
         """One row; the bucket from the header or from the size. Refuses a WAV header that announces too much."""
@@ -175,6 +178,7 @@ def _audio_settings(signature: ModelSignature, folder: ModelFolder, options: Aud
         max_seconds=max_seconds,
         truncate=options.truncate,
         normalize=bool(config.get("do_normalize", False)) if options.normalize is None else options.normalize,
+        ignores_silence=options.ignores_silence,
     )
 
 

@@ -75,6 +75,10 @@ class AudioOptions(ClassificationOptions):
     max_seconds: PositiveFloat | None = Field(None, description="Longer sounds are refused; 60 by default.")
     truncate: bool = Field(False, description="Hear only the beginning of longer sounds instead of refusing them.")
     normalize: bool | None = Field(None, description="Bring every sound to mean 0 and variance 1.")
+    ignores_silence: bool = Field(
+        False,
+        description="The model's answer does not depend on silence at the end, so sounds of all lengths share batches.",
+    )
     buckets: list[PositiveFloat] | None = Field(
         None, description="Lengths that sounds are padded to with silence, seconds."
     )

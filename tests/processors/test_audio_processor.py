@@ -83,6 +83,12 @@ def test_a_model_that_is_told_the_length_may_mix_buckets(
     assert processor(tmp_path, options, inputs).bucket_invariant is invariant
 
 
+def test_a_model_said_to_ignore_silence_may_mix_buckets(tmp_path: Path) -> None:
+    """What the model's inputs do not show, the configuration may say."""
+    assert not processor(tmp_path).bucket_invariant
+    assert processor(tmp_path, {"ignores_silence": True}).bucket_invariant
+
+
 def test_the_default_buckets_grow_by_half_at_most(tmp_path: Path) -> None:
     """Few shapes, little waste, and the last one is the longest sound."""
     made = processor(tmp_path)
