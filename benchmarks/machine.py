@@ -47,7 +47,7 @@ def describe(tools: dict[str, str]) -> Machine:
         cpu=_cpu(Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
-        kernel=f"{platform.system()} {platform.release()}",
+        kernel=f"{platform.system()} {platform.release().partition('-')[0]}",
         python=platform.python_version(),
         packages={**_versions(("serve-app", *_PACKAGES)), **tools},
         load_before=round(os.getloadavg()[0], 2),
