@@ -30,7 +30,9 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     config = parse_args(args)
     infos = describe_models(config)
-    models = {model.name: _model_deployment(model, config).bind(model) for model in config.models}
+    # Replicas that start later must not pick up a version that appeared in the meantime.
+    pinned = [model.model_copy(update={"version": int(infos[model.name].version)}) for model in config.models]
+    models = {model.name: _model_deployment(model, config).bind(model) for model in pinned}
     router = serve.deployment(serve.ingress()(RouterDeployment)).options(
         name=ROUTER,
         autoscaling_config={

@@ -21,6 +21,9 @@ from serve_app.processors.tokenization import TextTokenizer, expect_texts, mask_
 _POOLED = ("sentence_embedding", "sentence_embeddings", "embeddings", "text_embeds")
 _TOKENS = ("last_hidden_state", "token_embeddings")
 _SHORTEST_VECTOR = 1e-12
+_MOST_LABELS = 1000
+_LONGEST_TEMPLATE = 1000
+"""Characters. Every label is put into the template: without these limits a small request makes gigabytes of text."""
 
 
 class EmbeddingParameters(msgspec.Struct, frozen=True):
@@ -182,6 +185,8 @@ class EmbeddingProcessor:
         labels = [label.strip() for label in labels]
         if not labels or not all(labels):
             raise InvalidRequest("parameters.candidate_labels: expected one or more labels, none of them empty")
+        if len(labels) > _MOST_LABELS:
+            raise InvalidRequest(f"parameters.candidate_labels: {len(labels)} labels, at most {_MOST_LABELS}")
         return labels
 
     def _template(self, parameters: EmbeddingParameters) -> str:
@@ -190,6 +195,10 @@ class EmbeddingProcessor:
             return self.settings.hypothesis_template
         if "{}" not in template:
             raise InvalidRequest("parameters.hypothesis_template: must say where the label goes, with {}")
+        if template.count("{}") > 1 or len(template) > _LONGEST_TEMPLATE:
+            raise InvalidRequest(
+                f"parameters.hypothesis_template: expected one {{}} and at most {_LONGEST_TEMPLATE} characters"
+            )
         return template
 
     def _pool(self, output: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:

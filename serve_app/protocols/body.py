@@ -75,14 +75,28 @@ class BodyReader:
         return int(declared)
 
     async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
-        """Read the whole body as it was sent. Pair with `release`.
+        """Read the whole body and undo its Content-Encoding. Pair with `release`, of the length returned.
 
         Raises:
-            PayloadTooLarge: More bytes than ``max_body``.
+            PayloadTooLarge: More bytes than ``max_body``, as sent or expanded.
+            UnsupportedMedia: An encoding that is not served here.
+            InvalidRequest: It cannot be expanded.
             QueueFull: Too many large bodies are being read.
             ClientGone: The client went away.
         """
         self.declared_size(headers)
+        body = await self._receive(receive)
+        encoding = headers.get(b"content-encoding")
+        if encoding is None:
+            return body
+        try:
+            expanded = await self.offload(self.expand, body, encoding)
+        finally:
+            self.release(len(body))
+        self._grow(0, len(expanded))  # expansion can make a large body of a small one
+        return expanded
+
+    async def _receive(self, receive: Receive) -> bytes:
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")

@@ -83,11 +83,8 @@ class _Endpoints:
     async def embeddings(self, request: Request) -> Response:
         arrived = monotonic()
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
-        body = await self._bodies.read(request.receive, headers)
+        content = await self._bodies.read(request.receive, headers)
         try:
-            content = body
-            if b"content-encoding" in headers:
-                content = await self._bodies.offload(self._bodies.expand, body, headers[b"content-encoding"])
             large = self._bodies.is_large(len(content))
             asked = await self._bodies.offload(_parse, content) if large else _parse(content)
             info = self._embedding_model(asked.model)
@@ -95,7 +92,7 @@ class _Endpoints:
             self._service.precheck(info.name, options.priority, len(content))
             texts = await self._bodies.offload(_inputs, asked.input) if large else _inputs(asked.input)
         finally:
-            self._bodies.release(len(body))
+            self._bodies.release(len(content))
         if not 1 <= len(texts) <= info.max_request_rows:
             raise InvalidRequest(f"input: expected 1 to {info.max_request_rows} texts, got {len(texts)}")
         answer = await self._service.submit(info.name, Texts(texts, {}), remaining(options, monotonic() - arrived))

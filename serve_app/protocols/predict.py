@@ -51,14 +51,10 @@ class _Predict:
         options = request_options(info, headers, declared or 0)
         if declared is not None:
             self._service.precheck(info.name, options.priority, declared)
-        body = await self._bodies.read(request.receive, headers)
+        content = await self._bodies.read(request.receive, headers)
         try:
             if declared is None:
-                self._service.precheck(info.name, options.priority, len(body))
-            if b"content-encoding" in headers:
-                content = await self._bodies.offload(self._bodies.expand, body, headers[b"content-encoding"])
-            else:
-                content = body
+                self._service.precheck(info.name, options.priority, len(content))
             if not content:
                 raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind]}")
             if content_type == MULTIPART:
@@ -68,7 +64,7 @@ class _Predict:
             else:
                 work = decode(info, kind, content_type, content)
         finally:
-            self._bodies.release(len(body))
+            self._bodies.release(len(content))
         options = request_options(info, headers, len(content), variant=work.variant)
         answer = await self._service.submit(info.name, work.payload, remaining(options, monotonic() - arrived))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value

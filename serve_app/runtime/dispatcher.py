@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError, error_from_code
 from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
 from serve_app.scheduling.decisions import Dispatch, Requeue
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Dispatcher:
         try:
             return await future
         except asyncio.CancelledError:
-            if not future.done() or future.cancelled():
+            if entry.state is not EntryState.DONE:  # else it ended in this very turn, and has been counted
                 self._scheduler.on_cancel(entry, self._loop.time())
                 self._end(entry, "cancelled")
                 self._schedule_pump()
@@ -216,6 +216,10 @@ class Dispatcher:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), True))
+        except asyncio.CancelledError:
+            # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
+            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), False))
+            raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
         except Exception:

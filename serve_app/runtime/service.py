@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from serve_app.errors import InvalidRequest, ModelNotFound, error_from_code
-from serve_app.payloads import Payload
+from serve_app.inference.batch import rows_of
+from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.dispatcher import Dispatcher
@@ -99,7 +100,7 @@ class Service:
             timeout_s=timeout_s,
             rows=cost.rows,
             bucket=cost.bucket,
-            nbytes=max(options.nbytes, 1),
+            nbytes=options.nbytes or _nbytes(payload),
             variant=options.variant,
         )
         return Answer(completed.value, completed.priority, completed.queue_s, completed.total_s)
@@ -171,8 +172,17 @@ class Service:
 
     def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
         if isinstance(payload, dict):
-            return Cost(int(next(iter(payload.values())).shape[0]), 0)
+            return Cost(rows_of(payload), 0)
         processor = self._processors.get(info.name)
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+def _nbytes(payload: Payload) -> int:
+    """Bytes of a payload that came by the handle, not in a body."""
+    if isinstance(payload, dict):
+        return sum(array.nbytes for array in payload.values())
+    if isinstance(payload, Media):
+        return len(payload.content)
+    return sum(map(len, payload.texts))

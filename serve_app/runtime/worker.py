@@ -256,7 +256,15 @@ class Worker:
                     else:
                         by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
             for variant, places in by_variant.items():
-                self._execute_variant(bundles, variant, places)
+                try:
+                    self._execute_variant(bundles, variant, places)
+                except Exception:
+                    # E.g. a router that still knows a variant which a redeploy has removed.
+                    logger.exception("%s could not run the entries for its variant %r", self._name, variant)
+                    for staged, index in places:
+                        staged.results[index] = Failure(
+                            InferenceFailed.code, f"model {self._name} failed on this request"
+                        )
         finally:
             self._session_started_at = None
             finished = time.monotonic()
@@ -268,7 +276,7 @@ class Worker:
         buckets = None
         if self._processor is not None:
             inputs, buckets = self._pad(self._processor, places, inputs)
-        ran = run_entries(self._backends[variant], inputs, self._max_rows, buckets)
+        ran = run_entries(self._backends[variant], inputs, self._max_rows, buckets, clock=self._progress)
         for (staged, index), outcome in zip(places, ran.outcomes, strict=True):
             if isinstance(outcome, ServeAppError):
                 staged.results[index] = Failure(outcome.code, outcome.message)
@@ -276,6 +284,11 @@ class Worker:
                 staged.results[index] = Success(outcome)
         for staged in bundles:
             staged.executions.extend(ran.executions)
+
+    def _progress(self) -> float:
+        """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
+        self._session_started_at = time.monotonic()
+        return self._session_started_at
 
     @staticmethod
     def _pad(

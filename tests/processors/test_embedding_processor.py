@@ -187,6 +187,15 @@ def test_prompts_stand_before_texts(text_folder: Path) -> None:
         (Texts(["a"], {"candidate_labels": ["a", 3]}), "parameters.candidate_labels[1]: expected `str`, got `int`"),
         (Texts([[1]], {"candidate_labels": ["a"]}), "inputs: expected text, not token ids, with these parameters"),
         (Texts(["a"], {"candidate_labels": ["a"], "hypothesis_template": "x"}), "parameters.hypothesis_template: must"),
+        (Texts(["a"], {"candidate_labels": "a," * 1000 + "a"}), "parameters.candidate_labels: 1001 labels, at most"),
+        (
+            Texts(["a"], {"candidate_labels": ["a"], "hypothesis_template": "{} {}"}),
+            "parameters.hypothesis_template: expected one {}",
+        ),
+        (
+            Texts(["a"], {"candidate_labels": ["a"], "hypothesis_template": "{}" + " " * 1000}),
+            "parameters.hypothesis_template: expected one {}",
+        ),
         (Texts(["a"], {"normalise": True}), "parameters.normalise: unknown; did you mean normalize?"),
         (Texts(["a"], {"normalize": "yes"}), "parameters.normalize: expected `bool | null`, got `str`"),
     ],

@@ -16,10 +16,12 @@ import pytest
 import tritonclient.http as triton
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from protocols.protocol_service import NumpyService
 from serve_app import __version__
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull
+from serve_app.protocols.body import BodyReader
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.scheduling.entry import Priority
 
@@ -525,3 +527,30 @@ def test_nothing_that_arrives_is_an_internal_error(
 
     assert reply.status_code < 500 or reply.json().get("code") == "unsupported"
     reply.json()
+
+
+async def test_expanded_bodies_are_bounded_together() -> None:
+    """What a small compressed body becomes counts as much as a body that was sent so."""
+    bodies = BodyReader(max_body=1000, max_held_bytes=1500, inline_bytes=100, decode_threads=2)
+    compressed = gzip.compress(bytes(900))
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": compressed, "more_body": False}
+
+    headers = {b"content-encoding": b"gzip"}
+    first = await bodies.read(receive, headers)
+    assert (len(first), bodies.held) == (900, 900)
+    with pytest.raises(QueueFull):
+        await bodies.read(receive, headers)
+    bodies.release(len(first))
+    assert bodies.held == 0
+    assert await bodies.read(receive, headers) == first
+
+
+async def test_an_entry_counts_as_what_it_holds_in_memory(client: httpx.AsyncClient, service: NumpyService) -> None:
+    """Short numbers take more room decoded than written."""
+    body = {"inputs": [{"name": "x", "shape": [16, 4], "datatype": "FP32", "data": [0] * 64}]}
+    content = json.dumps(body, separators=(",", ":")).encode()
+    assert len(content) < 64 * 4
+    assert (await client.post(INFER, content=content)).status_code == 200
+    assert service.calls[-1][2].nbytes == 64 * 4

@@ -264,3 +264,29 @@ async def test_with_no_replica_one_bundle_wakes_the_model() -> None:
     sent.succeed()
     wake_up.succeed()
     await asyncio.gather(*tasks)
+
+
+async def test_a_cancelled_call_frees_its_slot_and_its_entries_are_tried_again() -> None:
+    """Ray can end a call with CancelledError; no client asked for that, and none pays for it."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport)
+    task = submit(dispatcher, tensor(0))
+    (await transport.next()).answer.cancel()
+    retry = await asyncio.wait_for(transport.next(), 5.0)
+    assert retry.values == [0.0]
+    retry.succeed()
+    assert (await task).priority is Priority.NORMAL
+
+
+async def test_an_answer_and_a_leaving_client_in_one_turn_are_counted_once() -> None:
+    """Whichever is first decides how the entry ended."""
+    transport = Transport()
+    dispatcher, metrics = make_dispatcher(transport)
+    task = submit(dispatcher, tensor(0))
+    running = await transport.next()
+    running.succeed()
+    task.cancel()
+    await settle()
+    assert task.cancelled()
+    outcomes = [metrics.requests.labels(MODEL, "normal", name)._value.get() for name in ("ok", "cancelled")]
+    assert sum(outcomes) == 1

@@ -118,3 +118,25 @@ async def test_statistics_count_rows_runs_and_times() -> None:
     assert (statistics["inference_count"], statistics["execution_count"]) == (1, 1)
     assert statistics["inference_stats"]["success"]["count"] == 1
     assert statistics["inference_stats"]["compute_infer"]["ns"] == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{}, {"x": np.float32(1.0)}, {"x": np.zeros((0, 1))}, {"x": np.zeros((1, 1)), "y": np.zeros((2, 1))}],
+    ids=["no tensor", "no rows dimension", "no row", "different rows"],
+)
+async def test_tensors_without_a_number_of_rows_are_refused(payload: Any) -> None:
+    """Other applications call the service directly: no protocol has checked what they send."""
+    with pytest.raises(InvalidRequest, match="same number of rows"):
+        await make_service(Transport()).submit(MODEL, payload, RequestOptions())
+
+
+async def test_the_size_of_a_payload_without_a_body_is_counted() -> None:
+    """The bounds in bytes, and the choice of transport, hold for calls of other applications too."""
+    transport = Transport()
+    service = make_service(transport)
+    asking = asyncio.ensure_future(service.submit(MODEL, {"x": np.zeros((2, 100))}, RequestOptions()))
+    sent = await transport.next()
+    assert sent.nbytes == 1600
+    sent.succeed()
+    await asking

@@ -218,3 +218,38 @@ async def test_a_wedged_session_shows() -> None:
     assert values(await running) == [[[1.0]]]
     assert worker.stalled_s() == 0.0
     worker.close()
+
+
+async def test_every_run_counts_as_progress() -> None:
+    """A batch of many runs is busy, not wedged: the age is that of the run in progress."""
+    backend = Wedged()
+    worker = Worker(
+        name="wedged",
+        backends={"": backend},
+        processor=None,
+        max_rows=1,
+        preprocess_threads=1,
+        batch=batch_same_turn,
+    )
+    rows = np.zeros((2, 1), dtype=np.float32)
+    running = asyncio.ensure_future(worker.run(Bundle([entry({"x": rows}, rows=2)])))
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, backend.inside.wait, 30.0)
+    await asyncio.sleep(0.1)
+    assert worker.stalled_s() >= 0.1
+    backend.inside.clear()
+    let_go = loop.time()
+    backend.go.set()
+    backend.go.clear()
+    await loop.run_in_executor(None, backend.inside.wait, 30.0)
+    assert worker.stalled_s() <= loop.time() - let_go
+    backend.go.set()
+    assert values(await running) == [[[0.0], [0.0]]]
+    worker.close()
+
+
+async def test_a_variant_that_is_not_here_fails_its_entries_alone(make_worker: Callable[..., Worker]) -> None:
+    """During a redeploy a router may still know a variant that the replica does not."""
+    worker = make_worker("add_one")
+    result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="gone")]))
+    assert values(result) == [[[1.0]], "inference_failed"]

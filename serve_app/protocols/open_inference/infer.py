@@ -70,10 +70,6 @@ class InferEndpoint:
         self, codec: ModelCodec, body: bytes, headers: Mapping[bytes, bytes]
     ) -> tuple[Parsed, RequestOptions, Tensors]:
         bodies = self._bodies
-        encoding = headers.get(b"content-encoding")
-        if encoding is not None:
-            # Expansion can make a large body of a small one.
-            body = await bodies.offload(bodies.expand, body, encoding)
         large = bodies.is_large(len(body))
         header_length = headers.get(b"inference-header-content-length")
         parsed = await bodies.offload(parse, body, header_length) if large else parse(body, header_length)
@@ -89,4 +85,6 @@ class InferEndpoint:
         # The class is known only now, and tensor data is still untouched.
         self._service.precheck(codec.info.name, options.priority, len(body))
         tensors = await bodies.offload(codec.decode, parsed) if large else codec.decode(parsed)
-        return parsed, options, tensors
+        # Numbers can take more room decoded than written.
+        nbytes = max(len(body), sum(array.nbytes for array in tensors.values()))
+        return parsed, options._replace(nbytes=nbytes), tensors
