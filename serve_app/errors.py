@@ -36,9 +36,13 @@ class ServeAppError(Exception):
     Args:
         message: What is wrong and what to do about it, safe to show to a client.
         retry_after_s: When trying again may help, in seconds; ``None`` when it will not or nobody knows.
+
+    Attributes:
+        counted: Whether the metrics hold the end of this request already; set by whoever counted it.
     """
 
     code: ClassVar[str] = "internal"
+    counted: bool = False
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)

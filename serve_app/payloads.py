@@ -147,11 +147,13 @@ class Execution(NamedTuple):
         rows: Rows of the batch, of all routers.
         bucket: Largest cost bucket in it.
         seconds: Time in the backend.
+        variant: Name of the variant that ran, empty for the exact model.
     """
 
     rows: int
     bucket: int
     seconds: float
+    variant: str = ""
 
 
 class BundleResult(NamedTuple):

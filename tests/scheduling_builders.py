@@ -27,9 +27,10 @@ def make_entry(
     bucket: int = 0,
     nbytes: int = 0,
     arrival: float = 0.0,
+    variant: str = "",
 ) -> Entry:
     """An entry with an id of its own; ids ascend."""
-    return Entry(next(_ids), model, priority, arrival, deadline, rows, bucket, nbytes)
+    return Entry(next(_ids), model, priority, arrival, deadline, rows, bucket, nbytes, variant=variant)
 
 
 def make_class(
@@ -64,7 +65,7 @@ def make_scheduler(
     )
     for name in models:
         scheduler.on_replicas(name, list(replicas), 0.0)
-        scheduler.latency(name).seed(profile)
+        scheduler.seed(name, [(*point, "") for point in profile])
     return scheduler
 
 

@@ -41,10 +41,11 @@ class ModelDeployment:
             self._backends[variant] = backend
         exact = self._backends[""]
         self._processor = config.make_processor(exact.signature, locations[""])
-        self._warm_up = self._warm(exact)
-        for variant, backend in self._backends.items():
-            if variant:
-                self._warm(backend)
+        self._warm_up = [
+            execution._replace(variant=variant)
+            for variant, backend in self._backends.items()
+            for execution in self._warm(backend)
+        ]
         self._worker = Worker(
             name=config.name,
             backends=self._backends,

@@ -18,7 +18,10 @@ Listener: TypeAlias = Callable[[str, Replicas], None]
 
 
 class ReplicaDirectory:
-    """The latest known replicas per deployment. Safe to use from several threads."""
+    """The latest known replicas per deployment. Safe to use from several threads.
+
+    Listeners are called one at a time and in order, so that none ends with old news: they must be quick.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,17 +32,15 @@ class ReplicaDirectory:
         """Set the replicas of one deployment and tell every listener, in the calling thread."""
         with self._lock:
             self._replicas[deployment] = replicas
-            listeners = tuple(self._listeners)
-        for listener in listeners:
-            listener(deployment, replicas)
+            for listener in self._listeners:
+                listener(deployment, replicas)
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener(deployment, replicas)`` at every change, and now for what is known already."""
         with self._lock:
             self._listeners.append(listener)
-            known = dict(self._replicas)
-        for deployment, replicas in known.items():
-            listener(deployment, replicas)
+            for deployment, replicas in self._replicas.items():
+                listener(deployment, replicas)
 
 
 directory = ReplicaDirectory()

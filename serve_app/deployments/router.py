@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
+from serve_app.deployments.faults import explain
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
-from serve_app.errors import InvalidRequest, ServeAppError
+from serve_app.errors import InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
 from serve_app.processors.processor import Processor
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
-from serve_app.runtime.dispatcher import Dispatcher, ReplicaLost
+from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.scheduling.entry import Priority
@@ -122,6 +122,11 @@ class RouterDeployment:
             model, payload, RequestOptions(priority_class, None if timeout_ms is None else timeout_ms / 1000)
         )
 
+    def check_health(self) -> None:
+        """Fail when the scheduler has: Serve then replaces this router."""
+        if self._dispatcher.broken:
+            raise RuntimeError("the scheduler failed; its traceback is in this replica's log")
+
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Rows queued and running per model, for the application's autoscaling policy."""
         return {load_metric(model.name): float(self._scheduler.load(model.name)) for model in self._config.models}
@@ -142,14 +147,8 @@ class RouterDeployment:
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
         try:
             result: BundleResult = await handles[model].remote(bundle, replica=replica)
-        except RayActorError as error:
-            raise ReplicaLost(f"replica {replica} died or cannot be reached ({type(error).__name__})") from None
-        except RayTaskError as error:
-            # The replica's own traceback is in its log; the text of this one must not reach a client.
-            cause = error.as_instanceof_cause()
-            if isinstance(cause, ServeAppError):
-                raise cause from None
-            raise
+        except Exception as error:
+            raise explain(error, model, replica) from error
         return result
 
     def _on_replicas(self, deployment: str, replicas: Replicas) -> None:
@@ -158,9 +157,8 @@ class RouterDeployment:
             self._loop.call_soon_threadsafe(self._take_replicas, deployment, replicas)
 
     def _take_replicas(self, model: str, replicas: Replicas) -> None:
-        latency = self._scheduler.latency(model)
         for metadata in replicas.values():
-            latency.seed(Execution(*point) for point in metadata.get(WARM_UP, ()))
+            self._scheduler.seed(model, (Execution(*point) for point in metadata.get(WARM_UP, ())))
         self._dispatcher.on_replicas(model, list(replicas))
 
 

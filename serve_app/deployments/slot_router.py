@@ -39,7 +39,7 @@ class SlotRouter(RequestRouter):  # type: ignore[misc] # Ray Serve ships without
                 return [[replica]]
         assert pending_request is not None
         if not pending_request.future.done():
-            pending_request.future.set_exception(ReplicaLost(f"replica {target} is gone"))
+            pending_request.future.set_exception(ReplicaLost(f"replica {target} is gone", reached=False))
             # Serve forgets a request when it assigns or cancels it, but not when it fails: it would keep every bundle.
             self._remove_pending_request_from_indices(pending_request)
         # The caller looks at the future before it uses the candidates, but it needs some to get there.

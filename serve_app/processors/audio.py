@@ -12,7 +12,7 @@ import numpy.typing as npt
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
-from serve_app.processors.buckets import bucket_for
+from serve_app.processors.buckets import bucket_for, bucket_of
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.options import AudioOptions
@@ -111,8 +111,9 @@ class AudioProcessor:
         return self._tensors(samples[None, :])
 
     def bucket(self, tensors: Tensors) -> int:
-        """The padded length, samples."""
-        return bucket_for(tensors[self.settings.waveform].shape[1], self.settings.buckets)
+        """The padded length, samples. Raises `InvalidRequest` for tensors of more samples than the longest sound."""
+        names = filter(None, (self.settings.waveform, self.settings.mask))
+        return bucket_of(tensors, names, self.settings.buckets, "samples")
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Add silence at the end, up to ``bucket`` samples."""

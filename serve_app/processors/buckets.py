@@ -3,8 +3,37 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
+
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import Tensors
 
 
 def bucket_for(length: int, buckets: tuple[int, ...]) -> int:
     """The smallest bucket that holds ``length``; the largest of all if none does. Buckets ascend."""
     return buckets[min(bisect_left(buckets, length), len(buckets) - 1)]
+
+
+def bucket_of(tensors: Tensors, names: Iterable[str], buckets: tuple[int, ...], unit: str) -> int:
+    """The bucket of the longest of these tensors, each (rows, length).
+
+    Args:
+        tensors: Made by a processor, or by a client that prepares its tensors itself.
+        names: Of the tensors whose axis 1 may vary.
+        buckets: Ascending.
+        unit: What axis 1 counts, for messages.
+
+    Raises:
+        InvalidRequest: One is missing, has not two axes, or is longer than the largest bucket.
+    """
+    longest = 0
+    for name in names:
+        tensor = tensors.get(name)
+        if tensor is None or tensor.ndim != 2:
+            found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+            raise InvalidRequest(f"input {name!r} {found}; expected [rows, {unit}]")
+        length = tensor.shape[1]
+        if length > buckets[-1]:
+            raise InvalidRequest(f"input {name!r} has {length} {unit}; this model takes at most {buckets[-1]}")
+        longest = max(longest, length)
+    return bucket_for(longest, buckets)

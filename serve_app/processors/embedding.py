@@ -1,4 +1,7 @@
-"""Texts in, vectors out; or, with candidate labels, labels out: zero-shot classification by similarity."""
+"""Texts in, vectors out; or what similarity makes of them.
+
+With candidate labels, labels come out: zero-shot classification. With a source sentence, similarities to it.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ class EmbeddingParameters(msgspec.Struct, frozen=True):
         normalize: Whether vectors have length 1.
         truncate: Whether texts that are too long are cut; they are refused if not.
         prompt_name: Which of the model's prompts to put before every text.
+        source_sentence: Asks for the similarity of every text to this one.
     """
 
     candidate_labels: list[str] | str | None = None
@@ -44,6 +48,7 @@ class EmbeddingParameters(msgspec.Struct, frozen=True):
     normalize: bool | None = None
     truncate: bool | None = None
     prompt_name: str | None = None
+    source_sentence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,9 @@ class EmbeddingProcessor:
     sigmoid(s * (c - m)) with ``multi_label``. Here s is ``zero_shot_scale`` (sentence-transformers' contrastive
     losses train with 20), and m is ``zero_shot_midpoint``.
 
+    With ``source_sentence`` among them (Hugging Face's sentence-similarity task), the answer is a list with the cosine
+    of every text and that sentence, from -1 to 1; the sentence is embedded in the same entry, behind the texts.
+
     Args:
         task: The name it was configured under.
         tokenizer: Makes the model's inputs.
@@ -110,7 +118,7 @@ class EmbeddingProcessor:
         return self.tokenizer.masks
 
     def estimate(self, payload: Media | Texts) -> Cost:
-        """One row per text and per candidate label; the bucket from the longest text."""
+        """One row per text, per candidate label and for the source sentence; the bucket from the longest of them."""
         request = self._read(payload)
         return Cost(len(request.texts), self.tokenizer.estimate(request.texts))
 
@@ -136,7 +144,7 @@ class EmbeddingProcessor:
         return self.tokenizer.example(rows, bucket)
 
     def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors | None = None) -> Any:
-        """Pool, and make `Embeddings` or, with candidate labels, labels with scores."""
+        """Pool, and make `Embeddings`, or labels with scores, or similarities."""
         request = self._read(payload)
         if inputs is None:
             inputs = self.tokenizer.tokenize(request.texts)
@@ -148,19 +156,29 @@ class EmbeddingProcessor:
             unit = _unit(vectors.astype(np.float64))
             cosines = unit[: -len(request.labels)] @ unit[-len(request.labels) :].T
             return self._zero_shot(cosines, request.labels, bool(parameters.multi_label))
+        if parameters.source_sentence is not None:
+            unit = _unit(vectors.astype(np.float64))
+            return np.clip(unit[:-1] @ unit[-1], -1.0, 1.0).tolist()
         normalize = self.settings.normalize if parameters.normalize is None else parameters.normalize
         return Embeddings(_unit(vectors) if normalize else vectors, int(mask_of(inputs).sum()))
 
     def _read(self, payload: Media | Texts) -> _Request:
-        """What is to be embedded, in the order of the rows: texts, then labels in their template."""
+        """What is to be embedded, in the order of the rows: texts, then labels in their template or the source."""
         payload = expect_texts(payload)
         parameters = parse_parameters(payload.parameters, EmbeddingParameters)
         labels = self._candidate_labels(parameters)
         texts: list[Any] = list(payload.texts)
         if not texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
-        if (labels or parameters.prompt_name is not None) and not all(isinstance(text, str) for text in texts):
+        source = parameters.source_sentence
+        if labels and source is not None:
+            raise InvalidRequest("parameters.source_sentence: cannot go with candidate_labels; send one of them")
+        if (labels or source is not None or parameters.prompt_name is not None) and not all(
+            isinstance(text, str) for text in texts
+        ):
             raise InvalidRequest("inputs: expected text, not token ids, with these parameters")
+        if source is not None:
+            texts.append(source)
         if parameters.prompt_name is not None:
             prompt = self.settings.prompts.get(parameters.prompt_name)
             if prompt is None:

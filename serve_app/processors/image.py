@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.image_decoder import EXAMPLES, decode_image
 from serve_app.processors.media_type import expect_media
@@ -97,8 +97,19 @@ class ImageProcessor:
         pixels = np.asarray(self._resize(image)).reshape(*settings.size, settings.channels)
         return {settings.input: self._normalize(pixels)}
 
-    def bucket(self, tensors: Tensors) -> int:  # noqa: ARG002 - as every processor
-        """Always 0: there is one shape only."""
+    def bucket(self, tensors: Tensors) -> int:
+        """Always 0: there is one size only. Raises `InvalidRequest` for tensors of a larger one."""
+        tensor = tensors.get(self.settings.input)
+        if tensor is None or tensor.ndim != 4:
+            found = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+            raise InvalidRequest(f"input {self.settings.input!r} {found}; expected {self.settings.layout}")
+        height, width = tensor.shape[2:] if self.settings.layout == "NCHW" else tensor.shape[1:3]
+        most_height, most_width = self.settings.size
+        if height > most_height or width > most_width:
+            raise InvalidRequest(
+                f"input {self.settings.input!r} has {height} x {width} pixels; this model takes at most"
+                f" {most_height} x {most_width}"
+            )
         return 0
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:  # noqa: ARG002 - as every processor

@@ -53,7 +53,11 @@ class Processor(Protocol):
         """Decode and convert. Runs in a thread pool of the replica. Axis 0 of every tensor is rows."""
 
     def bucket(self, tensors: Tensors) -> int:
-        """The cost bucket of preprocessed tensors."""
+        """The cost bucket of tensors: `preprocess` made them, or a client that prepares its tensors itself.
+
+        Runs in the router's event loop for the latter. Refuses tensors that are larger than any that `preprocess`
+        makes: they would cost more than the model was measured for.
+        """
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad the variable axes up to ``bucket``, so that tensors of several entries can form one batch."""

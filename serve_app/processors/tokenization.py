@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
-from serve_app.processors.buckets import bucket_for
+from serve_app.processors.buckets import bucket_for, bucket_of
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.options import TextOptions
 from serve_app.processors.ranking import describe
@@ -120,8 +120,8 @@ class TextTokenizer:
         return sum(len(self._check_ids(number, ids)) for number, ids in enumerate(texts))
 
     def bucket(self, tensors: Tensors) -> int:
-        """The padded length, tokens."""
-        return bucket_for(tensors[_IDS].shape[1], self.settings.buckets)
+        """The padded length, tokens. Raises `InvalidRequest` for tensors of more than ``max_length`` tokens."""
+        return bucket_of(tensors, self.settings.inputs, self.settings.buckets, "tokens")
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from typing import Any, ParamSpec, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
-from serve_app.errors import InvalidRequest, PayloadTooLarge, QueueFull, UnsupportedMedia
+from serve_app.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, QueueFull, UnsupportedMedia
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -17,9 +17,15 @@ _R = TypeVar("_R")
 # zlib's "window bits": 15 for the largest window, plus 32 to tell gzip and zlib apart by their headers.
 _ANY_ZLIB = 15 + 32
 
+_SLOWEST = 64 * 1024  # bytes per second
+
 
 class ClientGone(Exception):
     """The client closed the connection before its request was complete; nobody is left to answer."""
+
+
+class BodyTooSlow(DeadlineExceeded):
+    """The deadline passed before the whole body had arrived. The rest of it is not read: the connection must end."""
 
 
 class BodyReader:
@@ -34,13 +40,25 @@ class BodyReader:
         max_held_bytes: Most bytes of large bodies that are being read or decoded at once.
         inline_bytes: Largest body that is decoded in the event loop.
         decode_threads: Most decodes that run outside the event loop at once.
+        patience_s: How long a body may pause, and how long it may take in all beyond 1 s for every 64 KiB of it that
+            have come. Nobody in front of us ends a request that stopped half way, and what it holds would be lost to
+            all others.
     """
 
-    def __init__(self, *, max_body: int, max_held_bytes: int, inline_bytes: int, decode_threads: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_body: int,
+        max_held_bytes: int,
+        inline_bytes: int,
+        decode_threads: int,
+        patience_s: float = 30.0,
+    ) -> None:
         self._max_body = max_body
         self._max_held = max_held_bytes
         self._inline = inline_bytes
         self._held = 0
+        self._patience_s = patience_s
         self._threads = asyncio.Semaphore(decode_threads)
 
     @property
@@ -74,10 +92,16 @@ class BodyReader:
             raise PayloadTooLarge(f"the body is {declared[:18].decode()} bytes; the limit is {self._max_body}")
         return int(declared)
 
-    async def read(self, receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
+    async def read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes:
         """Read the whole body and undo its Content-Encoding. Pair with `release`, of the length returned.
 
+        Args:
+            receive: Of the ASGI call.
+            headers: By lower-case name.
+            limit_s: Seconds until the deadline: the body must have arrived by then, whatever the patience.
+
         Raises:
+            BodyTooSlow: It did not arrive in time.
             PayloadTooLarge: More bytes than ``max_body``, as sent or expanded.
             UnsupportedMedia: An encoding that is not served here.
             InvalidRequest: It cannot be expanded.
@@ -85,7 +109,7 @@ class BodyReader:
             ClientGone: The client went away.
         """
         self.declared_size(headers)
-        body = await self._receive(receive)
+        body = await self._receive(receive, limit_s)
         encoding = headers.get(b"content-encoding")
         if encoding is None:
             return body
@@ -96,12 +120,26 @@ class BodyReader:
         self._grow(0, len(expanded))  # expansion can make a large body of a small one
         return expanded
 
-    async def _receive(self, receive: Receive) -> bytes:
-        message = await receive()
-        if message["type"] == "http.request" and not message.get("more_body", False):
+    async def _receive(self, receive: Receive, limit_s: float) -> bytes:
+        arriving = _Arriving(receive())
+        message = arriving.message
+        if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
             self._grow(0, len(body))
             return body
+        try:
+            async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
+                return await self._collect(arriving, receive, limit_s, timer)
+        except TimeoutError:
+            raise BodyTooSlow(
+                "the body took too long to arrive; send all of it before the deadline, and at 64 KiB/s or more"
+            ) from None
+
+    async def _collect(self, arriving: _Arriving, receive: Receive, limit_s: float, timer: asyncio.Timeout) -> bytes:
+        """Read from the first message to the last, and give the timer more time for what has come."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        message = arriving.message or await arriving
         chunks: list[bytes] = []
         size = 0
         try:
@@ -113,6 +151,8 @@ class BodyReader:
                     size += len(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
+                total_s = min(limit_s, self._patience_s + size / _SLOWEST)
+                timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
                 message = await receive()
         except BaseException:
             self.release(size)
@@ -160,3 +200,40 @@ class BodyReader:
         if expander.unused_data:
             raise InvalidRequest(f"the body has {len(expander.unused_data)} bytes after its {name.decode()} data")
         return expanded
+
+
+class _Arriving:
+    """A message that may have come already: what needs no waiting needs no timer either, and most bodies need none.
+
+    The first step of the call is taken at once, here; awaiting this goes on from there.
+
+    Args:
+        receiving: The call of an ASGI server's ``receive``.
+
+    Attributes:
+        message: What it returned without waiting; ``None`` when it waits.
+    """
+
+    __slots__ = ("_steps", "_waiting", "message")
+
+    def __init__(self, receiving: Awaitable[Message]) -> None:
+        self._steps = receiving.__await__()
+        self.message: Message | None = None
+        try:
+            self._waiting: Any = next(self._steps)
+        except StopIteration as done:
+            self.message = done.value
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        waiting = self._waiting
+        try:
+            while True:
+                try:
+                    sent = yield waiting
+                except BaseException as error:  # cancellation, which the call must hear of
+                    waiting = self._steps.throw(error)
+                else:
+                    waiting = self._steps.send(sent)
+        except StopIteration as done:
+            message: Message = done.value
+            return message

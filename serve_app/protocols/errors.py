@@ -74,6 +74,11 @@ class RouteNotFound(ServeAppError):
     code = "not_found"
 
 
+def code_of(error: Exception) -> str:
+    """The code that a client sees: what is missing in the table, and what is no error of ours, is ``internal``."""
+    return error.code if isinstance(error, ServeAppError) and error.code in STATUSES else ServeAppError.code
+
+
 def status_of(error: ServeAppError) -> Status:
     """The statuses of an error."""
     return STATUSES.get(error.code, STATUSES["internal"])
@@ -120,7 +125,7 @@ def render(error: ServeAppError, *, openai: bool = False) -> Rendered:
         openai: Whether the client speaks OpenAI's API and expects its error object.
     """
     status = status_of(error).http
-    code = error.code if error.code in STATUSES else "internal"
+    code = code_of(error)
     # Lone surrogates can reach a message through a path; they have no UTF-8 form.
     message = error.message.encode("utf-8", "replace").decode()
     if openai:

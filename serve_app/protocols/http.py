@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Router
@@ -19,8 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.protocols import openai, overview, predict
-from serve_app.protocols.body import BodyReader, ClientGone
-from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, internal_error, render
+from serve_app.protocols.body import BodyReader, BodyTooSlow, ClientGone
+from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, render
 from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.service import InferenceService
@@ -37,6 +38,7 @@ class HttpSettings:
         max_held_bytes: Most bytes of large bodies that one process reads or decodes at once.
         inline_bytes: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
         decode_threads: Most conversions in threads at once.
+        patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
     """
 
@@ -44,6 +46,7 @@ class HttpSettings:
     max_held_bytes: int = 512 * 2**20
     inline_bytes: int = 256 * 2**10
     decode_threads: int = 2
+    patience_s: float = 30.0
     send_request_id: bool = True
 
 
@@ -56,7 +59,9 @@ class HttpApp:
             max_held_bytes=settings.max_held_bytes,
             inline_bytes=settings.inline_bytes,
             decode_threads=settings.decode_threads,
+            patience_s=settings.patience_s,
         )
+        self._service = service
         self._settings = settings
         self._infer = InferEndpoint(service, bodies)
         self._router = Router(
@@ -80,10 +85,13 @@ class HttpApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = self._request_id(headers)
         answering = _Answering(send, self._extra_headers(request_id), head=scope["method"] == "HEAD")
+        target = _infer_target(path)
+        # A route that takes work for models says here which one was asked for, and nothing says more.
+        state: dict[str, Any] = {}
         try:
-            target = _infer_target(path)
             if target is None:
-                inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path}
+                state.update(scope.get("state", ()))
+                inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path, "state": state}
                 await self._router(inner, receive, answering)
                 return
             if scope["method"] == "POST":
@@ -95,8 +103,14 @@ class HttpApp:
         except Exception as error:
             if answering.started:
                 raise
+            self._count(error, state.get("asked_model") if target is None else target[0])
             what = f"{scope['method']} {path}"
             await answering.whole(_render_any(error, request_id, what, openai=openai.is_openai(path)))
+
+    def _count(self, error: Exception, model: str | None) -> None:
+        """Count what was refused on the way to the scheduler, which counts everything from there on."""
+        if model is not None and not (isinstance(error, ServeAppError) and error.counted):
+            self._service.refused(model, code_of(error))
 
     def _request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
         given = headers.get(b"x-request-id")
@@ -171,7 +185,10 @@ def _infer_target(path: str) -> tuple[str, str | None] | None:
 
 def _render_any(error: Exception, request_id: bytes, what: str, *, openai: bool) -> Rendered:
     if isinstance(error, ServeAppError):
-        return render(error, openai=openai)
+        reply = render(error, openai=openai)
+        if isinstance(error, BodyTooSlow):
+            reply.headers.append((b"connection", b"close"))
+        return reply
     if isinstance(error, HTTPException):
         if error.status_code == 404:
             return render(RouteNotFound("nothing is served at this path; GET / lists what is"), openai=openai)

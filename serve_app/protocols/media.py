@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import binascii
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
-import orjson
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
@@ -23,7 +22,6 @@ from serve_app.protocols.service import ModelInfo
 Kind: TypeAlias = Literal["tensors", "image", "audio", "text"]
 
 _Scalar: TypeAlias = str | int | float | bool | None
-_Parameters: TypeAlias = dict[str, _Scalar | list[_Scalar]]
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
@@ -32,6 +30,7 @@ _OPAQUE = frozenset({"", "application/octet-stream", "application/x-www-form-url
 _AUDIO_ALIASES = frozenset({"application/ogg", "video/ogg", "video/webm"})
 _MAX_FIELDS = 2000
 _FORM_PIECE = 64 * 1024
+_MOST_PARAMETER_BYTES = 2**20
 
 
 class _SentenceSimilarity(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,7 +40,20 @@ class _SentenceSimilarity(msgspec.Struct, forbid_unknown_fields=True):
     sentences: list[str]
 
 
-class Work(NamedTuple):
+class _Document(msgspec.Struct):
+    inputs: msgspec.Raw
+
+
+_DOCUMENT: Final = msgspec.json.Decoder(_Document)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECT_OR_NULL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_PARAMETER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Scalar | list[_Scalar])
+_TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_PAIR: Final = msgspec.json.Decoder(_SentenceSimilarity)
+
+
+class PredictRequest(NamedTuple):
     """A decoded predict request.
 
     Attributes:
@@ -59,7 +71,7 @@ def kind_of(task: str) -> Kind:
         return "tensors"
     if task.startswith("image-"):
         return "image"
-    if task.startswith("audio-") or task == "automatic-speech-recognition":
+    if task.startswith("audio-"):
         return "audio"
     return "text"
 
@@ -112,7 +124,7 @@ def check_content_type(info: ModelInfo, kind: Kind, content_type: str) -> None:
         raise UnsupportedMedia(f"model {info.name!r} takes {WANTED[kind]}; got {content_type[:80] or 'no type'!r}")
 
 
-def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> Work:
+def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> PredictRequest:
     """Make a payload of a body that is not a form.
 
     Raises:
@@ -121,27 +133,34 @@ def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> Wo
     if content_type == JSON:
         return _from_json(info, kind, content)
     if kind == "text":
-        return Work(Texts([_utf8(content, "the body")], {}))
-    return Work(Media(content, "" if content_type in _OPAQUE else content_type, {}))
+        return PredictRequest(Texts([_utf8(content, "the body")], {}))
+    return PredictRequest(Media(content, "" if content_type in _OPAQUE else content_type, {}))
 
 
-def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> Work:
+def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> PredictRequest:
+    # Only what is needed is decoded, as the type it must have: a decoder that makes objects of whatever comes holds
+    # the GIL, and with it every other request, for seconds on a body of brackets.
     try:
-        document = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body: not valid JSON: {error.msg[:100]}") from None
-    if not isinstance(document, dict) or "inputs" not in document:
-        raise InvalidRequest('the body: expected a JSON object {"inputs": ..., "parameters": {...}}')
-    inputs = document.pop("inputs")
-    nested = document.pop("parameters", None)
-    if nested is not None and not isinstance(nested, dict):
-        raise InvalidRequest("parameters: expected a JSON object")
+        document = _DOCUMENT.decode(content)
+        if len(content) - len(memoryview(document.inputs)) > _MOST_PARAMETER_BYTES:
+            raise InvalidRequest(f"parameters: more than {_MOST_PARAMETER_BYTES} bytes beside the inputs")
+        values = _OBJECT.decode(content)
+    except msgspec.ValidationError:
+        raise InvalidRequest('the body: expected a JSON object {"inputs": ..., "parameters": {...}}') from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error) from None
+    del values["inputs"]
+    nested = values.pop("parameters", None)
     # Some tasks of Hugging Face's clients put their parameters beside the inputs.
-    parameters, variant = _parameters({**document, **(nested or {})})
+    parameters, variant = _parameters({**values, **(_parameter_object(nested) if nested is not None else {})})
     if kind == "text":
-        return _from_inputs(info, inputs, parameters, variant)
-    if not isinstance(inputs, str):
-        raise InvalidRequest(f"inputs: expected the {kind} file in base64, as a string")
+        return _from_inputs(info, document.inputs, parameters, variant)
+    try:
+        inputs = _TEXT.decode(document.inputs)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"inputs: expected the {kind} file in base64, as a string") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(error, "inputs") from None
     content_type, encoded = "", inputs
     if inputs.startswith("data:"):
         head, _, encoded = inputs.partition(",")
@@ -154,22 +173,23 @@ def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> Work:
         raise InvalidRequest("inputs: the file is empty")
     if content_type:
         check_content_type(info, kind, content_type)
-    return Work(Media(media, content_type, parameters), variant)
+    return PredictRequest(Media(media, content_type, parameters), variant)
 
 
-def _from_inputs(info: ModelInfo, inputs: Any, parameters: dict[str, Any], variant: str) -> Work:
-    if isinstance(inputs, str):
-        return Work(Texts([inputs], parameters), variant)
+def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: dict[str, Any], variant: str) -> PredictRequest:
+    first = bytes(memoryview(inputs)[:1])
     try:
-        if isinstance(inputs, dict):
-            pair = msgspec.convert(inputs, _SentenceSimilarity)
+        if first == b'"':
+            return PredictRequest(Texts([_TEXT.decode(inputs)], parameters), variant)
+        if first == b"{":
+            pair = _PAIR.decode(inputs)
             # A parameter for the model's processor, which answers with one similarity per sentence.
             parameters["source_sentence"] = pair.source_sentence
-            return Work(_texts(info, pair.sentences, parameters), variant)
-        texts = msgspec.convert(inputs, list[str])
-    except msgspec.ValidationError as error:
+            return PredictRequest(_texts(info, pair.sentences, parameters), variant)
+        texts = _TEXTS.decode(inputs)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(error, "inputs") from None
-    return Work(_texts(info, texts, parameters), variant)
+    return PredictRequest(_texts(info, texts, parameters), variant)
 
 
 def _texts(info: ModelInfo, texts: list[str], parameters: dict[str, Any]) -> Texts:
@@ -180,28 +200,31 @@ def _texts(info: ModelInfo, texts: list[str], parameters: dict[str, Any]) -> Tex
     return Texts(texts, parameters)
 
 
-def _parameters(given: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Task parameters, and the variant among them. Values are scalars or flat lists: no task needs more."""
+def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
+    """The members of the JSON object ``parameters``, none for null."""
     try:
-        parameters = msgspec.convert(given, _Parameters)
-    except msgspec.ValidationError:
-        name = next((key for key, value in given.items() if not _is_plain(value)), "*")
-        raise InvalidRequest(
-            f"parameters.{name[:64]}: expected a string, a number, true, false or a list of these"
-        ) from None
+        return _OBJECT_OR_NULL.decode(raw) or {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("parameters: expected a JSON object") from None
+
+
+def _parameters(given: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], str]:
+    """Task parameters, and the variant among them. Values are scalars or flat lists: no task needs more."""
+    parameters: dict[str, Any] = {}
+    for name, raw in given.items():
+        try:
+            parameters[name] = _PARAMETER.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise InvalidRequest(
+                f"parameters.{name[:64]}: expected a string, a number, true, false or a list of these"
+            ) from None
     variant = parameters.pop("variant", None)
     if variant is not None and not isinstance(variant, str):
         raise InvalidRequest("parameters.variant: expected a string")
     return parameters, variant or ""
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return not any(isinstance(item, list | dict) for item in value)
-    return not isinstance(value, dict)
-
-
-async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: bytes) -> Work:
+async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: bytes) -> PredictRequest:
     """Make a payload of a multipart form: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
 
     Args:
@@ -239,7 +262,7 @@ async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: by
     if kind == "text":
         if not texts:
             raise InvalidRequest("inputs: expected at least one form field of this name, with a text")
-        return Work(_texts(info, texts, parameters), variant)
+        return PredictRequest(_texts(info, texts, parameters), variant)
     if not files:
         raise InvalidRequest(f"file: expected a form field of this name with the {kind} file (curl -F file=@...)")
     if not uploaded:
@@ -248,18 +271,18 @@ async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: by
     if name in {JSON, MULTIPART}:
         raise UnsupportedMedia(f"file: model {info.name!r} takes {WANTED[kind]}")
     check_content_type(info, kind, name)
-    return Work(Media(uploaded, "" if name in _OPAQUE else name, parameters), variant)
+    return PredictRequest(Media(uploaded, "" if name in _OPAQUE else name, parameters), variant)
 
 
 def _form_parameters(field: object) -> tuple[dict[str, Any], str]:
     if field is None:
         return {}, ""
-    try:
-        given = orjson.loads(field) if isinstance(field, str) else None
-    except orjson.JSONDecodeError:
-        given = None
-    if not isinstance(given, dict):
+    if not isinstance(field, str) or len(field) > _MOST_PARAMETER_BYTES:
         raise InvalidRequest("parameters: expected a JSON object in this form field")
+    try:
+        given = _OBJECT.decode(field)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("parameters: expected a JSON object in this form field") from None
     return _parameters(given)
 
 

@@ -19,11 +19,11 @@ from serve_app.errors import InvalidRequest
 from serve_app.payloads import Embeddings, Texts
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.open_inference.wire import invalid
-from serve_app.protocols.options import remaining, request_options
+from serve_app.protocols.options import reading_s, remaining, request_options
 from serve_app.protocols.replies import dump_json, json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
-EMBEDDING_TASKS: Final = frozenset({"feature-extraction", "sentence-similarity"})
+EMBEDDING_TASK: Final = "feature-extraction"
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _SPACE: Final = b" \t\r\n"
@@ -83,19 +83,26 @@ class _Endpoints:
     async def embeddings(self, request: Request) -> Response:
         arrived = monotonic()
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
-        content = await self._bodies.read(request.receive, headers)
+        request.state.asked_model = ""
+        # The body names the model: until it is read, the most patient one counts.
+        limit_s = max(reading_s(info, headers) for info in self._service.models.values())
+        content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             large = self._bodies.is_large(len(content))
             asked = await self._bodies.offload(_parse, content) if large else _parse(content)
+            request.state.asked_model = asked.model
             info = self._embedding_model(asked.model)
             options = request_options(info, headers, len(content))
             self._service.precheck(info.name, options.priority, len(content))
-            texts = await self._bodies.offload(_inputs, asked.input) if large else _inputs(asked.input)
+            most = info.max_request_rows
+            texts = await self._bodies.offload(_inputs, asked.input, most) if large else _inputs(asked.input, most)
         finally:
             self._bodies.release(len(content))
-        if not 1 <= len(texts) <= info.max_request_rows:
-            raise InvalidRequest(f"input: expected 1 to {info.max_request_rows} texts, got {len(texts)}")
-        answer = await self._service.submit(info.name, Texts(texts, {}), remaining(options, monotonic() - arrived))
+        if not 1 <= len(texts) <= most:
+            raise _wrong_number(len(texts), most)
+        answer = await self._service.submit(
+            info.name, Texts(texts, {}), remaining(info, options, monotonic() - arrived)
+        )
         embeddings: Embeddings = answer.value
         vectors = _shortened(embeddings.vectors, asked.dimensions)
         encode = self._bodies.is_large(vectors.nbytes)
@@ -108,8 +115,8 @@ class _Endpoints:
 
     def _embedding_model(self, name: str) -> ModelInfo:
         info = self._service.find(name)
-        if info.task not in EMBEDDING_TASKS:
-            others = [other.name for other in self._service.models.values() if other.task in EMBEDDING_TASKS]
+        if info.task != EMBEDDING_TASK:
+            others = [other.name for other in self._service.models.values() if other.task == EMBEDDING_TASK]
             raise InvalidRequest(
                 f"model: {info.name!r} makes no embeddings; models that do: {', '.join(others) or 'none'}"
             )
@@ -123,8 +130,8 @@ def _parse(content: bytes) -> _EmbeddingsRequest:
         raise invalid(error) from None
 
 
-def _inputs(raw: msgspec.Raw) -> list[str] | list[list[int]]:
-    """The ``input``: a text, texts, one list of token ids, or several."""
+def _inputs(raw: msgspec.Raw, most: int) -> list[str] | list[list[int]]:
+    """The ``input``: a text, texts, one list of token ids, or several, but not many more than ``most``."""
     text = bytes(memoryview(raw))
     inner = text[1:].lstrip(_SPACE)
     try:
@@ -133,6 +140,10 @@ def _inputs(raw: msgspec.Raw) -> list[str] | list[list[int]]:
         if not text.startswith(b"["):
             raise InvalidRequest("input: expected a string, a list of strings, or token ids")
         if inner.startswith(b"["):
+            # Counted before they are decoded: millions of lists would hold the GIL, and all requests, for seconds.
+            count = text.count(b"[") - 1
+            if count > most:
+                raise _wrong_number(count, most)
             lists = _TOKEN_LISTS.decode(text)
             if not all(lists):
                 raise InvalidRequest("input: a list of token ids is empty")
@@ -144,13 +155,19 @@ def _inputs(raw: msgspec.Raw) -> list[str] | list[list[int]]:
         raise invalid(error, "input") from None
 
 
+def _wrong_number(texts: int, most: int) -> InvalidRequest:
+    return InvalidRequest(f"input: expected 1 to {most} texts, got {texts}")
+
+
 def _shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
     """The first ``dimensions`` of every vector, at length 1 again (Matryoshka embeddings are cut so)."""
     width = vectors.shape[1]
     if dimensions is None or dimensions == width:
         return vectors
     if not 1 <= dimensions < width:
-        raise InvalidRequest(f"dimensions: expected 1 to {width}")
+        error = InvalidRequest(f"dimensions: expected 1 to {width}")
+        error.counted = True  # as answered: only the model's answer tells its width
+        raise error
     cut = vectors[:, :dimensions]
     lengths = np.linalg.norm(cut, axis=1, keepdims=True)
     result: npt.NDArray[np.float32] = cut / np.maximum(lengths, np.finfo(np.float32).tiny)

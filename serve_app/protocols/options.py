@@ -47,16 +47,7 @@ def request_options(
     Raises:
         InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
     """
-    chosen: Priority | None = None
-    timeout_s: float | None = None
-    from_header = headers.get(b"x-priority")
-    if from_header is not None:
-        chosen = _BY_HEADER.get(from_header.strip().lower())
-        if chosen is None:
-            raise InvalidRequest("X-Priority: expected high, normal or low (or 1, 2, 3)")
-    limit = headers.get(b"x-timeout-ms")
-    if limit is not None:
-        timeout_s = _header_timeout(limit)
+    chosen, timeout_s = _from_headers(headers)
     if priority:
         if priority not in _BY_NUMBER:
             raise InvalidRequest("parameters.priority: expected 0 (default), 1 (high), 2 (normal) or 3 (low)")
@@ -77,18 +68,46 @@ def request_options(
     return RequestOptions(chosen, timeout_s, nbytes, variant)
 
 
-def remaining(options: RequestOptions, elapsed_s: float) -> RequestOptions:
+def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
+    """Seconds from a request's arrival to its deadline: what it names, or the default of its class."""
+    return _allowed_s(info, options.priority, options.timeout_s)
+
+
+def reading_s(info: ModelInfo, headers: Mapping[bytes, bytes]) -> float:
+    """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read.
+
+    Raises:
+        InvalidRequest: A header says nothing that `request_options` takes.
+    """
+    return _allowed_s(info, *_from_headers(headers))
+
+
+def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float) -> RequestOptions:
     """The options with the time that reading and decoding took charged to the deadline.
 
     Raises:
         DeadlineExceeded: Nothing is left of it.
     """
-    if options.timeout_s is None:
-        return options
-    left = options.timeout_s - elapsed_s
+    left = allowed_s(info, options) - elapsed_s
     if left <= 0.0:
         raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
     return options._replace(timeout_s=left)
+
+
+def _allowed_s(info: ModelInfo, priority: Priority | None, timeout_s: float | None) -> float:
+    return info.default_timeout_s[priority or Priority.NORMAL] if timeout_s is None else timeout_s
+
+
+def _from_headers(headers: Mapping[bytes, bytes]) -> tuple[Priority | None, float | None]:
+    """The class and the deadline in seconds, each ``None`` where the headers name none."""
+    priority: Priority | None = None
+    named = headers.get(b"x-priority")
+    if named is not None:
+        priority = _BY_HEADER.get(named.strip().lower())
+        if priority is None:
+            raise InvalidRequest("X-Priority: expected high, normal or low (or 1, 2, 3)")
+    limit = headers.get(b"x-timeout-ms")
+    return priority, None if limit is None else _header_timeout(limit)
 
 
 def _header_timeout(value: bytes) -> float:

@@ -25,7 +25,7 @@ from serve_app.protocols.media import (
     kind_of,
     media_type,
 )
-from serve_app.protocols.options import remaining, request_options
+from serve_app.protocols.options import allowed_s, remaining, request_options
 from serve_app.protocols.replies import dump_json
 from serve_app.protocols.service import InferenceService
 
@@ -42,6 +42,7 @@ class _Predict:
 
     async def predict(self, request: Request) -> Response:
         arrived = monotonic()
+        request.state.asked_model = request.path_params["model"]
         info = self._service.find(request.path_params["model"])
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
         content_type = media_type(headers)
@@ -51,22 +52,22 @@ class _Predict:
         options = request_options(info, headers, declared or 0)
         if declared is not None:
             self._service.precheck(info.name, options.priority, declared)
-        content = await self._bodies.read(request.receive, headers)
+        content = await self._bodies.read(request.receive, headers, allowed_s(info, options))
         try:
             if declared is None:
                 self._service.precheck(info.name, options.priority, len(content))
             if not content:
                 raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind]}")
             if content_type == MULTIPART:
-                work = await decode_form(info, kind, request, content)
+                asked = await decode_form(info, kind, request, content)
             elif self._bodies.is_large(len(content)) and content_type in {JSON, "text/plain"}:
-                work = await self._bodies.offload(decode, info, kind, content_type, content)
+                asked = await self._bodies.offload(decode, info, kind, content_type, content)
             else:
-                work = decode(info, kind, content_type, content)
+                asked = decode(info, kind, content_type, content)
         finally:
             self._bodies.release(len(content))
-        options = request_options(info, headers, len(content), variant=work.variant)
-        answer = await self._service.submit(info.name, work.payload, remaining(options, monotonic() - arrived))
+        options = request_options(info, headers, len(content), variant=asked.variant)
+        answer = await self._service.submit(info.name, asked.payload, remaining(info, options, monotonic() - arrived))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         if isinstance(value, np.ndarray) and self._bodies.is_large(value.nbytes):
             reply = await self._bodies.offload(_dump_rows, value)

@@ -87,6 +87,14 @@ class InferenceService(Protocol):
     def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
         """Refuse early, before the payload is decoded: raises `QueueFull` or `ModelUnavailable`."""
 
+    def refused(self, model: str, code: str) -> None:
+        """Count a request that an adapter refused, unless its error says that it is ``counted`` already.
+
+        Args:
+            model: As the request named it, known or not; empty where it named none.
+            code: Of the error.
+        """
+
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """Schedule, run and answer. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work."""
 

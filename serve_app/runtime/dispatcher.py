@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError, error_from_code
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
@@ -24,9 +24,20 @@ from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = 4
+"""A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
+
 
 class ReplicaLost(Exception):
-    """The replica died or could not be reached: its bundle may or may not have run."""
+    """The replica died or could not be reached.
+
+    Attributes:
+        reached: Whether the bundle may have run there; ``False`` when it was never sent.
+    """
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 Send = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
@@ -37,7 +48,6 @@ class Work(NamedTuple):
     """An entry's payload, as the scheduler carries it."""
 
     payload: Payload
-    variant: str
     future: asyncio.Future[Completed]
 
 
@@ -96,6 +106,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._dispatched_at: dict[int, float] = {}
         self._bundles: set[asyncio.Task[None]] = set()
+        self.broken = False
+        """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._bundles)} bundles in flight>"
@@ -140,7 +152,8 @@ class Dispatcher:
             rows,
             bucket,
             nbytes,
-            Work(payload, variant, future),
+            Work(payload, future),
+            variant,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
@@ -168,10 +181,18 @@ class Dispatcher:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
+        try:
+            self._decide_and_do()
+        except Exception:
+            # Nothing would be dispatched or expire any more, and nobody would be told. The health check tells.
+            self.broken = True
+            logger.exception("The scheduler failed: this router must be replaced")
+
+    def _decide_and_do(self) -> None:
         now = self._loop.time()
         decisions = self._scheduler.decide(now)
         for entry in decisions.expired:
-            self._fail(entry, DeadlineExceeded(_late(entry)))
+            self._fail(entry, self._why_expired(entry))
         for dispatch in decisions.dispatches:
             for entry in dispatch.entries:
                 self._dispatched_at[entry.id] = now
@@ -181,6 +202,12 @@ class Dispatcher:
             self._bundles.add(task)
             task.add_done_callback(self._bundles.discard)
         self._set_timer()
+
+    def _why_expired(self, entry: Entry) -> ServeAppError:
+        """Say whose fault it is that nothing was done about an entry in time."""
+        if entry.attempts == 0 and self._scheduler.usable(entry.model) == 0:
+            return ModelUnavailable(f"no replica of model {entry.model} could take the request in time", 1.0)
+        return DeadlineExceeded(_late(entry))
 
     def _set_timer(self) -> None:
         wake_at = self._scheduler.wake_at
@@ -202,20 +229,20 @@ class Dispatcher:
         entries = list(dispatch.entries)
         bundle = Bundle(
             [
-                WireEntry(
-                    entry.priority, entry.deadline - sent_at, entry.rows, entry.payload.variant, entry.payload.payload
-                )
+                WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, entry.variant, entry.payload.payload)
                 for entry in entries
             ]
         )
         nbytes = sum(entry.nbytes for entry in entries)
-        watchdog = self._loop.call_later(self._bundle_timeout_s, self._on_bundle_timeout, dispatch)
+        watchdog = self._watch(dispatch)
         try:
             result = await self._send(dispatch.model, bundle, dispatch.replica, nbytes)
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), True))
+            self._deal_with(
+                self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), True, reached=lost.reached)
+            )
         except asyncio.CancelledError:
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), False))
@@ -228,10 +255,25 @@ class Dispatcher:
         else:
             self._on_result(dispatch, entries, result, sent_at)
         finally:
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
             self._schedule_pump()
 
+    def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle | None:
+        """Set the bundle's time-out, unless it waits for a replica to start: that takes as long as it takes."""
+        if dispatch.replica is None:
+            return None
+        # Its own execution, and what runs or waits at the replica before it, are not the replica's silence.
+        patience_s = self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
+        return self._loop.call_later(patience_s, self._on_bundle_timeout, dispatch)
+
     def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult, sent_at: float) -> None:
+        if len(result.results) != len(entries):
+            logger.error(
+                "A replica of %s gave %d answers to %d entries", dispatch.model, len(result.results), len(entries)
+            )
+            self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
+            return
         now = self._loop.time()
         alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now)
         self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result, now - sent_at)
@@ -251,14 +293,14 @@ class Dispatcher:
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
         for entry in self._scheduler.on_done(dispatch.bundle_id, (), self._loop.time()):
-            self._fail(entry, type(error)(error.message, error.retry_after_s))
+            self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
 
     def _on_bundle_timeout(self, dispatch: Dispatch) -> None:
         logger.error(
-            "Replica %s of %s has not answered for %.0f s: it gets no more work until it does",
+            "Replica %s of %s does not answer a bundle of %d rows: it gets no more work until it does",
             dispatch.replica,
             dispatch.model,
-            self._bundle_timeout_s,
+            dispatch.rows,
         )
         self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, self._loop.time()))
         self._schedule_pump()

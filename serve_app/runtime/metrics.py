@@ -120,6 +120,17 @@ class RouterMetrics:
         self._outcome(model, priority, code)
         self.statistics(model).failed += 1
 
+    def refused(self, model: str, code: str) -> None:
+        """Count a request that never became an entry: nobody knows its class.
+
+        Args:
+            model: Name of a model; empty for a request that named none that is served.
+            code: Of the error.
+        """
+        self.requests.labels(model or "unknown", "unknown", code).inc()
+        if model:
+            self.statistics(model).failed += 1
+
     def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
         """Count the end of an accepted entry."""
         self._outcome(entry.model, entry.priority, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from serve_app.errors import InvalidRequest, ModelNotFound, error_from_code
+from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
@@ -58,10 +58,10 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            raise ModelNotFound(f"there is no model {model!r} here; models: {', '.join(self._models)}")
+            raise ModelNotFound(f"there is no model {model[:64]!r} here; models: {', '.join(self._models)}")
         if version is not None and version not in info.versions:
             raise ModelNotFound(
-                f"model {model!r} has no version {version!r} here; versions: {', '.join(info.versions)}"
+                f"model {model!r} has no version {version[:64]!r} here; versions: {', '.join(info.versions)}"
             )
         return info
 
@@ -77,7 +77,13 @@ class Service:
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
-            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error.counted = True
+            raise error
+
+    def refused(self, model: str, code: str) -> None:
+        """Count a request that was refused before it came to the scheduler. Names of no model are counted as one."""
+        self._metrics.refused(model if model in self._models else "", code)
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """Schedule, run and answer one request. Cancelling it cancels the work.
@@ -93,16 +99,20 @@ class Service:
             raise InvalidRequest(
                 f"the request has {cost.rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
-        completed = await self._dispatcher.submit(
-            model,
-            payload,
-            priority=priority,
-            timeout_s=timeout_s,
-            rows=cost.rows,
-            bucket=cost.bucket,
-            nbytes=options.nbytes or _nbytes(payload),
-            variant=options.variant,
-        )
+        try:
+            completed = await self._dispatcher.submit(
+                model,
+                payload,
+                priority=priority,
+                timeout_s=timeout_s,
+                rows=cost.rows,
+                bucket=cost.bucket,
+                nbytes=options.nbytes or _nbytes(payload),
+                variant=options.variant,
+            )
+        except ServeAppError as error:
+            error.counted = True  # by the dispatcher's observer
+            raise
         return Answer(completed.value, completed.priority, completed.queue_s, completed.total_s)
 
     def live(self) -> bool:
@@ -120,7 +130,7 @@ class Service:
             ModelNotFound: No such model.
         """
         self.find(model)
-        return model in self._on_demand or bool(self._scheduler.snapshot()[model]["replicas"])
+        return model in self._on_demand or self._scheduler.usable(model) > 0
 
     def status(self) -> Mapping[str, Any]:
         """Queues, replicas and predicted latency, JSON-able."""
@@ -171,9 +181,10 @@ class Service:
         return page.encode(), CONTENT_TYPE
 
     def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
-        if isinstance(payload, dict):
-            return Cost(rows_of(payload), 0)
         processor = self._processors.get(info.name)
+        if isinstance(payload, dict):
+            rows = rows_of(payload)
+            return Cost(rows, 0 if processor is None else processor.bucket(payload))
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)

@@ -257,7 +257,7 @@ class Worker:
                         by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
             for variant, places in by_variant.items():
                 try:
-                    self._execute_variant(bundles, variant, places)
+                    self._execute_variant(variant, places)
                 except Exception:
                     # E.g. a router that still knows a variant which a redeploy has removed.
                     logger.exception("%s could not run the entries for its variant %r", self._name, variant)
@@ -271,7 +271,7 @@ class Worker:
             for staged in bundles:
                 staged.finished_at = finished
 
-    def _execute_variant(self, bundles: Sequence[Staged], variant: str, places: Sequence[tuple[Staged, int]]) -> None:
+    def _execute_variant(self, variant: str, places: Sequence[tuple[Staged, int]]) -> None:
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = None
         if self._processor is not None:
@@ -282,8 +282,9 @@ class Worker:
                 staged.results[index] = Failure(outcome.code, outcome.message)
             else:
                 staged.results[index] = Success(outcome)
-        for staged in bundles:
-            staged.executions.extend(ran.executions)
+        executions = [execution._replace(variant=variant) for execution in ran.executions]
+        for staged in dict.fromkeys(staged for staged, _ in places):
+            staged.executions.extend(executions)
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""

@@ -17,10 +17,10 @@ from serve_app.errors import DeadlineExceeded, DeadlineUnreachable, ModelNotFoun
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ModelQueue, Totals
+from serve_app.scheduling.queue import Ahead, ModelQueue, Totals
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Slots
+from serve_app.scheduling.variants import VariantLatency
 
 _PROBE_EVERY = 10
 _PROBE_INTERVAL_S = 1.0
@@ -106,14 +106,18 @@ class Bounds:
 
 
 def drain_s(
-    settings: ModelScheduling, queue: ModelQueue, latency: LatencyModel, slots: Slots, priority: Priority, now: float
+    settings: ModelScheduling,
+    queue: ModelQueue,
+    latencies: VariantLatency,
+    slots: Slots,
+    priority: Priority,
+    now: float,
 ) -> float | None:
     """Predicted time until everything queued in this class and above is executed; ``None`` when unknown."""
-    if not latency.known or not slots.usable:
+    if not latencies.exact.known or not slots.usable:
         return None
-    rows, bucket = queue.ahead(priority, now + 1e9, now)
-    ahead = rows * latency.seconds_per_row(bucket, settings.max_rows, settings.slo_s) / slots.usable
-    return slots.earliest_start(now) - now + ahead
+    ahead = queue.ahead(priority, now + 1e9, now)
+    return slots.earliest_start(now) - now + _ahead_s(ahead, settings, latencies) / slots.usable
 
 
 def unreachable(
@@ -121,7 +125,7 @@ def unreachable(
     priority: Priority,
     settings: ModelScheduling,
     queue: ModelQueue,
-    latency: LatencyModel,
+    latencies: VariantLatency,
     slots: Slots,
     probes: Probes,
     network_s: float,
@@ -134,12 +138,13 @@ def unreachable(
         priority: The class it would queue in.
         settings: Of its model.
         queue: Of its model.
-        latency: Of its model.
+        latencies: Of its model.
         slots: Of its model.
         probes: Of its model.
         network_s: Allowance for everything around an execution, seconds.
         now: Seconds.
     """
+    latency = latencies.of(entry.variant)
     if not latency.known:
         return None
     own = execution_s(latency, entry.rows, entry.bucket, settings.max_rows) + network_s
@@ -155,9 +160,9 @@ def unreachable(
     if not usable:
         return None
     wait = slots.earliest_start(now) - now
-    rows, bucket = queue.ahead(priority, entry.deadline, now)
-    if rows:
-        wait += rows * latency.seconds_per_row(bucket, settings.max_rows, settings.slo_s) / usable
+    ahead = queue.ahead(priority, entry.deadline, now)
+    if ahead.rows:
+        wait += _ahead_s(ahead, settings, latencies) / usable
     late = wait + own - budget
     if late <= 0.0:
         return None
@@ -178,6 +183,11 @@ def unknown_model(model: str) -> Rejection:
 def already_late() -> Rejection:
     """The reason for refusing an entry whose deadline has passed on arrival."""
     return Rejection(DeadlineExceeded.code, "the deadline passed before the request arrived")
+
+
+def _ahead_s(ahead: Ahead, settings: ModelScheduling, latencies: VariantLatency) -> float:
+    """Server time of work that is ahead, at one replica."""
+    return ahead.rows * latencies.seconds_per_row(ahead.bucket, settings.max_rows, settings.slo_s, ahead.shares)
 
 
 _HIGH = Priority.HIGH

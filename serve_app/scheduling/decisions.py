@@ -59,7 +59,7 @@ class Requeue(NamedTuple):
     """What became of the entries of a failed bundle that somebody still waited for.
 
     Attributes:
-        requeued: QUEUED again, for one more try at another replica.
+        requeued: QUEUED again: for one more try at another replica, or for the first one if none was reached.
         poisoned: DONE: they failed twice and are refused.
         expired: DONE: their deadline has passed.
     """

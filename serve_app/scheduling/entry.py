@@ -41,8 +41,9 @@ class Entry:
         bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
         nbytes: Bytes held while it is queued or running.
         payload: Opaque; belongs to whoever made the entry.
+        variant: Name of the variant to run, empty for the exact model. A bundle holds entries of one variant.
         state: See `EntryState`; written by the scheduler only.
-        attempts: How many bundles have carried it.
+        attempts: How many bundles have carried it to a replica.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
     """
 
@@ -59,6 +60,7 @@ class Entry:
         "priority",
         "rows",
         "state",
+        "variant",
     )
 
     def __init__(
@@ -72,6 +74,7 @@ class Entry:
         bucket: int = 0,
         nbytes: int = 0,
         payload: Any = None,
+        variant: str = "",
     ) -> None:
         self.id = id
         self.model = model
@@ -82,6 +85,7 @@ class Entry:
         self.bucket = bucket
         self.nbytes = nbytes
         self.payload = payload
+        self.variant = variant
         self.state = EntryState.NEW
         self.attempts = 0
         self.avoid: str | None = None

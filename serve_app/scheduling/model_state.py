@@ -14,6 +14,7 @@ from serve_app.scheduling.queue import ModelQueue, Totals
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app.scheduling.shares import Shares
 from serve_app.scheduling.slots import Replica, Slots
+from serve_app.scheduling.variants import VariantLatency
 
 _PRIORITIES = tuple(Priority)
 
@@ -31,14 +32,14 @@ class NextBundle(NamedTuple):
 class ModelState:
     """Everything the scheduler keeps per model."""
 
-    __slots__ = ("latency", "policy", "probes", "queue", "settings", "shares", "slots", "wasted_rows")
+    __slots__ = ("latencies", "policy", "probes", "queue", "settings", "shares", "slots", "wasted_rows")
 
     def __init__(
         self, settings: ModelScheduling, classes: Mapping[Priority, ClassSettings], totals: dict[Priority, Totals]
     ) -> None:
         self.settings = settings
         self.queue = ModelQueue(totals)
-        self.latency = LatencyModel()
+        self.latencies = VariantLatency()
         self.policy = batch_policy(settings.policy)
         self.slots = Slots(settings.window)
         self.shares = Shares({priority: classes[priority].min_share for priority in _PRIORITIES})
@@ -51,10 +52,11 @@ class ModelState:
         Returns:
             ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``credit_s`` (per class, see `Shares`),
             ``running_rows``, ``replicas`` and ``held_replicas`` (names), ``slots`` and ``slots_in_use``, ``latency_s``
-            (per cost bucket: predicted seconds of 1 row and of a full batch), ``wasted_rows`` (executed for nobody).
+            (of the exact model, per cost bucket: predicted seconds of 1 row and of a full batch), ``wasted_rows``
+            (executed for nobody), and where variants have run ``variants`` (by name: their ``latency_s``).
         """
-        slots, latency, most = self.slots, self.latency, self.settings.max_rows
-        return {
+        slots = self.slots
+        picture = {
             "queues": {
                 priority.label: {"entries": length.entries, "rows": length.rows, "bytes": length.nbytes}
                 for priority, length in self.queue.lengths().items()
@@ -65,12 +67,14 @@ class ModelState:
             "held_replicas": slots.held,
             "slots": len(slots.replicas) * slots.window,
             "slots_in_use": slots.in_use,
-            "latency_s": {
-                str(bucket): {"1": latency.predict(1, bucket), str(most): latency.predict(most, bucket)}
-                for bucket in latency.buckets
-            },
+            "latency_s": self._latency_s(self.latencies.exact),
             "wasted_rows": self.wasted_rows,
         }
+        if self.latencies.variants:
+            picture["variants"] = {
+                name: {"latency_s": self._latency_s(latency)} for name, latency in self.latencies.variants.items()
+            }
+        return picture
 
     def next_bundle(self, now: float, network_s: float) -> NextBundle | None:
         """Take the next bundle from the queue, for a replica with a free slot; ``None`` when nothing can go.
@@ -81,7 +85,7 @@ class ModelState:
             now: Seconds.
             network_s: Allowance for everything around an execution, seconds.
         """
-        slots, latency, settings = self.slots, self.latency, self.settings
+        slots, latencies, settings = self.slots, self.latencies, self.settings
         default = slots.choose()
         if default is None:
             return None
@@ -106,7 +110,7 @@ class ModelState:
         paid_by = None
         for priority, head in zip(ready[1:], heads[1:], strict=True):
             if self.shares.credit_s[priority] > 0.0 and self.shares.may_go_first(
-                priority, execution_s(latency, head.rows, head.bucket, settings.max_rows)
+                priority, execution_s(latencies.of(head.variant), head.rows, head.bucket, settings.max_rows)
             ):
                 chosen = paid_by = priority
                 break
@@ -118,11 +122,18 @@ class ModelState:
         else:
             replica = default
             slack_from = max(now, replica.busy_until) + network_s
-            entries, rows, bucket = compose(self.queue, chosen, settings, self.policy, latency, slack_from)
-        predicted = execution_s(latency, rows, bucket, settings.max_rows)
+            entries, rows, bucket = compose(self.queue, chosen, settings, self.policy, latencies, slack_from)
+        predicted = execution_s(latencies.of(entries[0].variant), rows, bucket, settings.max_rows)
         riders = _riders(entries, rows, chosen) if len(entries) > 1 else ()
         self.shares.dispatched(predicted, ready, paid_by, riders)
         return NextBundle(replica, entries, rows, bucket, predicted)
+
+    def _latency_s(self, latency: LatencyModel) -> dict[str, dict[str, float]]:
+        most = self.settings.max_rows
+        return {
+            str(bucket): {"1": latency.predict(1, bucket), str(most): latency.predict(most, bucket)}
+            for bucket in latency.buckets
+        }
 
 
 def _riders(entries: list[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:

@@ -2,12 +2,15 @@
 
 A `ClassQueue` is a binary heap of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
 only; the heap forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly as
-long as it is queued, cancelling is O(1) amortised, and the heap holds at most ``2 * entries + 64`` pairs.
+long as it is queued, cancelling is O(1) amortised, and the heap holds at most ``2 * entries + 64`` pairs. Every variant
+has a heap of its own, so that a bundle of one variant does not end at the first entry of another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
@@ -70,18 +73,32 @@ class ClassQueue:
         rows: Rows queued.
         nbytes: Bytes queued.
         row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
+        variant_rows: Rows per variant, of those variants that have any; the exact model's are not among them.
         histogram: Rows by deadline.
     """
 
-    __slots__ = ("_entries", "_heap", "_totals", "histogram", "nbytes", "row_buckets", "rows")
+    __slots__ = (
+        "_entries",
+        "_heaps",
+        "_pairs",
+        "_totals",
+        "histogram",
+        "nbytes",
+        "row_buckets",
+        "rows",
+        "variant_rows",
+    )
 
     def __init__(self, totals: Totals) -> None:
-        self._heap: list[tuple[float, int]] = []
+        # Per variant with anything queued; an empty heap goes when somebody next looks at it.
+        self._heaps: dict[str, list[tuple[float, int]]] = {}
+        self._pairs = 0
         self._entries: dict[int, Entry] = {}
         self._totals = totals
         self.rows = 0
         self.nbytes = 0
         self.row_buckets = 0
+        self.variant_rows: dict[str, int] = {}
         self.histogram = DeadlineHistogram()
 
     def __len__(self) -> int:
@@ -93,14 +110,20 @@ class ClassQueue:
     @property
     def heap_size(self) -> int:
         """Pairs held, stale ones included: at most ``2 * len(self) + 64``."""
-        return len(self._heap)
+        return self._pairs
 
     def push(self, entry: Entry) -> None:
         """Queue an entry. Raises ValueError when its id is queued here already."""
         if entry.id in self._entries:
             raise ValueError(f"entry {entry.id} is queued already")
         self._entries[entry.id] = entry
-        heappush(self._heap, (entry.deadline, entry.id))
+        heap = self._heaps.get(entry.variant)
+        if heap is None:
+            heap = self._heaps[entry.variant] = []
+        heappush(heap, (entry.deadline, entry.id))
+        self._pairs += 1
+        if entry.variant:
+            self.variant_rows[entry.variant] = self.variant_rows.get(entry.variant, 0) + entry.rows
         self.rows += entry.rows
         self.nbytes += entry.nbytes
         self.row_buckets += entry.rows * entry.bucket
@@ -108,43 +131,49 @@ class ClassQueue:
         self._totals.nbytes += entry.nbytes
         self.histogram.add(entry.arrival, entry.deadline, entry.rows)
 
-    def head(self) -> Entry | None:
-        """The entry with the earliest deadline, or ``None`` when empty."""
-        heap, entries = self._heap, self._entries
-        while heap:
-            entry = entries.get(heap[0][1])
-            if entry is not None:
-                return entry
-            heappop(heap)
-        return None
+    def head(self, variant: str | None = None) -> Entry | None:
+        """The entry with the earliest deadline, of this variant or (``None``) of all; ``None`` without any."""
+        entries, heaps = self._entries, self._heaps
+        if not entries:
+            return None
+        if variant is None:
+            if len(heaps) > 1:
+                return entries[min(heap[0] for name in tuple(heaps) if (heap := self._tidy(name)))[1]]
+            (variant,) = heaps
+        heap = self._tidy(variant)
+        return entries[heap[0][1]] if heap else None
 
     def pop(self) -> Entry:
         """Take the entry with the earliest deadline. Raises IndexError when empty."""
-        while True:
-            entry = self._entries.pop(heappop(self._heap)[1], None)
-            if entry is not None:
-                self._forget(entry)
-                return entry
+        entry = self.head()
+        if entry is None:
+            raise IndexError("pop from an empty queue")
+        self._pop(entry)
+        return entry
 
-    def take(self, into: list[Entry], room: int, bucket: int) -> int:
-        """Pop entries in order while their rows fit in ``room`` and their bucket is at most ``bucket``.
+    def take(self, into: list[Entry], room: int, bucket: int, variant: str = "") -> int:
+        """Pop entries of one variant in order while they fit: their rows in ``room``, their bucket in ``bucket``.
 
         Args:
             into: Receives the entries.
             room: Most rows to take.
             bucket: Largest cost bucket to take.
+            variant: The variant to take; others are passed over.
 
         Returns:
             The rows taken. The first entry that does not fit ends it and stays the head.
         """
         left = room
-        while left > 0:
-            entry = self.head()
-            if entry is None or entry.rows > left or entry.bucket > bucket:
+        heap = self._heaps.get(variant)
+        while heap and left > 0:
+            entry = self._entries.get(heap[0][1])
+            if entry is None:
+                heappop(heap)
+                self._pairs -= 1
+                continue
+            if entry.rows > left or entry.bucket > bucket:
                 break
-            heappop(self._heap)
-            del self._entries[entry.id]
-            self._forget(entry)
+            self._pop(entry)
             into.append(entry)
             left -= entry.rows
         return room - left
@@ -157,19 +186,60 @@ class ClassQueue:
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
         while (entry := self.head()) is not None and entry.deadline <= now:
-            into.append(self.pop())
+            self._pop(entry)
+            into.append(entry)
+
+    def _tidy(self, variant: str) -> list[tuple[float, int]] | None:
+        """The heap of a variant with no stale pair on top, or ``None`` when nothing of it is queued."""
+        heap = self._heaps.get(variant)
+        if heap is None:
+            return None
+        while heap:
+            if heap[0][1] in self._entries:
+                return heap
+            heappop(heap)
+            self._pairs -= 1
+        del self._heaps[variant]
+        return None
+
+    def _pop(self, entry: Entry) -> None:
+        """Take out an entry that heads its heap."""
+        heappop(self._heaps[entry.variant])
+        self._pairs -= 1
+        del self._entries[entry.id]
+        self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
-        """Count out an entry that has left the dict, and rebuild the heap when too much of it is stale."""
+        """Count out an entry that has left the dict, and rebuild the heaps when too much of them is stale."""
+        if entry.variant:
+            left = self.variant_rows.pop(entry.variant) - entry.rows
+            if left:
+                self.variant_rows[entry.variant] = left
         self.rows -= entry.rows
         self.nbytes -= entry.nbytes
         self.row_buckets -= entry.rows * entry.bucket
         self._totals.entries -= 1
         self._totals.nbytes -= entry.nbytes
         self.histogram.add(entry.arrival, entry.deadline, -entry.rows)
-        if len(self._heap) > 2 * len(self._entries) + _STALE_ALLOWED:
-            self._heap[:] = [pair for pair in self._heap if pair[1] in self._entries]
-            heapify(self._heap)
+        if self._pairs > 2 * len(self._entries) + _STALE_ALLOWED:
+            for heap in self._heaps.values():
+                heap[:] = [pair for pair in heap if pair[1] in self._entries]
+                heapify(heap)
+            self._pairs = len(self._entries)
+
+
+class Ahead(NamedTuple):
+    """Work that goes before an entry.
+
+    Attributes:
+        rows: Its rows.
+        bucket: Their mean cost bucket; 0 where there are none.
+        shares: The variants' parts of them, 0 to 1 each; the rest is the exact model's.
+    """
+
+    rows: int
+    bucket: int
+    shares: Mapping[str, float]
 
 
 class ModelQueue:
@@ -224,22 +294,29 @@ class ModelQueue:
             for priority, fresh, retry in zip(Priority, self.fresh, self.retry, strict=True)
         }
 
-    def ahead(self, priority: Priority, deadline: float, now: float) -> tuple[int, int]:
+    def ahead(self, priority: Priority, deadline: float, now: float) -> Ahead:
         """Estimate the work that goes before an entry of this class and deadline.
 
-        Everything of the classes above counts, and what has an earlier deadline in its own class.
-
-        Returns:
-            Rows, and their mean cost bucket (0 where there are none).
+        Everything of the classes above counts, and what has an earlier deadline in its own class. Mean bucket and
+        shares are those of all that is queued in these classes.
         """
         rows = row_buckets = counted = 0
-        for queue in (*self.fresh[: priority - 1], *self.retry[: priority - 1]):
-            rows += queue.rows
+        shares: dict[str, float] = {}
+        for queue in (*self.fresh[:priority], *self.retry[:priority]):
+            if not queue.rows:
+                continue
+            own = queue is self.fresh[priority - 1] or queue is self.retry[priority - 1]
+            rows += queue.histogram.rows_until(now, deadline) if own else queue.rows
             counted += queue.rows
             row_buckets += queue.row_buckets
-        for queue in (self.fresh[priority - 1], self.retry[priority - 1]):
-            if queue.rows:
-                rows += queue.histogram.rows_until(now, deadline)
-                counted += queue.rows
-                row_buckets += queue.row_buckets
-        return rows, row_buckets // counted if counted else 0
+            if queue.variant_rows:
+                for variant, count in queue.variant_rows.items():
+                    shares[variant] = shares.get(variant, 0) + count
+        if not counted:
+            return _NOTHING_AHEAD
+        if shares:
+            shares = {variant: count / counted for variant, count in shares.items()}
+        return Ahead(rows, row_buckets // counted, shares)
+
+
+_NOTHING_AHEAD = Ahead(0, 0, {})

@@ -10,7 +10,8 @@
 
 Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
 the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
-answered or fails, or its replica is quarantined or vanishes, whatever became of its entries.
+answered or fails, or its replica is quarantined or vanishes, whatever became of its entries. Only bundles that reached
+a replica count as a try: waiting for one to start, or finding it gone, is not the entry's fault.
 
 After any event, call `decide` once (an event-loop tick's worth of events may share a call), and again at `wake_at`.
 """
@@ -92,7 +93,7 @@ class Scheduler:
                     priority,
                     model.settings,
                     model.queue,
-                    model.latency,
+                    model.latencies,
                     model.slots,
                     model.probes,
                     self._network_s,
@@ -138,12 +139,12 @@ class Scheduler:
             for bundle_id in list(vanished.bundles):
                 self._bundles.forget_ended(bundle_id)
 
-    def on_done(self, bundle_id: int, executions: Sequence[tuple[int, int, float]], now: float) -> list[Entry]:
-        """A replica answered a bundle. Frees the slot and feeds the latency model.
+    def on_done(self, bundle_id: int, executions: Sequence[tuple[int, int, float, str]], now: float) -> list[Entry]:
+        """A replica answered a bundle. Frees the slot and feeds the latency models.
 
         Args:
             bundle_id: As dispatched; a bundle that is not known any more is ignored.
-            executions: ``(rows, bucket, seconds)`` of the backend runs that carried it.
+            executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
 
         Returns:
@@ -154,8 +155,8 @@ class Scheduler:
             return []
         model = self._models[bundle.model]
         model.slots.release(bundle.replica, bundle_id, now, answered=True)
-        for rows, bucket, seconds in executions:
-            model.latency.observe(rows, bucket, seconds)
+        for rows, bucket, seconds, variant in executions:
+            model.latencies.observe(rows, bucket, seconds, variant)
         answered: list[Entry] = []
         useful = 0
         for entry in bundle.entries:
@@ -170,13 +171,18 @@ class Scheduler:
         model.wasted_rows += bundle.rows - useful
         return answered
 
-    def on_failed(self, bundle_id: int, now: float, replica_lost: bool) -> Requeue:
+    def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
         """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
+
+        Entries of a bundle that reached no replica are queued as if it had never been sent. So that this ends in no
+        tight loop, where it was addressed to is not chosen for a while.
 
         Args:
             bundle_id: As dispatched; a bundle that is not known any more is ignored.
             now: Seconds.
             replica_lost: The replica is believed dead or unreachable, so it is not chosen for a while.
+            reached: Whether a replica may have begun to run it. ``None``: as far as the scheduler knows, which is that
+                every bundle reached its replica, and a wake-up bundle none.
 
         Returns:
             What became of the entries. The caller answers the poisoned and the expired ones.
@@ -186,9 +192,15 @@ class Scheduler:
             return Requeue([], [], [])
         model = self._models[bundle.model]
         model.slots.release(bundle.replica, bundle_id, now, answered=False)
-        if replica_lost:
+        counted = bundle.replica.name is not None
+        if reached is None:
+            reached = counted
+        if replica_lost or not reached:
             model.slots.fail(bundle.replica, now)
-        return self._retry(model, bundle, now)
+        if reached is not counted:
+            for entry in bundle.entries:
+                entry.attempts += 1 if reached else -1
+        return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
         """A bundle has not been answered for too long: quarantines its replica and tries its entries elsewhere.
@@ -203,7 +215,7 @@ class Scheduler:
             return Requeue([], [], [])
         if bundle.replica.listed:
             self.quarantine(bundle.model, bundle.replica.name, now)
-        result = self._retry(self._models[bundle.model], bundle, now)
+        result = self._retry(self._models[bundle.model], bundle, now, reached=True)
         self._bundles.abandon(bundle_id)
         return result
 
@@ -220,9 +232,17 @@ class Scheduler:
 
     # ------------------------------------------------------------- questions
 
-    def latency(self, model: str) -> LatencyModel:
-        """The model's latency model, for seeding it with a warm-up profile."""
-        return self._models[model].latency
+    def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
+        """Take the warm-up profile of a replica: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
+        self._models[model].latencies.seed(executions)
+
+    def latency(self, model: str, variant: str = "") -> LatencyModel:
+        """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
+        return self._models[model].latencies.of(variant)
+
+    def usable(self, model: str) -> int:
+        """Replicas of the model that are listed and not held, whether they have a free slot or not."""
+        return self._models[model].slots.usable
 
     def load(self, model: str) -> int:
         """Rows queued and rows running at usable replicas: what autoscaling counts."""
@@ -257,9 +277,9 @@ class Scheduler:
         expired += self._bundles.pop_due(now)
         dispatches: list[Dispatch] = []
         for model in self._models.values():
+            model.slots.release_holds(now)
             if model.queue:
                 model.queue.expire(now, expired)
-                model.slots.release_holds(now)
                 while (following := model.next_bundle(now, self._network_s)) is not None:
                     dispatches.append(self._launch(model, following, now))
         for entry in expired:
@@ -272,24 +292,28 @@ class Scheduler:
         earliest = min((entry.deadline for entry in self._late), default=inf)
         earliest = min(earliest, self._bundles.next_deadline())
         for model in self._models.values():
+            # Also without work: who asks for the usable replicas must not see holds that are over.
+            earliest = min(earliest, model.slots.next_release)
             deadline = model.queue.next_deadline()
-            if deadline is not None:
-                earliest = min(earliest, deadline, model.slots.next_release)
+            if deadline is not None and deadline < earliest:
+                earliest = deadline
         return None if earliest == inf else earliest
 
     def _launch(self, model: ModelState, following: NextBundle, now: float) -> Dispatch:
         replica, entries, rows, bucket, predicted_s = following
         self._last_bundle += 1
         bundle_id = self._last_bundle
+        suspect = entries[0].attempts > 0
+        attempt = 0 if replica.name is None else 1
         for entry in entries:
             entry.state = _RUNNING
-            entry.attempts += 1
+            entry.attempts += attempt
         bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows)
-        model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=entries[0].attempts > 1)
+        model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=suspect)
         self._bundles.add(bundle)
         return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s)
 
-    def _retry(self, model: ModelState, bundle: Bundle, now: float) -> Requeue:
+    def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         result = Requeue([], [], [])
         for entry in bundle.entries:
             if entry.state is not _RUNNING:
@@ -302,7 +326,8 @@ class Scheduler:
                 result.poisoned.append(entry)
             else:
                 entry.state = _QUEUED
-                entry.avoid = bundle.replica.name
+                if reached and bundle.replica.name is not None:
+                    entry.avoid = bundle.replica.name
                 model.queue.push(entry)
                 result.requeued.append(entry)
         return result
@@ -312,5 +337,5 @@ class Scheduler:
         self._bounds.nbytes -= entry.nbytes
 
     def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
-        wait = drain_s(model.settings, model.queue, model.latency, model.slots, priority, now)
+        wait = drain_s(model.settings, model.queue, model.latencies, model.slots, priority, now)
         return self._bounds.queue_full(priority, nbytes, wait)

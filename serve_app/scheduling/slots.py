@@ -10,7 +10,8 @@ where the predicted work ends first. A replica can be out of the choice for two 
 Either ends when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
 replica with nothing left in flight can answer nothing, so it counts as failed.
 
-With no replica listed, one wake-up bundle may be in flight, addressed to nobody.
+With no replica listed, one wake-up bundle may be in flight, addressed to nobody. When it fails, the next one is held
+back like a failed replica.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Slots:
                 two suspects are never lost together.
         """
         if not self.replicas:
-            return None if self._wake_up.bundles else self._wake_up
+            return None if self._wake_up.bundles or self._wake_up.held_until is not None else self._wake_up
         if avoid is not None and len(self.replicas) - len(self._held) <= 1:
             avoid = None
         for in_flight, level in enumerate(self._levels):
@@ -135,8 +136,8 @@ class Slots:
         self._place(replica)
 
     def fail(self, replica: Replica, now: float) -> None:
-        """Hold a replica that is believed lost. One that is held already stays so."""
-        if replica.name is not None and replica.held_until is None:
+        """Hold a replica that is believed lost, or the wake-up slot. One that is held already stays so."""
+        if replica.held_until is None:
             replica.held_until = self._hold_end(replica, now)
             self._place(replica)
 
@@ -157,6 +158,9 @@ class Slots:
 
     def release_holds(self, now: float) -> None:
         """End the holds whose time has come."""
+        wake_up = self._wake_up
+        if wake_up.held_until is not None and wake_up.held_until <= now:
+            wake_up.held_until = None
         if self._held:
             for replica in list(self._held):
                 if replica.held_until is not None and replica.held_until <= now:
@@ -166,7 +170,9 @@ class Slots:
     @property
     def next_release(self) -> float:
         """When the next hold ends by itself; ``inf`` when none does."""
-        return min((r.held_until for r in self._held if r.held_until is not None), default=inf)
+        if not self._held and self._wake_up.held_until is None:
+            return inf
+        return min((r.held_until for r in (*self._held, self._wake_up) if r.held_until is not None), default=inf)
 
     @property
     def usable(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -153,37 +155,75 @@ def test_killing_a_replica_loses_no_request(busy: ServeProcess) -> None:
             assert set(map(repr, answers)) == {repr((200, [number + 1.0]))}
 
 
+def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess) -> None:
+    """What they had queued is not executed, and every counter returns to zero."""
+    body = json.dumps(
+        {"inputs": [{"name": "x", "shape": [1, 2048], "datatype": "FP32", "data": [0.5] * 2048}]}
+    ).encode()
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    def state() -> dict[str, Any]:
+        model: dict[str, Any] = httpx.get(f"{busy.url}/status").json()["models"]["slow"]
+        return model
+
+    def cancelled() -> float:
+        page = httpx.get(f"{busy.url}/metrics").text
+        counts = re.findall(
+            r'serve_app_requests_total\{model="slow",outcome="cancelled",priority="normal"\} ([\d.]+)', page
+        )
+        return sum(map(float, counts))
+
+    clients = [socket.create_connection(("127.0.0.1", busy.port)) for _ in range(64)]
+    try:
+        for client in clients:
+            client.sendall(head + body)
+        wait_until(lambda: state()["queues"]["normal"]["entries"] > 0, "a queue at slow")
+    finally:
+        for client in clients:
+            client.close()
+    wait_until(lambda: cancelled() > 0, "requests counted as cancelled")
+    wait_until(
+        lambda: (state()["queues"]["normal"]["entries"], state()["running_rows"], state()["slots_in_use"]) == (0, 0, 0),
+        "an empty queue and free slots",
+    )
+    assert ask(busy.url, "slow", size=2048).status_code == 200
+
+
 def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
-    """New settings roll through router and model while clients keep asking."""
+    """A new version of the model and new settings roll through while clients keep asking."""
     done = threading.Event()
 
-    def keep_asking() -> set[int]:
-        statuses = set()
+    def keep_asking(number: int) -> set[str]:
+        answers = set()
         with httpx.Client(transport=httpx.HTTPTransport(retries=2), timeout=60.0) as client:
             while not done.is_set():
-                body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
-                statuses.add(client.post(f"{busy.url}/v2/models/steady/infer", json=body).status_code)
-        return statuses
+                body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [float(number)]}]}
+                answer = client.post(f"{busy.url}/v2/models/steady/infer", json=body)
+                answers.add(f"{answer.status_code} {answer.json().get('outputs', [{}])[0].get('data')}")
+        return answers
 
+    onnx_models.make(busy.config_file.parent / "models" / "steady" / "2" / "model.onnx", "add_one")
     changed = yaml.safe_load(busy.config_file.read_text())
-    models = changed["applications"][0]["args"]["models"]
-    models[0]["batching"] = {"max_rows": 16}
+    changed["applications"][0]["args"]["models"][0]["batching"] = {"max_rows": 16}
     file = busy.config_file.with_name("changed.yaml")
     file.write_text(yaml.safe_dump(changed))
 
-    def max_batch() -> int:
-        answer = httpx.get(f"{busy.url}/v2/models/steady/config")
-        return int(answer.json()["max_batch_size"]) if answer.status_code == 200 else 0
+    def deployed() -> tuple[list[str], int]:
+        model = httpx.get(f"{busy.url}/v2/models/steady", timeout=30.0)
+        config = httpx.get(f"{busy.url}/v2/models/steady/config", timeout=30.0)
+        if (model.status_code, config.status_code) != (200, 200):
+            return [], 0
+        return model.json()["versions"], config.json()["max_batch_size"]
 
     with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(keep_asking) for _ in range(4)]
+        clients = [pool.submit(keep_asking, number) for number in range(4)]
         try:
             busy.deploy(file)
-            wait_until(lambda: max_batch() == 16, "the new setting")
+            wait_until(lambda: deployed() == (["2"], 16), "the new version and the new setting")
             wait_until(lambda: busy.application_status() == "RUNNING", "a settled application")
         finally:
             done.set()
-        assert set().union(*(client.result() for client in clients)) == {200}
+        assert [client.result() for client in clients] == [{f"200 [{number + 1.0}]"} for number in range(4)]
 
 
 def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_text_is_classified_by_labels_that_the_request_names(server: ServeProces
     assert [item.label for item in answer] == ["football", "cooking"]
 
 
+def test_sentences_are_compared_with_another(server: ServeProcess) -> None:
+    """By Hugging Face's client: one cosine per sentence, in their order, as the reference gives."""
+    client = huggingface_hub.InferenceClient(model=f"{server.url}/v1/models/minilm/predict")
+    answer = client.sentence_similarity(SENTENCES[0], other_sentences=SENTENCES[:4])
+    np.testing.assert_allclose(answer, REFERENCE[:4] @ REFERENCE[0], atol=1e-3)
+
+
 def test_openais_client_embeds(server: ServeProcess) -> None:
     """Unmodified, with its own default encoding."""
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

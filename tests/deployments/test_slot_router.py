@@ -37,6 +37,7 @@ async def test_a_bundle_goes_to_the_replica_it_names(router: Any) -> None:
 async def test_a_bundle_for_a_replica_that_is_gone_fails_and_is_forgotten(router: Any) -> None:
     """Its entries go back to the scheduler, and Serve keeps nothing of it."""
     for number in range(3):
-        with pytest.raises(ReplicaLost, match="replica c is gone"):
+        with pytest.raises(ReplicaLost, match="replica c is gone") as lost:
             await router._choose_replica_for_request(pending(number, "c"))
+        assert not lost.value.reached
     assert not router._pending_requests_by_id

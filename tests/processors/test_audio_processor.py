@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
-from serve_app.payloads import Media, ModelSignature, TensorSpec, Texts
+from serve_app.payloads import Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors import create_processor
 from serve_app.processors.audio import AudioProcessor
 from serve_app.processors.processor import Cost
@@ -130,6 +130,22 @@ def test_normalizing_brings_mean_0_and_variance_1(tmp_path: Path) -> None:
     assert samples.dtype == np.float32
     assert abs(float(samples.mean())) < 1e-4
     assert float(samples.var()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_clients_own_tensors_have_a_bucket_and_a_limit(tmp_path: Path) -> None:
+    """By the longest of samples and mask; what is longer than any sound is refused."""
+    inputs = (TensorSpec("x", "FP32", (-1, -1)), TensorSpec("mask", "INT64", (-1, -1)))
+    made = processor(tmp_path, {"max_seconds": 2.0}, inputs)
+
+    def tensors(samples: int, mask: int) -> Tensors:
+        return {"x": np.zeros((1, samples), np.float32), "mask": np.ones((1, mask), np.int64)}
+
+    assert [made.bucket(tensors(length, length)) for length in (1, 8_001, 32_000)] == [8_000, 16_000, 32_000]
+    assert made.bucket(tensors(1, 8_001)) == 16_000
+    with pytest.raises(InvalidRequest, match="input 'x' has 32001 samples; this model takes at most 32000"):
+        made.bucket(tensors(32_001, 1))
+    with pytest.raises(InvalidRequest, match="input 'mask' has 32001 samples"):
+        made.bucket(tensors(1, 32_001))
 
 
 def test_a_model_of_one_length_takes_sounds_up_to_it(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from serve_app.payloads import Embeddings, Media, ModelSignature, Tensors, Tenso
 from serve_app.processors import create_processor
 from serve_app.processors.embedding import EmbeddingProcessor
 from serve_app.processors.processor import Cost
+from serve_app.protocols.media import decode
+from serve_app.protocols.service import ModelInfo
 
 INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 POOLED = TensorSpec("embedding", "FP32", (-1, 2))
@@ -158,6 +160,49 @@ def test_independent_labels_get_independent_scores(text_folder: Path) -> None:
     ]
 
 
+def test_a_source_sentence_asks_for_similarities(text_folder: Path) -> None:
+    """Cosines, whatever the lengths of the vectors; the source is embedded in the same entry, behind the texts."""
+    made = processor(text_folder)
+    payload = Texts(["hello", "hello world", "world"], {"source_sentence": "this text"})
+
+    assert made.estimate(payload) == Cost(4, 16)
+    assert made.preprocess(payload)["input_ids"][3].tolist() == [2, 9, 10, 3]
+    value = answer(made, payload, {"embedding": floats([5, 0], [3, 3], [0, -1], [0, 7])})
+    assert value == [0.0, pytest.approx(np.sqrt(0.5)), -1.0]
+    json.dumps(value)
+
+
+def test_what_hugging_faces_client_sends_for_sentence_similarity_fits(text_folder: Path) -> None:
+    """From its body to the payload to the answer that it reads: a list of numbers."""
+    made = processor(text_folder)
+    info = ModelInfo("m", "1", ("1",), made.task, ModelSignature(INPUTS, (POOLED,)), 8, 8, {}, ())
+    body = json.dumps({"inputs": {"source_sentence": "hello", "sentences": ["hello", "world"]}}).encode()
+
+    payload = decode(info, "text", "application/json", body).payload
+
+    assert made.estimate(payload).rows == 3
+    assert made.postprocess(payload, {"embedding": floats([1, 0], [0, 1], [2, 0])}) == [1.0, 0.0]
+
+
+def test_a_clients_own_tensors_have_a_bucket_and_a_limit(text_folder: Path) -> None:
+    """By the longest of them; what is longer than any text would cost more than the model was measured for."""
+    made = processor(text_folder, {"max_length": 64, "buckets": [16, 32]})
+
+    def tensors(ids: int, mask: int) -> Tensors:
+        return {"input_ids": np.ones((2, ids), np.int64), "attention_mask": np.ones((2, mask), np.int64)}
+
+    assert [made.bucket(tensors(length, length)) for length in (0, 16, 17, 64)] == [16, 16, 32, 64]
+    assert made.bucket(tensors(1, 40)) == 64
+    with pytest.raises(InvalidRequest, match="input 'input_ids' has 65 tokens; this model takes at most 64"):
+        made.bucket(tensors(65, 65))
+    with pytest.raises(InvalidRequest, match="input 'attention_mask' has 65 tokens; this model takes at most 64"):
+        made.bucket(tensors(1, 65))
+    with pytest.raises(InvalidRequest, match="input 'attention_mask' is missing"):
+        made.bucket({"input_ids": np.ones((1, 1), np.int64)})
+    with pytest.raises(InvalidRequest, match=r"input 'input_ids' has shape \[4\]; expected \[rows, tokens\]"):
+        made.bucket({"input_ids": np.ones(4, np.int64)})
+
+
 def test_templates_are_no_format_strings(text_folder: Path) -> None:
     """Only {} is replaced, and a label may hold braces."""
     made = processor(text_folder)
@@ -186,6 +231,12 @@ def test_prompts_stand_before_texts(text_folder: Path) -> None:
         (Texts(["a"], {"candidate_labels": "a,,b"}), "parameters.candidate_labels: expected one or more labels"),
         (Texts(["a"], {"candidate_labels": ["a", 3]}), "parameters.candidate_labels[1]: expected `str`, got `int`"),
         (Texts([[1]], {"candidate_labels": ["a"]}), "inputs: expected text, not token ids, with these parameters"),
+        (Texts([[1]], {"source_sentence": "a"}), "inputs: expected text, not token ids, with these parameters"),
+        (Texts(["a"], {"source_sentence": ["a"]}), "parameters.source_sentence: expected `str | null`, got `array`"),
+        (
+            Texts(["a"], {"source_sentence": "a", "candidate_labels": ["a"]}),
+            "parameters.source_sentence: cannot go with candidate_labels",
+        ),
         (Texts(["a"], {"candidate_labels": ["a"], "hypothesis_template": "x"}), "parameters.hypothesis_template: must"),
         (Texts(["a"], {"candidate_labels": "a," * 1000 + "a"}), "parameters.candidate_labels: 1001 labels, at most"),
         (

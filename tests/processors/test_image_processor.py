@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from serve_app.errors import ConfigError, InvalidRequest, PayloadTooLarge, UnsupportedMedia
-from serve_app.payloads import Media, ModelSignature, TensorSpec, Texts
+from serve_app.payloads import Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors import create_processor
 from serve_app.processors.image import ImageProcessor
 from serve_app.processors.processor import Cost
@@ -286,6 +286,28 @@ def test_examples_have_the_shape_of_real_pictures(tmp_path: Path) -> None:
     assert made.bucket({"x": example}) == 0
     assert made.pad({"x": example}, 0)["x"] is example
     assert (made.buckets, made.bucket_invariant) == ((0,), True)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_a_clients_own_tensors_are_no_larger_than_pictures(tmp_path: Path, layout: str) -> None:
+    """A model that takes any size was measured for one."""
+    shape = (-1, 3, -1, -1) if layout == "NCHW" else (-1, -1, -1, 3)
+    made = processor(tmp_path, {"size": [20, 24]}, shape)
+
+    def tensors(height: int, width: int) -> Tensors:
+        planes = np.zeros((2, 3, height, width), np.float32)
+        return {"x": planes if layout == "NCHW" else planes.transpose(0, 2, 3, 1)}
+
+    assert [made.bucket(tensors(20, 24)), made.bucket(tensors(4, 4))] == [0, 0]
+    for height, width in ((21, 24), (20, 25)):
+        with pytest.raises(
+            InvalidRequest, match=f"'x' has {height} x {width} pixels; this model takes at most 20 x 24"
+        ):
+            made.bucket(tensors(height, width))
+    with pytest.raises(InvalidRequest, match="input 'x' is missing"):
+        made.bucket({})
+    with pytest.raises(InvalidRequest, match=rf"input 'x' has shape \[1, 3\]; expected {layout}"):
+        made.bucket({"x": np.zeros((1, 3), np.float32)})
 
 
 def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.errors import ModelNotFound
+from serve_app.errors import ModelNotFound, ServeAppError
 from serve_app.payloads import Embeddings, Media, ModelSignature, Payload, TensorSpec, Texts
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.scheduling.entry import Priority
@@ -69,6 +69,7 @@ class NumpyService:
     Attributes:
         calls: Arguments of every `submit`.
         prechecks: Arguments of every `precheck`.
+        refusals: Arguments of every `refused`.
         refuse: Raised by `precheck`, where set.
         fail: Raised by `submit`, where set.
         gate: `submit` waits until it is set.
@@ -79,6 +80,7 @@ class NumpyService:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Payload, RequestOptions]] = []
         self.prechecks: list[tuple[str, Priority | None, int]] = []
+        self.refusals: list[tuple[str, str]] = []
         self.refuse: Exception | None = None
         self.fail: BaseException | None = None
         self.gate = asyncio.Event()
@@ -104,7 +106,11 @@ class NumpyService:
         """Note the call, and refuse if told so."""
         self.prechecks.append((model, priority, nbytes))
         if self.refuse is not None:
-            raise self.refuse
+            raise _counted(self.refuse)
+
+    def refused(self, model: str, code: str) -> None:
+        """Note the call."""
+        self.refusals.append((model, code))
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """Compute."""
@@ -116,7 +122,7 @@ class NumpyService:
             self.cancelled.set()
             raise
         if self.fail is not None:
-            raise self.fail
+            raise _counted(self.fail)
         return Answer(_compute(model, payload), options.priority or Priority.NORMAL, 0.0, 0.0)
 
     def live(self) -> bool:
@@ -145,6 +151,13 @@ class NumpyService:
         return b"calls_total %d\n" % len(self.calls), "text/plain; version=0.0.4; charset=utf-8"
 
 
+def _counted(error: BaseException) -> BaseException:
+    """The error, marked as whoever counts what it raises does."""
+    if isinstance(error, ServeAppError):
+        error.counted = True
+    return error
+
+
 def _compute(model: str, payload: Payload) -> Any:
     if isinstance(payload, Media):
         digest = hashlib.sha256(payload.content).hexdigest()
@@ -152,8 +165,6 @@ def _compute(model: str, payload: Payload) -> Any:
     if isinstance(payload, Texts):
         if model == "moods":
             return [[{"label": "long" if len(text) > 9 else "short", "score": 1.0}] for text in payload.texts]
-        if "source_sentence" in payload.parameters:
-            return [float(len(text)) for text in payload.texts]
         vectors = np.array([[len(text), sum(map(_code, text)), 3.0, 4.0] for text in payload.texts], np.float32)
         return Embeddings(vectors, sum(len(text) for text in payload.texts))
     if model == "mirror":

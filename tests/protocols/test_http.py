@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import subprocess
 import zlib
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
@@ -70,9 +72,9 @@ async def test_infer_as_tritonclient_does(client: httpx.AsyncClient, algorithm: 
 @pytest.mark.parametrize(
     ("headers", "parameters", "expected"),
     [
-        ({}, {}, (None, None)),
-        ({"X-Priority": "low"}, {}, (Priority.LOW, None)),
-        ({"X-Priority": "low"}, {"priority": 1}, (Priority.HIGH, None)),
+        ({}, {}, (None, 5.0)),
+        ({"X-Priority": "low"}, {}, (Priority.LOW, 30.0)),
+        ({"X-Priority": "low"}, {"priority": 1}, (Priority.HIGH, 1.0)),
         ({"X-Timeout-Ms": "60000"}, {"timeout": 70_000_000}, (None, 60.0)),
         ({"X-Timeout-Ms": "60000"}, {"timeout": 50_000_000}, (None, 50.0)),
     ],
@@ -82,7 +84,7 @@ async def test_infer_options(
     service: NumpyService,
     headers: dict[str, str],
     parameters: dict[str, int],
-    expected: tuple[Priority | None, float | None],
+    expected: tuple[Priority | None, float],
 ) -> None:
     """Priority and deadline reach the service, less the time that reading took."""
     await client.post(INFER, json={**REQUEST, "parameters": parameters}, headers=headers)
@@ -90,11 +92,8 @@ async def test_infer_options(
     ((_, _, options),) = service.calls
     assert expected[0] == options.priority
     assert service.prechecks[0][1] == expected[0]
-    if expected[1] is None:
-        assert options.timeout_s is None
-    else:
-        assert options.timeout_s is not None
-        assert expected[1] - 5.0 < options.timeout_s <= expected[1]
+    assert options.timeout_s is not None
+    assert 0.0 < options.timeout_s <= expected[1]
 
 
 @pytest.mark.parametrize(
@@ -310,6 +309,152 @@ async def test_a_client_that_leaves_while_sending_is_forgotten(service: NumpySer
     assert call.sent == []
     assert call.app._infer._bodies.held == 0
     assert service.calls == []
+
+
+@pytest.mark.parametrize("size", [900, 2**20])
+async def test_a_body_that_stops_coming_is_given_up(service: NumpyService, size: int) -> None:
+    """It would hold its share of the memory for bodies, and in the end everybody's, for as long as the client likes."""
+    call = Conversation(service, HttpSettings(inline_bytes=100, patience_s=0.05), x_timeout_ms="60000")
+    call.say(b"x" * size, more=True)
+    await asyncio.wait_for(call.run(), 5)
+
+    assert (call.status, json.loads(call.sent[1]["body"])["code"]) == (504, "deadline_exceeded")
+    assert call.app._infer._bodies.held == 0
+
+
+@pytest.mark.parametrize("pieces", [[], [b"x" * 900]], ids=["nothing came", "a piece came"])
+async def test_the_deadline_covers_reading(service: NumpyService, pieces: list[bytes]) -> None:
+    """The request ends at its deadline, and its connection with it: what still comes is no new request."""
+    call = Conversation(service, LIMITS, x_timeout_ms="20")
+    for piece in pieces:
+        call.say(piece, more=True)
+    await asyncio.wait_for(call.run(), 5)
+
+    assert (call.status, json.loads(call.sent[1]["body"])["code"]) == (504, "deadline_exceeded")
+    assert (b"connection", b"close") in call.sent[0]["headers"]
+    assert call.app._infer._bodies.held == 0
+    assert service.refusals == [("double", "deadline_exceeded")]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/pictures/predict", "/v1/embeddings"])
+async def test_the_deadline_covers_reading_on_every_route(service: NumpyService, path: str) -> None:
+    """Also where Starlette routes, and where only the body names the model."""
+    call = Conversation(service, LIMITS, x_timeout_ms="20", content_type="image/png")
+    call.scope["path"] = path
+    await asyncio.wait_for(call.run(), 5)
+
+    assert call.status == 504
+    assert (b"connection", b"close") in call.sent[0]["headers"]
+
+
+async def test_a_body_may_come_in_its_own_time_before_the_deadline(service: NumpyService) -> None:
+    """Also when nothing of it was there at first."""
+    body = json.dumps(REQUEST).encode()
+    call = Conversation(service, LIMITS)
+    task = asyncio.create_task(call.run())
+    await asyncio.sleep(0)
+    assert call.received == 1
+    call.say(body[:50], more=True)
+    await call.asked_again.wait()
+    call.say(body[50:], more=False)
+    await task
+
+    assert call.status == 200
+
+
+@pytest.mark.parametrize("pieces", [[], [b"x" * 900]], ids=["nothing came", "a piece came"])
+async def test_cancelling_the_call_ends_reading(service: NumpyService, pieces: list[bytes]) -> None:
+    """Whatever it waits for."""
+    call = Conversation(service, LIMITS)
+    for piece in pieces:
+        call.say(piece, more=True)
+    task = asyncio.create_task(call.run())
+    await asyncio.sleep(0)
+    assert call.received == len(pieces) + 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert call.sent == []
+    assert call.app._infer._bodies.held == 0
+
+
+async def test_a_slow_upload_loses_its_connection(service: NumpyService) -> None:
+    """Over a real socket: the answer comes at the deadline, then the end, though the body was never whole."""
+    config = uvicorn.Config(create_app(service), lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        serving = asyncio.create_task(server.serve([listening]))
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(
+            b"POST /v2/models/double/infer HTTP/1.1\r\nHost: server\r\nX-Timeout-Ms: 20\r\nContent-Length: 1000\r\n"
+            b"\r\n{"
+        )
+        answer = await asyncio.wait_for(reader.read(), 10)  # until the server closes
+        writer.close()
+        server.should_exit = True
+        await serving
+
+    assert answer.startswith(b"HTTP/1.1 504 ")
+    assert b'"code":"deadline_exceeded"' in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "counted"),
+    [
+        (INFER, {"content": b"{"}, [("double", "invalid_request")]),
+        (INFER, {"content": bytes(100_001)}, [("double", "payload_too_large")]),
+        (INFER, {"json": REQUEST, "headers": {"X-Priority": "urgent"}}, [("double", "invalid_request")]),
+        ("/v2/models/nothing/infer", {"json": REQUEST}, [("nothing", "model_not_found")]),
+        ("/v1/models/nothing/predict", {"content": b"a"}, [("nothing", "model_not_found")]),
+        (
+            "/v1/models/pictures/predict",
+            {"content": b"a", "headers": {"Content-Type": "text/plain"}},
+            [("pictures", "unsupported_media")],
+        ),
+        ("/v1/embeddings", {"content": b"{"}, [("", "invalid_request")]),
+        ("/v1/embeddings", {"json": {"model": "nothing", "input": "a"}}, [("nothing", "model_not_found")]),
+        ("/v1/embeddings", {"json": {"model": "sentences", "input": []}}, [("sentences", "invalid_request")]),
+        # Answered by the model, and counted so.
+        ("/v1/embeddings", {"json": {"model": "sentences", "input": "a", "dimensions": 5}}, []),
+        (INFER, {"json": REQUEST}, []),
+        # No work for a model was asked for.
+        ("/v2/models/nothing", {}, []),
+        ("/nowhere", {}, []),
+        ("/v2/repository/models/double/load", {}, []),
+    ],
+)
+async def test_refusals_are_counted(
+    client: httpx.AsyncClient, service: NumpyService, path: str, request_: dict[str, Any], counted: list[Any]
+) -> None:
+    """Once, by the model's name as it was asked for."""
+    await client.post(path, **request_)
+
+    assert counted == service.refusals
+
+
+@pytest.mark.parametrize("path", [INFER, "/v1/models/sentences/predict"])
+@pytest.mark.parametrize("early", [True, False])
+async def test_what_the_service_counted_is_not_counted_again(
+    client: httpx.AsyncClient, service: NumpyService, path: str, early: bool
+) -> None:
+    """Its errors say so."""
+    if early:
+        service.refuse = QueueFull("full", 1.0)
+    else:
+        service.fail = InferenceFailed("failed")
+    body = REQUEST if path == INFER else {"inputs": "a"}
+    reply = await client.post(path, json=body)
+
+    assert (reply.status_code, service.refusals) == (429 if early else 500, [])
+
+
+async def test_bugs_are_counted(client: httpx.AsyncClient, service: NumpyService) -> None:
+    """As what the client sees of them."""
+    service.fail = RuntimeError("bug")
+    await client.post(INFER, json=REQUEST)
+
+    assert service.refusals == [("double", "internal")]
 
 
 async def test_large_bodies_are_bounded_together(service: NumpyService) -> None:
@@ -538,13 +683,13 @@ async def test_expanded_bodies_are_bounded_together() -> None:
         return {"type": "http.request", "body": compressed, "more_body": False}
 
     headers = {b"content-encoding": b"gzip"}
-    first = await bodies.read(receive, headers)
+    first = await bodies.read(receive, headers, 60.0)
     assert (len(first), bodies.held) == (900, 900)
     with pytest.raises(QueueFull):
-        await bodies.read(receive, headers)
+        await bodies.read(receive, headers, 60.0)
     bodies.release(len(first))
     assert bodies.held == 0
-    assert await bodies.read(receive, headers) == first
+    assert await bodies.read(receive, headers, 60.0) == first
 
 
 async def test_an_entry_counts_as_what_it_holds_in_memory(client: httpx.AsyncClient, service: NumpyService) -> None:

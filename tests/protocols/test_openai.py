@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -129,3 +130,16 @@ async def test_unknown_routes_answer_in_openais_form(client: httpx.AsyncClient, 
 
     assert reply.status_code == 404
     assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_too_many_lists_are_counted_not_decoded(client: httpx.AsyncClient) -> None:
+    """Decoding millions of them would hold the GIL, and with it every other request, for seconds."""
+    body = b'{"model": "sentences", "input": [%b[1]]}' % (b"[1]," * 24_000)
+    tracemalloc.start()
+    try:
+        reply = await client.post("/v1/embeddings", content=body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, "input: expected 1 to 16 texts, got 24001")
+    assert peak < 10 * len(body)

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.protocol_service import DOUBLE
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.protocols.options import remaining, request_options
+from serve_app.protocols.options import reading_s, remaining, request_options
 from serve_app.protocols.service import RequestOptions
 from serve_app.scheduling.entry import Priority
 
@@ -99,7 +99,25 @@ def test_a_variant_must_exist() -> None:
 
 def test_reading_time_is_charged_to_the_deadline() -> None:
     """A client's deadline counts from the arrival of its request, not from when it was decoded."""
-    assert remaining(RequestOptions(None, 2.0), 0.5).timeout_s == 1.5
-    assert remaining(RequestOptions(), 0.5) == RequestOptions()
+    assert remaining(DOUBLE, RequestOptions(None, 2.0), 0.5).timeout_s == 1.5
     with pytest.raises(DeadlineExceeded):
-        remaining(RequestOptions(None, 2.0), 2.0)
+        remaining(DOUBLE, RequestOptions(None, 2.0), 2.0)
+
+
+@pytest.mark.parametrize(("priority", "left"), [(None, 4.5), (Priority.HIGH, 0.5), (Priority.LOW, 29.5)])
+def test_reading_time_is_charged_to_the_default_of_the_class(priority: Priority | None, left: float) -> None:
+    """Naming no deadline makes none later."""
+    assert remaining(DOUBLE, RequestOptions(priority), 0.5).timeout_s == left
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 5.0),
+        ({b"x-priority": b"high"}, 1.0),
+        ({b"x-priority": b"high", b"x-timeout-ms": b"2500"}, 2.5),
+    ],
+)
+def test_the_headers_say_how_long_reading_may_take(headers: dict[bytes, bytes], seconds: float) -> None:
+    """A deadline in the body is known only when it has been read."""
+    assert seconds == reading_s(DOUBLE, headers)

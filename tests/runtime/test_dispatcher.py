@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, submit, tensor
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ModelUnavailable, QueueFull
+from serve_app.errors import (
+    DeadlineExceeded,
+    InferenceFailed,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    QueueFull,
+)
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Success
 from serve_app.runtime.dispatcher import ReplicaLost
 from serve_app.scheduling.entry import Priority
@@ -166,6 +173,17 @@ async def test_entries_of_a_lost_replica_are_tried_once_elsewhere() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_bundles_that_were_never_sent_are_no_tries() -> None:
+    """Replicas that are found gone, however many, cost an entry nothing."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport, replicas=("a", "b", "c"))
+    task = submit(dispatcher, tensor(0))
+    for _ in range(2):
+        (await transport.next()).answer.set_exception(ReplicaLost("it is gone", reached=False))
+    (await transport.next()).succeed()
+    await task
+
+
 async def test_an_entry_that_two_replicas_failed_on_is_refused() -> None:
     """It is not tried a third time."""
     transport = Transport()
@@ -290,3 +308,51 @@ async def test_an_answer_and_a_leaving_client_in_one_turn_are_counted_once() -> 
     assert task.cancelled()
     outcomes = [metrics.requests.labels(MODEL, "normal", name)._value.get() for name in ("ok", "cancelled")]
     assert sum(outcomes) == 1
+
+
+async def test_a_scheduler_that_fails_shows_in_the_health_check(caplog: pytest.LogCaptureFixture) -> None:
+    """A bug in a decision must not leave everybody waiting in silence."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport)
+    assert not dispatcher.broken
+    del dispatcher.scheduler._models[MODEL]  # corrupt it, as a bug would
+    with pytest.raises(ModelNotFound):
+        await submit(dispatcher, tensor(0))
+    dispatcher.scheduler._models[MODEL] = None  # type: ignore[assignment]
+    dispatcher._schedule_pump()
+    await settle()
+    assert dispatcher.broken
+    assert "must be replaced" in caplog.text
+
+
+async def test_without_any_replica_the_model_is_unavailable_and_not_the_client_late() -> None:
+    """The deadline passes, but what the client learns is why nothing was done."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport, max_rows=1, replicas=())
+    with pytest.raises(ModelUnavailable, match="no replica of model model could take the request in time"):
+        await submit(dispatcher, tensor(0), timeout_s=0.02)
+
+
+async def test_a_starting_replica_may_take_longer_than_the_bundle_timeout() -> None:
+    """The wake-up bundle is neither given up nor held against its entries."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport, replicas=(), bundle_timeout_s=0.01)
+    task = submit(dispatcher, tensor(0))
+    wake_up = await transport.next()
+    blocked, _ = make_dispatcher(transport)
+    with pytest.raises(DeadlineExceeded):  # somebody else's deadline, well after the bundle's time-out
+        await submit(blocked, tensor(1), timeout_s=0.05)
+    assert not task.done()
+    wake_up.succeed()
+    assert float((await task).value["x"][0, 0]) == 0.0
+
+
+async def test_a_result_that_does_not_fit_its_bundle_is_an_error_for_all() -> None:
+    """Whose answer is whose cannot be known, so nobody gets one, and nobody waits for one."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport)
+    tasks = [submit(dispatcher, tensor(value)) for value in range(2)]
+    (await transport.next()).answer.set_result(BundleResult([Success("one for two")], [], 0.0, 0.0, 0.0))
+    for task in tasks:
+        with pytest.raises(InferenceFailed):
+            await task

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from runtime_harness import MODEL, Transport, classes, make_dispatcher, tensor
 
-from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull
+from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.payloads import Media, ModelSignature, TensorSpec
+from serve_app.processors import create_processor
+from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import ModelInfo, RequestOptions
 from serve_app.runtime.service import Service
 from serve_app.scheduling.entry import Priority
@@ -18,7 +24,13 @@ from serve_app.scheduling.entry import Priority
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
 
 
-def make_service(transport: Transport, *, on_demand: bool = False, **changes: Any) -> Service:
+def make_service(
+    transport: Transport,
+    *,
+    on_demand: bool = False,
+    processors: Mapping[str, Processor] = MappingProxyType({}),
+    **changes: Any,
+) -> Service:
     """A service of one tensor model; ``changes`` go to the dispatcher."""
     dispatcher, metrics = make_dispatcher(transport, **changes)
     info = ModelInfo(
@@ -38,7 +50,7 @@ def make_service(transport: Transport, *, on_demand: bool = False, **changes: An
 
     return Service(
         models={MODEL: info},
-        processors={},
+        processors=processors,
         dispatcher=dispatcher,
         metrics=metrics,
         on_demand=frozenset({MODEL} if on_demand else ()),
@@ -81,6 +93,74 @@ async def test_media_for_a_tensor_model_are_refused_with_the_way_to_go() -> None
     service = make_service(Transport())
     with pytest.raises(InvalidRequest, match=f"POST /v2/models/{MODEL}/infer"):
         await service.submit(MODEL, Media(b"", "image/png", {}), RequestOptions())
+
+
+async def test_tensors_of_a_media_model_cost_what_its_media_cost(tmp_path: Path) -> None:
+    """By the processor's buckets; longer ones than it would make are refused with the limit."""
+    signature = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, 2)),))
+    options = {"sampling_rate": 8000, "max_seconds": 1.0}
+    processor = create_processor("audio-classification", signature, tmp_path, options)
+    service = make_service(Transport(), processors={MODEL: processor})
+    info = service.find(MODEL)
+
+    assert service._cost(info, {"x": np.zeros((3, 4001), np.float32)}) == Cost(3, 8000)
+    with pytest.raises(InvalidRequest, match="input 'x' has 8001 samples; this model takes at most 8000"):
+        await service.submit(MODEL, {"x": np.zeros((1, 8001), np.float32)}, RequestOptions())
+    assert make_service(Transport())._cost(info, {"x": np.zeros((3, 9000), np.float32)}) == Cost(3, 0)
+
+
+def outcomes(page: bytes) -> dict[tuple[str, str, str], float]:
+    """Requests by model, class and outcome."""
+    return {
+        (sample.labels["model"], sample.labels["priority"], sample.labels["outcome"]): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+        if sample.name == "serve_app_requests_total"
+    }
+
+
+async def test_refusals_are_counted_once() -> None:
+    """Those of the scheduler by the scheduler, all others as adapters tell; names that are not served share a label."""
+    transport = Transport()
+    service = make_service(transport, max_rows=1, limits=classes(queue_entries=1))
+    tasks = []
+    for _ in range(2):
+        tasks.append(asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions())))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    seen = []
+    with pytest.raises(ServeAppError) as early:
+        service.precheck(MODEL, None, 8)
+    with pytest.raises(ServeAppError) as full:
+        await service.submit(MODEL, tensor(0), RequestOptions())
+    with pytest.raises(ServeAppError) as empty:
+        await service.submit(MODEL, {}, RequestOptions())
+    with pytest.raises(ServeAppError) as unknown:
+        await service.submit("modle", tensor(0), RequestOptions())
+    for error, model in ((early, MODEL), (full, MODEL), (empty, MODEL), (unknown, "modle")):
+        seen.append((error.value.code, error.value.counted))
+        if not error.value.counted:
+            service.refused(model, error.value.code)
+    service.refused("", "invalid_request")
+    for _ in tasks:
+        (await transport.next()).succeed()
+    await asyncio.gather(*tasks)
+
+    assert seen == [
+        ("queue_full", True),
+        ("queue_full", True),
+        ("invalid_request", False),
+        ("model_not_found", False),
+    ]
+    page, _ = await service.metrics()
+    assert outcomes(page) == {
+        (MODEL, "normal", "ok"): 2.0,
+        (MODEL, "normal", "queue_full"): 2.0,
+        (MODEL, "unknown", "invalid_request"): 1.0,
+        ("unknown", "unknown", "model_not_found"): 1.0,
+        ("unknown", "unknown", "invalid_request"): 1.0,
+    }
+    assert service.statistics(MODEL)["inference_stats"]["fail"]["count"] == 3
 
 
 async def test_a_full_class_is_refused_before_anything_is_decoded() -> None:

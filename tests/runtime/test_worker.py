@@ -103,7 +103,19 @@ async def test_a_variant_runs_on_its_own_session(make_worker: Callable[..., Work
     worker = make_worker("add_one", variants=("light",))
     result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="light")]))
     assert values(result) == [[[1.0]], [[2.0]]]
-    assert [run.rows for run in result.executions] == [1, 1]
+    assert sorted((run.rows, run.variant) for run in result.executions) == [(1, ""), (1, "light")]
+
+
+async def test_a_bundle_reports_only_the_runs_that_carried_it(make_worker: Callable[..., Worker]) -> None:
+    """Bundles of two variants are granted together; neither's run is counted for the other."""
+    worker = make_worker("add_one", variants=("light",))
+    results = await asyncio.gather(
+        worker.run(Bundle([entry(tensor(0))])),
+        worker.run(Bundle([entry(tensor(1)), entry(tensor(2))])),
+        worker.run(Bundle([entry(tensor(3), variant="light")])),
+    )
+    runs = [[(run.rows, run.variant) for run in result.executions] for result in results]
+    assert runs == [[(1, "")], [(2, "")], [(1, "light")]]
 
 
 class Doubling:

@@ -235,7 +235,37 @@ def test_wrong_prediction_heals_by_probes() -> None:
         if scheduler.on_arrival(make_entry(deadline=now + 0.5, arrival=now), now) is None:
             accepted += 1
         for bundle in scheduler.decide(now).dispatches:
-            scheduler.on_done(bundle.bundle_id, [(bundle.rows, 0, 0.010)], now + 0.01)
+            scheduler.on_done(bundle.bundle_id, [(bundle.rows, 0, 0.010, "")], now + 0.01)
 
     assert accepted > 300
     assert scheduler.latency("m").predict(1) == pytest.approx(0.010)
+
+
+def test_admission_predicts_with_the_variant_asked_for() -> None:
+    """What the exact model cannot do in time a light variant can; one never seen counts as exact."""
+    scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1, window=1)
+    scheduler.seed("m", [(1, 0, 0.05, "int8")])
+    accept(scheduler, make_entry(deadline=0.1), make_entry(deadline=0.9, variant="int8"))  # the first as a probe
+
+    assert scheduler.on_arrival(make_entry(HIGH, 0.1, variant="int8"), 0.0) is None
+    assert _code(scheduler.on_arrival(make_entry(deadline=0.1), 0.0)) == "deadline_unreachable"
+    assert _code(scheduler.on_arrival(make_entry(deadline=0.1, variant="new"), 0.0)) == "deadline_unreachable"
+
+
+def test_work_ahead_is_priced_by_its_variants() -> None:
+    """Four rows of a variant that takes 50 ms are 0.2 s ahead, not 0.8 s; half and half are 0.5 s."""
+
+    def latest(*variants: str) -> float:
+        """The shortest deadline, to 10 ms, that is accepted behind these entries."""
+        scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1)
+        scheduler.seed("m", [(1, 0, 0.05, "int8")])
+        accept(scheduler, *[make_entry(HIGH, 60.0, variant=variant) for variant in variants])
+        budget = 0.22
+        while scheduler.on_arrival(make_entry(NORMAL, budget), 0.0) is not None:
+            budget += 0.01
+        return budget
+
+    assert latest() == pytest.approx(0.22)
+    assert latest(*["int8"] * 4) == pytest.approx(0.41, abs=0.011)
+    assert latest(*["int8", ""] * 2) == pytest.approx(0.71, abs=0.011)
+    assert latest(*["new"] * 4) == pytest.approx(1.01, abs=0.011)

@@ -167,9 +167,33 @@ def test_work_ahead_is_that_of_classes_above_and_of_earlier_deadlines() -> None:
     for priority, deadline, rows in ((HIGH, 9.0, 1), (NORMAL, 1.0, 2), (NORMAL, 8.0, 4), (LOW, 0.5, 8)):
         queue.push(make_entry(priority, deadline, rows=rows, bucket=16))
 
-    assert queue.ahead(NORMAL, 5.0, 0.0) == (3, 16)
-    assert queue.ahead(HIGH, 5.0, 0.0) == (0, 16)
-    assert queue.ahead(LOW, 5.0, 0.0) == (15, 16)
+    assert queue.ahead(NORMAL, 5.0, 0.0) == (3, 16, {})
+    assert queue.ahead(HIGH, 5.0, 0.0) == (0, 16, {})
+    assert queue.ahead(LOW, 5.0, 0.0) == (15, 16, {})
+
+
+def test_work_ahead_names_the_parts_of_its_variants() -> None:
+    """By rows, over everything queued in the classes that count; the exact model has the rest."""
+    queue = ModelQueue({priority: Totals() for priority in Priority})
+    for priority, rows, variant in ((HIGH, 2, "int8"), (NORMAL, 4, ""), (NORMAL, 2, "tiny"), (LOW, 9, "int8")):
+        queue.push(make_entry(priority, 1.0, rows=rows, variant=variant))
+
+    assert queue.ahead(NORMAL, 5.0, 0.0) == (8, 0, {"int8": 0.25, "tiny": 0.25})
+    assert ModelQueue({priority: Totals() for priority in Priority}).ahead(LOW, 5.0, 0.0) == (0, 0, {})
+
+
+def test_take_passes_over_other_variants() -> None:
+    """They stay, in order."""
+    exact_1, light_1, exact_2, light_2 = (
+        make_entry(deadline=float(at), variant=variant) for at, variant in enumerate(("", "int8", "", "int8"))
+    )
+    queue = _queue_of(light_2, exact_2, light_1, exact_1)
+    taken: list[Entry] = []
+
+    assert queue.take(taken, 10, 0, "int8") == 2
+    assert [light_1, light_2] == taken
+    assert queue.head("int8") is None
+    assert [exact_1, exact_2] == [queue.pop(), queue.pop()]
 
 
 def test_far_deadlines_are_behind_near_ones() -> None:
@@ -199,7 +223,7 @@ def test_histogram_is_right_to_a_cell(start: float, entries: list[tuple[float, i
     assert estimate <= sum(rows for ahead, rows in entries if ahead <= asked + 1 / 32 + 1e-6)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50)), max_size=200))
+@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove", "take"]), st.integers(0, 50)), max_size=200))
 def test_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
     """Any mix of operations gives the order and counts of a list that is sorted every time."""
     totals = Totals()
@@ -207,15 +231,28 @@ def test_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
     model: list[Entry] = []
     for operation, number in operations:
         if operation == "push":
-            entry = make_entry(deadline=float(number), rows=number + 1, nbytes=number, bucket=number % 3)
+            variant = ("", "", "x", "y")[number % 4]
+            entry = make_entry(deadline=number / 2, rows=number + 1, nbytes=number, bucket=number % 3, variant=variant)
             queue.push(entry)
             model.append(entry)
             model.sort(key=lambda e: (e.deadline, e.id))
         elif model and operation == "pop":
             assert model.pop(0) is queue.pop()
+        elif model and operation == "take":
+            variant = model[number % len(model)].variant
+            expected = next(e for e in model if e.variant == variant)
+            taken: list[Entry] = []
+            assert expected.rows == queue.take(taken, expected.rows, 2, variant)
+            assert [expected] == taken
+            model.remove(expected)
         elif model:
             queue.remove(model.pop(number % len(model)))
         assert (model[0] if model else None) is queue.head()
+        for variant in ("", "x", "y"):
+            of_variant = [e for e in model if e.variant == variant]
+            assert (of_variant[0] if of_variant else None) is queue.head(variant)
+            if variant:
+                assert sum(e.rows for e in of_variant) == queue.variant_rows.get(variant, 0)
         assert len(model) == len(queue) == totals.entries
         assert sum(e.rows for e in model) == queue.rows == queue.histogram.total
         assert sum(e.nbytes for e in model) == queue.nbytes == totals.nbytes

@@ -11,6 +11,7 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.queue import ModelQueue, Totals
 from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.variants import VariantLatency
 
 
 def _compose(
@@ -18,15 +19,17 @@ def _compose(
     priority: Priority = NORMAL,
     slo_s: float = 10.0,
     profile: list[tuple[int, int, float]] | None = None,
+    variants: dict[str, list[tuple[int, int, float]]] | None = None,
 ) -> tuple[Composition, int]:
     """Compose from these entries with 32 rows at most; gives the bundle and how many entries stay queued."""
     queue = ModelQueue({p: Totals() for p in Priority})
     for entry in entries:
         queue.push(entry)
-    latency = LatencyModel()
-    latency.seed(AFFINE if profile is None else profile)
+    latencies = VariantLatency()
+    for variant, points in ({"": AFFINE if profile is None else profile} | (variants or {})).items():
+        latencies.seed((*point, variant) for point in points)
     settings = ModelScheduling("m", 32, slo_s)
-    return compose(queue, priority, settings, batch_policy("eager"), latency, 0.0), len(queue)
+    return compose(queue, priority, settings, batch_policy("eager"), latencies, 0.0), len(queue)
 
 
 def test_takes_what_is_queued_in_order() -> None:
@@ -130,6 +133,27 @@ def test_fill_never_needs_a_larger_bucket() -> None:
     short, long = make_entry(HIGH, 1.0, bucket=16), make_entry(LOW, 2.0, bucket=128)
 
     assert _compose(short, long, priority=HIGH, profile=_BUCKETS)[0].entries == [short]
+
+
+def test_a_bundle_is_of_the_head_s_variant() -> None:
+    """Entries of others are passed over, in the head's class and in those that ride along."""
+    light = [make_entry(deadline=1.0 + at, variant="int8") for at in range(3)]
+    exact = [make_entry(deadline=1.5 + at) for at in range(3)]
+    rider, other = make_entry(LOW, 5.0, variant="int8"), make_entry(LOW, 4.0)
+
+    assert _compose(*exact, *light, rider, other)[0].entries == [*light, rider]
+    assert _compose(*exact, *light[1:], rider, other)[0].entries == [*exact, other]
+
+
+def test_a_bundle_grows_by_its_variant_s_latency() -> None:
+    """What takes a fifth of the time fits more rows in the target; what was never seen counts as exact."""
+    light = [(rows, bucket, seconds / 5) for rows, bucket, seconds in AFFINE]
+
+    def rows_of(variant: str) -> int:
+        entries = [make_entry(variant=variant) for _ in range(32)]
+        return _compose(*entries, slo_s=0.0070001, variants={"int8": light})[0].rows
+
+    assert [2, 30, 2] == [rows_of(""), rows_of("int8"), rows_of("new")]
 
 
 def test_without_predictions_rows_alone_bound_it() -> None:

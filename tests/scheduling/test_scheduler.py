@@ -41,7 +41,7 @@ def test_entry_goes_its_way() -> None:
     assert bundle.predicted_s == pytest.approx(0.008)
     assert (entry.state, entry.attempts, scheduler.load("m")) == (EntryState.RUNNING, 1, 3)
 
-    assert scheduler.on_done(1, [(3, 0, 0.009)], 0.01) == [entry]
+    assert scheduler.on_done(1, [(3, 0, 0.009, "")], 0.01) == [entry]
     assert (entry.state, scheduler.load("m"), scheduler.wake_at) == (EntryState.DONE, 0, None)
     assert scheduler.totals()["bytes"] == 0
     assert scheduler.on_done(1, [], 0.02) == []
@@ -53,9 +53,43 @@ def test_executions_feed_the_latency_model() -> None:
     (entry,) = accept(scheduler, make_entry())
     bundle = _dispatch(scheduler)
     scheduler.on_cancel(entry, 0.0)
-    scheduler.on_done(bundle.bundle_id, [(4, 0, 0.040)], 0.1)
+    scheduler.on_done(bundle.bundle_id, [(4, 0, 0.040, "")], 0.1)
 
     assert scheduler.latency("m").predict(4) == pytest.approx(0.040)
+
+
+def test_a_variant_learns_for_itself() -> None:
+    """Until it has run it is predicted as the exact model; after that neither moves the other."""
+    scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1)
+    assert scheduler.latency("m", "int8").predict(1) == pytest.approx(0.2)
+    for _ in range(40):
+        accept(scheduler, make_entry(variant="int8"))
+        scheduler.on_done(_dispatch(scheduler).bundle_id, [(1, 0, 0.05, "int8")], 0.1)
+
+    assert scheduler.latency("m").predict(1) == pytest.approx(0.2)
+    assert scheduler.latency("m", "int8").predict(1) == pytest.approx(0.05)
+    accept(scheduler, make_entry(variant="int8"))
+    assert _dispatch(scheduler).predicted_s == pytest.approx(0.05)
+    assert scheduler.snapshot()["m"]["latency_s"] == {"0": {"1": pytest.approx(0.2)}}
+    assert scheduler.snapshot()["m"]["variants"] == {"int8": {"latency_s": {"0": {"1": pytest.approx(0.05)}}}}
+
+
+def test_warm_up_seeds_the_exact_model_and_its_variants() -> None:
+    """Each with its own points; nonsense seeds nothing."""
+    scheduler = make_scheduler()
+    scheduler.seed("m", [(1, 0, 0.2, ""), (1, 0, 0.05, "int8"), (0, 0, 1.0, "broken")])
+
+    assert scheduler.latency("m").predict(1) == pytest.approx(0.2)
+    assert scheduler.latency("m", "int8").predict(1) == pytest.approx(0.05)
+    assert scheduler.latency("m", "broken") is scheduler.latency("m")
+
+
+def test_variants_never_share_a_bundle() -> None:
+    """Interleaved, they still make two full bundles, the one with the earliest deadline first."""
+    scheduler = make_scheduler(max_rows=4, window=9)
+    entries = accept(scheduler, *[make_entry(deadline=1.0 + at, variant=("int8", "")[at % 2]) for at in range(8)])
+
+    assert [d.entries for d in scheduler.decide(0.0).dispatches] == [entries[::2], entries[1::2]]
 
 
 def test_classes_then_deadlines_order_the_dispatch() -> None:
@@ -253,9 +287,99 @@ def test_timeout_of_a_bundle_at_a_vanished_replica_or_without_one() -> None:
     wake_up = _dispatch(scheduler, 2.0)
     assert wake_up.replica is None
 
-    assert scheduler.on_timeout(wake_up.bundle_id, 3.0) == Requeue([], [entry], [])
+    assert scheduler.on_timeout(wake_up.bundle_id, 3.0) == Requeue([entry], [], [])
     assert scheduler.on_timeout(wake_up.bundle_id, 3.0) == Requeue([], [], [])
     assert scheduler.totals()["bundles"] == 0
+    assert (entry.attempts, entry.avoid) == (1, "a")
+
+
+def test_waiting_for_a_replica_to_start_is_no_try() -> None:
+    """However often the wake-up bundle times out, its entries stay fresh until a replica has had them."""
+    scheduler = make_scheduler(replicas=())
+    first, second = accept(scheduler, make_entry(deadline=300.0), make_entry(deadline=300.0))
+    for now in (0.0, 60.0, 120.0):
+        wake_up = _dispatch(scheduler, now)
+        assert (wake_up.replica, wake_up.entries, first.attempts) == (None, [first, second], 0)
+        assert scheduler.on_timeout(wake_up.bundle_id, now + 60.0) == Requeue([first, second], [], [])
+    scheduler.on_replicas("m", ["a"], 200.0)
+    bundle = _dispatch(scheduler, 200.0)
+
+    assert (bundle.entries, first.attempts) == ([first, second], 1)
+    assert scheduler.on_done(bundle.bundle_id, [], 201.0) == [first, second]
+
+
+def test_failed_wake_up_bundle_is_no_try_and_the_next_one_waits() -> None:
+    """Nobody is asked in a tight loop; a replica that appears meanwhile takes the work at once."""
+    scheduler = make_scheduler(replicas=())
+    (entry,) = accept(scheduler, make_entry())
+    assert scheduler.on_failed(_dispatch(scheduler).bundle_id, 0.0, replica_lost=False) == Requeue([entry], [], [])
+    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.wake_at == 1.0
+    again = _dispatch(scheduler, 1.0)
+    assert scheduler.on_failed(again.bundle_id, 1.0, replica_lost=True) == Requeue([entry], [], [])
+    assert (scheduler.wake_at, entry.attempts, entry.avoid) == (3.0, 0, None)
+
+    scheduler.on_replicas("m", ["a"], 1.5)
+    assert _dispatch(scheduler, 1.5).replica == "a"
+
+
+def test_wake_up_bundle_that_killed_the_replica_it_came_to_is_a_try() -> None:
+    """Who sent it knows that it came to one; then its entries travel alone, as after any failure."""
+    scheduler = make_scheduler(replicas=())
+    poison, innocent = accept(scheduler, make_entry(), make_entry())
+    wake_up = _dispatch(scheduler)
+
+    assert scheduler.on_failed(wake_up.bundle_id, 0.0, replica_lost=True, reached=True) == Requeue(
+        [poison, innocent], [], []
+    )
+    again = _dispatch(scheduler, 1.0)
+    assert (again.entries, poison.attempts) == ([poison], 1)
+    assert scheduler.on_failed(again.bundle_id, 1.0, replica_lost=True, reached=True) == Requeue([], [poison], [])
+    last = _dispatch(scheduler, 3.0)
+    assert scheduler.on_done(last.bundle_id, [], 4.0) == [innocent]
+
+
+def test_bundle_that_found_its_replica_gone_is_no_try() -> None:
+    """Its entries are as fresh as before and may go together; a retried one keeps its one try."""
+    scheduler = make_scheduler(replicas=("a", "b", "c"))
+    first, second = accept(scheduler, make_entry(), make_entry())
+    unsent = _dispatch(scheduler)
+    assert scheduler.on_failed(unsent.bundle_id, 0.0, replica_lost=True, reached=False) == Requeue(
+        [first, second], [], []
+    )
+    assert (first.attempts, first.avoid) == (0, None)
+    bundle = _dispatch(scheduler)
+    assert bundle.entries == [first, second]
+    assert bundle.replica != unsent.replica
+
+    scheduler.on_failed(bundle.bundle_id, 0.1, replica_lost=False)
+    again = _dispatch(scheduler, 0.1)
+    assert again.entries == [first]
+    assert scheduler.on_failed(again.bundle_id, 0.1, replica_lost=True, reached=False).requeued == [first]
+    assert (first.attempts, first.avoid) == (1, bundle.replica)
+
+
+def test_usable_replicas_are_those_not_held() -> None:
+    """Busy ones count; a hold is over when its time has come, with or without work."""
+    scheduler = make_scheduler(max_rows=1, window=1, replicas=("a", "b"))
+    accept(scheduler, make_entry(), make_entry())
+    first, second = scheduler.decide(0.0).dispatches
+    assert scheduler.usable("m") == 2
+
+    scheduler.on_done(first.bundle_id, [], 0.1)
+    scheduler.on_done(second.bundle_id, [], 0.1)
+    (entry,) = accept(scheduler, make_entry(), now=0.1)
+    lost = _dispatch(scheduler, 0.1)
+    scheduler.on_failed(lost.bundle_id, 0.5, replica_lost=True)
+    scheduler.on_cancel(entry, 0.5)
+    assert (scheduler.usable("m"), scheduler.wake_at) == (1, 1.5)
+
+    scheduler.quarantine("m", "b" if lost.replica == "a" else "a", 0.6)
+    assert scheduler.usable("m") == 0
+    scheduler.decide(1.6)
+    assert (scheduler.usable("m"), scheduler.wake_at) == (2, None)
+    scheduler.on_replicas("m", [], 2.0)
+    assert scheduler.usable("m") == 0
 
 
 def test_quarantine_leaves_entries_where_they_are() -> None:
@@ -394,7 +518,7 @@ def _saturate(
             served[dispatch.entries[0].priority] += took
             heappush(running, (now + took, dispatch.bundle_id, dispatch))
         now, _, done = heappop(running)
-        scheduler.on_done(done.bundle_id, [(done.rows, 0, 0.01)], now)
+        scheduler.on_done(done.bundle_id, [(done.rows, 0, 0.01, "")], now)
     return served
 
 

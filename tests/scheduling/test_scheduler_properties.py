@@ -24,6 +24,7 @@ _MODELS = {
 }
 _TOTAL_BYTES = 60
 _MODEL = st.sampled_from(sorted(_MODELS))
+_VARIANT = st.sampled_from(["", "", "light", "tiny"])
 _INDEX = st.integers(0, 10**6)
 
 
@@ -37,6 +38,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.queued: dict[int, Entry] = {}
         self.running: dict[int, Entry] = {}
         self.ended: set[int] = set()
+        self.tries: dict[int, int] = {}
+        self.returned: set[int] = set()
         self.in_flight: dict[int, Dispatch] = {}
         self.timed_out: dict[int, Dispatch] = {}
         self.replicas: dict[str, list[str]] = {name: [] for name in _MODELS}
@@ -56,7 +59,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             _MODELS.values(), self.classes, ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001)
         )
         if seeded:
-            self.scheduler.latency("m").seed([(1, 0, 0.02), (4, 0, 0.05), (1, 8, 0.1), (4, 8, 0.3)])
+            profile = [(1, 0, 0.02), (4, 0, 0.05), (1, 8, 0.1), (4, 8, 0.3)]
+            self.scheduler.seed("m", [(*point, "") for point in profile])
+            self.scheduler.seed("m", [(rows, bucket, seconds / 4, "light") for rows, bucket, seconds in profile])
         if started:
             for name in _MODELS:
                 self.set_replicas(name, ["a", "b"])
@@ -70,11 +75,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(1, 6),
         bucket=st.sampled_from([0, 8, 16]),
         nbytes=st.integers(0, 15),
+        variant=_VARIANT,
     )
-    def arrive(self, model: str, priority: Priority, timeout: float, rows: int, bucket: int, nbytes: int) -> None:
+    def arrive(
+        self, model: str, priority: Priority, timeout: float, rows: int, bucket: int, nbytes: int, variant: str
+    ) -> None:
         """A request comes in."""
         entry = make_entry(
-            priority, self.now + timeout, model=model, rows=rows, bucket=bucket, nbytes=nbytes, arrival=self.now
+            priority,
+            self.now + timeout,
+            model=model,
+            rows=rows,
+            bucket=bucket,
+            nbytes=nbytes,
+            arrival=self.now,
+            variant=variant,
         )
         rejection = self.scheduler.on_arrival(entry, self.now)
         if rejection is None:
@@ -83,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert entry.state is EntryState.QUEUED
             self.accepted.append(entry)
             self.queued[entry.id] = entry
+            self.tries[entry.id] = 0
         else:
             assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded"}
             assert (rejection.code == "deadline_exceeded") == (timeout <= 0)
@@ -93,11 +109,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(Priority),
         count=st.integers(3, 20),
         nbytes=st.sampled_from([0, 0, 4, 12]),
+        variants=st.lists(_VARIANT, min_size=1, max_size=3),
     )
-    def burst(self, model: str, priority: Priority, count: int, nbytes: int) -> None:
+    def burst(self, model: str, priority: Priority, count: int, nbytes: int, variants: list[str]) -> None:
         """Many requests come in at once."""
         for i in range(count):
-            self.arrive(model, priority, 3.0 + i % 3, 1, 0, nbytes)
+            self.arrive(model, priority, 3.0 + i % 3, 1, 0, nbytes, variants[i % len(variants)])
 
     @precondition(lambda self: self.accepted)
     @rule(index=_INDEX)
@@ -115,18 +132,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A replica answers."""
         dispatch = self.take(index)
         expected = [e for e in self.living(dispatch) if e.deadline > self.now]
-        executions = [(dispatch.rows, dispatch.bucket, seconds)] if seconds else []
+        variant = dispatch.entries[0].variant if dispatch.entries else ""
+        executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
         assert self.scheduler.on_done(dispatch.bundle_id, executions, self.now) == expected
         for entry in expected:
             self.end(entry)
 
     @precondition(lambda self: self.in_flight)
-    @rule(index=_INDEX, lost=st.booleans())
-    def fail(self, index: int, lost: bool) -> None:
-        """A bundle fails as a whole."""
+    @rule(index=_INDEX, lost=st.booleans(), reached=st.sampled_from([None, True, False]))
+    def fail(self, index: int, lost: bool, reached: bool | None) -> None:
+        """A bundle fails as a whole, at a replica or before it reaches one."""
         dispatch = self.take(index)
         living = self.living(dispatch)
-        self.check_requeue(living, self.scheduler.on_failed(dispatch.bundle_id, self.now, lost))
+        for entry in living:
+            if dispatch.replica is not None and reached is False:
+                self.tries[entry.id] -= 1
+            elif dispatch.replica is None and reached:
+                self.tries[entry.id] += 1
+        self.check_requeue(living, self.scheduler.on_failed(dispatch.bundle_id, self.now, lost, reached=reached))
 
     @precondition(lambda self: self.in_flight)
     @rule(index=_INDEX)
@@ -189,6 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for dispatch in decisions.dispatches:
             self.check_dispatch(dispatch)
         for name, picture in self.scheduler.snapshot().items():
+            assert self.scheduler.usable(name) == len(picture["replicas"]) - len(picture["held_replicas"])
             if picture["slots_in_use"] < picture["slots"] - len(picture["held_replicas"]) * _MODELS[name].window:
                 assert not self.fresh(name), "a slot is free and work waits"
 
@@ -204,7 +228,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert dispatch.rows == sum(e.rows for e in entries)
         assert dispatch.rows <= most or len(entries) == 1
         assert dispatch.bucket == max(e.bucket for e in entries)
-        assert len(entries) == 1 or all(e.attempts == 1 for e in entries), "a retried entry travels alone"
+        assert len({e.variant for e in entries}) == 1, "variants never share a bundle"
+        fresh = self.tries[entries[0].id] == 0
+        assert len(entries) == 1 or all(self.tries[e.id] == 0 for e in entries), "a retried entry travels alone"
+        for entry in entries:
+            self.tries[entry.id] += dispatch.replica is not None
+            assert entry.attempts == self.tries[entry.id]
 
         listed = self.replicas[dispatch.model]
         assert dispatch.replica in listed if listed else dispatch.replica is None
@@ -223,9 +252,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             assert chosen == sorted(chosen)
-            waiting = [(e.deadline, e.id) for e in self.fresh(dispatch.model) if e.priority is priority]
-            if chosen and waiting and entries[0].attempts == 1:
+            waiting = [
+                (e.deadline, e.id)
+                for e in self.fresh(dispatch.model)
+                if e.priority is priority and e.variant == entries[0].variant
+            ]
+            if chosen and waiting and fresh:
                 assert chosen[-1] < min(waiting), "earliest deadline first"
+        others = [(e.deadline, e.id) for e in self.fresh(dispatch.model) if e.priority is entries[0].priority]
+        if fresh and others:
+            assert (entries[0].deadline, entries[0].id) < min(others), "the head is the earliest of all variants"
         if not self.shares:
             above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
             assert not above, "classes are strict without shares"
@@ -234,16 +270,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.running.update((e.id, e) for e in entries)
 
     def check_requeue(self, living: list[Entry], result: Requeue) -> None:
-        """Every living entry of a failed bundle is requeued, refused or expired; at most two bundles carry it."""
+        """Every living entry of a failed bundle is requeued, refused or expired; at most two replicas get it."""
         assert sorted(e.id for part in result for e in part) == sorted(e.id for e in living)
         for entry in result.requeued:
             assert entry.state is EntryState.QUEUED
-            assert entry.attempts == 1
+            assert entry.attempts == self.tries[entry.id] < 2
             assert entry.deadline > self.now
+            self.returned.add(entry.id)
             del self.running[entry.id]
             self.queued[entry.id] = entry
         for entry in result.poisoned:
-            assert entry.attempts == 2
+            assert entry.attempts == self.tries[entry.id] == 2
             self.end(entry)
         for entry in result.expired:
             assert entry.deadline <= self.now
@@ -260,8 +297,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [e for e in dispatch.entries if e.id in self.running]
 
     def fresh(self, model: str) -> list[Entry]:
-        """Queued entries of a model that no bundle has carried."""
-        return [e for e in self.queued.values() if e.model == model and e.attempts == 0]
+        """Queued entries of a model that no replica has had."""
+        return [e for e in self.queued.values() if e.model == model and self.tries[e.id] == 0]
 
     def let_go(self, model: str, replica: str | None) -> None:
         """The bundles at this replica hold no slot any more."""
@@ -285,9 +322,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for priority, limits in self.classes.items():
             mine = [e for e in self.queued.values() if e.priority is priority]
             assert totals["classes"][priority.label] == {"entries": len(mine), "bytes": sum(e.nbytes for e in mine)}
-            fresh = [e for e in mine if e.attempts == 0]
-            assert len(fresh) <= limits.queue_entries
-            assert sum(e.nbytes for e in fresh) <= limits.queue_bytes
+            never_sent = [e for e in mine if e.id not in self.returned]
+            assert len(never_sent) <= limits.queue_entries
+            assert sum(e.nbytes for e in never_sent) <= limits.queue_bytes
             for name in _MODELS:
                 here = [e for e in mine if e.model == name]
                 assert self.scheduler.queue_lengths(name)[priority] == (

@@ -11,7 +11,7 @@ from serve_app.payloads import Tensors
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import Rendered
 from serve_app.protocols.open_inference.codec import ModelCodec, Parsed, parse
-from serve_app.protocols.options import remaining, request_options
+from serve_app.protocols.options import reading_s, remaining, request_options
 from serve_app.protocols.service import InferenceService, ModelInfo, RequestOptions
 
 
@@ -39,13 +39,13 @@ class InferEndpoint:
         """
         arrived = monotonic()
         codec = self._codec(self._service.find(model, version))
-        body = await self._bodies.read(receive, headers)
+        body = await self._bodies.read(receive, headers, reading_s(codec.info, headers))
         try:
             parsed, options, tensors = await self._decode(codec, body, headers)
         finally:
             self._bodies.release(len(body))
         selection = codec.select(parsed)
-        answer = await self._service.submit(model, tensors, remaining(options, monotonic() - arrived))
+        answer = await self._service.submit(model, tensors, remaining(codec.info, options, monotonic() - arrived))
         request_id = parsed.request.id
         if self._bodies.is_large(sum(array.nbytes for array in answer.value.values())):
             encoded, header_length = await self._bodies.offload(codec.encode, request_id, selection, answer.value)

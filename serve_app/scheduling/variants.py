@@ -1,0 +1,69 @@
+"""Latency per variant: another build of a model takes another time, and must not teach the exact one's prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from serve_app.scheduling.latency import LatencyModel
+
+
+class VariantLatency:
+    """The latency models of one model: the exact build's, and one per variant that has run.
+
+    A variant that was neither seeded nor observed is predicted to take as long as the exact model. Variants are made to
+    be cheaper, so that is the careful guess.
+
+    Attributes:
+        exact: Of the exact model.
+        variants: By name, of those variants that were seeded or observed.
+    """
+
+    __slots__ = ("exact", "variants")
+
+    def __init__(self) -> None:
+        self.exact = LatencyModel()
+        self.variants: dict[str, LatencyModel] = {}
+
+    def of(self, variant: str) -> LatencyModel:
+        """What predicts for this variant; ``""`` is the exact model."""
+        return self.variants.get(variant, self.exact) if variant else self.exact
+
+    def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
+        """Learn from one execution; see `LatencyModel.observe`."""
+        self._learning(variant).observe(rows, bucket, seconds)
+        self._drop_unknown(variant)
+
+    def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
+        """Take the points ``(rows, bucket, seconds, variant)`` of warm-up profiles; see `LatencyModel.seed`."""
+        by_variant: dict[str, list[tuple[int, int, float]]] = {}
+        for rows, bucket, seconds, variant in points:
+            by_variant.setdefault(variant, []).append((rows, bucket, seconds))
+        for variant, profile in by_variant.items():
+            self._learning(variant).seed(profile)
+            self._drop_unknown(variant)
+
+    def seconds_per_row(self, bucket: int, max_rows: int, slo_s: float, shares: Mapping[str, float]) -> float:
+        """As `LatencyModel.seconds_per_row`, for a mix of variants.
+
+        Args:
+            bucket: Cost bucket.
+            max_rows: Most rows in a batch.
+            slo_s: Latency target of a batch, seconds.
+            shares: The variants' parts of the rows, 0 to 1 each; the rest is the exact model's.
+        """
+        exact = self.exact.seconds_per_row(bucket, max_rows, slo_s)
+        if not shares:
+            return exact
+        return exact + sum(
+            share * (self.variants[variant].seconds_per_row(bucket, max_rows, slo_s) - exact)
+            for variant, share in shares.items()
+            if variant in self.variants
+        )
+
+    def _learning(self, variant: str) -> LatencyModel:
+        return self.variants.setdefault(variant, LatencyModel()) if variant else self.exact
+
+    def _drop_unknown(self, variant: str) -> None:
+        """Nonsense that a model ignored must not make it predict nothing where the exact model predicts something."""
+        if variant and not self.variants[variant].known:
+            del self.variants[variant]

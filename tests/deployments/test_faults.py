@@ -1,0 +1,64 @@
+"""What a call to a replica raises becomes an error of ours or a reason to try again."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
+from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, ObjectLostError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from serve_app.deployments.faults import explain
+from serve_app.errors import InvalidRequest, ModelUnavailable
+from serve_app.runtime.dispatcher import ReplicaLost
+
+
+def cut(code: StatusCode) -> AioRpcError:
+    """A gRPC call that ended with this code."""
+    return AioRpcError(code, Metadata(), Metadata())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorDiedError(),
+        ActorUnavailableError("it is busy dying", None),
+        NodeDiedError("the node is gone"),
+        ObjectLostError("00", None, ""),
+        cut(StatusCode.UNAVAILABLE),
+        cut(StatusCode.CANCELLED),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_gone_is_a_lost_replica(error: Exception) -> None:
+    """Its entries may be tried elsewhere."""
+    assert isinstance(explain(error, "model", "a"), ReplicaLost)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BackPressureError(num_queued_requests=1, max_queued_requests=1), DeploymentUnavailableError(None)],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_serve_will_not_take_is_an_unavailable_model(error: Exception) -> None:
+    """A 503 with a time to come back."""
+    explained = explain(error, "model", None)
+    assert isinstance(explained, ModelUnavailable)
+    assert explained.retry_after_s == 1.0
+
+
+def test_an_error_of_ours_survives_the_way_through_ray() -> None:
+    """By reference it comes wrapped with the replica's traceback, which stays behind."""
+    wrapped = RayTaskError("run", "Traceback: /secret", InvalidRequest("x: expected 4 numbers"))
+    explained = explain(pickle.loads(pickle.dumps(wrapped)), "model", "a")
+    assert type(explained) is InvalidRequest
+    assert explained.message == "x: expected 4 numbers"
+
+
+def test_a_bug_stays_what_it_is() -> None:
+    """The dispatcher logs it and tells the client nothing of it."""
+    error = ZeroDivisionError("a secret")
+    assert explain(error, "model", "a") is error
+    assert explain(cut(StatusCode.RESOURCE_EXHAUSTED), "model", "a").__class__ is AioRpcError
