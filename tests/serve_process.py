@@ -25,6 +25,7 @@ MARKER = "SERVE_APP_TEST_SERVER"
 """Environment variable that every process of one server inherits."""
 
 START_TIMEOUT_S = 300.0
+_DIRECT_PORTS = 20
 STOP_TIMEOUT_S = 60.0
 
 
@@ -38,6 +39,23 @@ def free_ports(count: int) -> list[int]:
     finally:
         for sock in sockets:
             sock.close()
+
+
+def free_range(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on now."""
+    while True:
+        first = free_ports(1)[0]
+        if first + count < 65536 and all(_is_free(port) for port in range(first, first + count)):
+            return first
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 class ServeProcess:
@@ -56,6 +74,8 @@ class ServeProcess:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.port, metrics, stats = free_ports(3)
+        # Serve shares these with whoever has them: two servers would answer each other's requests.
+        direct_http, direct_grpc = free_range(_DIRECT_PORTS), free_range(_DIRECT_PORTS)
         self._mark = f"{os.getpid()}-{self.port}"
         self.url = f"http://127.0.0.1:{self.port}"
         # Not in `folder`: the path of a Unix socket must be short.
@@ -69,6 +89,10 @@ class ServeProcess:
                         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
                         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 1024 * 1024),
                         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+                        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(direct_http),
+                        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(direct_http + _DIRECT_PORTS),
+                        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(direct_grpc),
+                        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(direct_grpc + _DIRECT_PORTS),
                         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
                         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
                         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(self._haproxy / "haproxy.cfg"),

@@ -28,7 +28,14 @@ from serve_app.config.locate import HOME_VARIABLE, home
 from serve_app.errors import ConfigError
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
-_HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
+_HAPROXY_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": "8404",
+    "RAY_SERVE_HAPROXY_METRICS_PORT": "9101",
+    # The first of the ports that HAProxy reaches the routers at. Serve shares it with whoever has it already: two
+    # servers on one machine would answer each other's requests.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
+}
 _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 5.0
 

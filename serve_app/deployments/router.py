@@ -26,6 +26,9 @@ from serve_app.runtime.service import Service
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 
+_METRICS_WAIT_S = 2.0
+"""How long a page of metrics waits for the other routers, seconds."""
+
 
 class RouterDeployment:
     """One replica of the router.
@@ -136,12 +139,20 @@ class RouterDeployment:
         return serve.get_replica_context().replica_id.unique_id, self._metrics.render()
 
     async def _metrics_page(self) -> str:
+        own = await self.render_metrics()
         if self._config.router.replicas == 1:
-            return self._metrics.render()
+            return own[1]
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
-        pages = await peers.broadcast("render_metrics").results_async()
-        return merge_pages(pages)
+        try:
+            answers = await peers.broadcast("render_metrics").results_async(
+                timeout_s=_METRICS_WAIT_S, return_exceptions=True
+            )
+        except TimeoutError:
+            answers = []
+        # A router that is starting, stopping or stuck is left out of this page, and its series show a gap.
+        pages = dict(answer for answer in answers if not isinstance(answer, BaseException))
+        return merge_pages((pages | dict([own])).items())
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value

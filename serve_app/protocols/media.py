@@ -59,10 +59,12 @@ class PredictRequest(NamedTuple):
     Attributes:
         payload: What the model takes.
         variant: Name of the variant that the body asks for; empty for the exact model.
+        lone_text: Whether the body held one text and not a list of them.
     """
 
     payload: Media | Texts
     variant: str = ""
+    lone_text: bool = False
 
 
 def kind_of(task: str) -> Kind:
@@ -133,7 +135,7 @@ def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> Pr
     if content_type == JSON:
         return _from_json(info, kind, content)
     if kind == "text":
-        return PredictRequest(Texts([_utf8(content, "the body")], {}))
+        return PredictRequest(Texts([_utf8(content, "the body")], {}), lone_text=True)
     return PredictRequest(Media(content, "" if content_type in _OPAQUE else content_type, {}))
 
 
@@ -180,7 +182,7 @@ def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: dict[str, Any
     first = bytes(memoryview(inputs)[:1])
     try:
         if first == b'"':
-            return PredictRequest(Texts([_TEXT.decode(inputs)], parameters), variant)
+            return PredictRequest(Texts([_TEXT.decode(inputs)], parameters), variant, lone_text=True)
         if first == b"{":
             pair = _PAIR.decode(inputs)
             # A parameter for the model's processor, which answers with one similarity per sentence.

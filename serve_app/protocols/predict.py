@@ -69,6 +69,8 @@ class _Predict:
         options = request_options(info, headers, len(content), variant=asked.variant)
         answer = await self._service.submit(info.name, asked.payload, remaining(info, options, monotonic() - arrived))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
+        if asked.lone_text and "candidate_labels" in asked.payload.parameters:
+            value = value[0]  # where one text is classified by labels of the request, clients expect one list of them
         if isinstance(value, np.ndarray) and self._bodies.is_large(value.nbytes):
             reply = await self._bodies.offload(_dump_rows, value)
         else:

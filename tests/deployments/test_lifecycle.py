@@ -94,7 +94,7 @@ def ask(url: str, model: str, value: float = 1.0, size: int = 1, **options: Any)
 
 def replicas(url: str, model: str) -> int:
     """How many replicas the router can reach."""
-    return len(httpx.get(f"{url}/status").json()["models"][model]["replicas"])
+    return len(httpx.get(f"{url}/status", timeout=30.0).json()["models"][model]["replicas"])
 
 
 def test_a_model_without_replicas_wakes_up_for_its_first_request(busy: ServeProcess) -> None:
@@ -144,7 +144,11 @@ def test_killing_a_replica_loses_no_request(busy: ServeProcess) -> None:
             assert len(first) == 2
             first[0].kill()
             wait_until(
-                lambda: len(busy.replica_processes("steady")) == 2 and replicas(busy.url, "steady") == 2,
+                lambda: (
+                    first[0] not in busy.replica_processes("steady")
+                    and len(busy.replica_processes("steady")) == 2
+                    and replicas(busy.url, "steady") == 2
+                ),
                 "a replacement of the killed replica",
             )
         finally:
@@ -163,11 +167,11 @@ def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess) -> Non
     head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
     def state() -> dict[str, Any]:
-        model: dict[str, Any] = httpx.get(f"{busy.url}/status").json()["models"]["slow"]
+        model: dict[str, Any] = httpx.get(f"{busy.url}/status", timeout=30.0).json()["models"]["slow"]
         return model
 
     def cancelled() -> float:
-        page = httpx.get(f"{busy.url}/metrics").text
+        page = httpx.get(f"{busy.url}/metrics", timeout=30.0).text
         counts = re.findall(
             r'serve_app_requests_total\{model="slow",outcome="cancelled",priority="normal"\} ([\d.]+)', page
         )
@@ -278,11 +282,11 @@ def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> N
     server = ServeProcess(args, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
     with server:
-        wait_until(lambda: httpx.get(f"{server.url}/caller").status_code == 200, "the other application")
-        assert httpx.get(f"{server.url}/caller").json() == {"y": [[2.0, 2.0]], "priority": "high"}
+        wait_until(lambda: httpx.get(f"{server.url}/caller", timeout=30.0).status_code == 200, "the other application")
+        assert httpx.get(f"{server.url}/caller", timeout=30.0).json() == {"y": [[2.0, 2.0]], "priority": "high"}
 
         def routers() -> int:
-            page = httpx.get(f"{server.url}/metrics").text
+            page = httpx.get(f"{server.url}/metrics", timeout=30.0).text
             return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
 
         wait_until(lambda: routers() == 2, "both routers in the metrics")
