@@ -24,6 +24,11 @@ def busy(host: str, port: int) -> bool:
     return False
 
 
+def listened_at(port: int) -> bool:
+    """Whether anybody listens on a port, on any address. What is left of closed connections does not count."""
+    return any(True for _ in _listening_inodes(port))
+
+
 def holder(port: int) -> str | None:
     """Who listens on a port: ``haproxy (pid 4711: haproxy -f ...)``, or ``None`` where that cannot be seen."""
     inodes = set(_listening_inodes(port))

@@ -21,18 +21,17 @@ from typing import Any
 
 from rich.console import Console
 
-from serve_app.cli.ports import busy, holder
+from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
 from serve_app.errors import ConfigError
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
-_HAPROXY_PORTS = {
-    "RAY_SERVE_HAPROXY_STATS_PORT": "8404",
-    "RAY_SERVE_HAPROXY_METRICS_PORT": "9101",
-    # The first of the ports that HAProxy reaches the routers at. Serve shares it with whoever has it already: two
-    # servers on one machine would answer each other's requests.
+_HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
+# The first of the ports that HAProxy reaches the routers at. Serve shares them with whoever listens there already: two
+# servers on one machine would answer each other's requests.
+_DIRECT_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }
@@ -110,12 +109,15 @@ def busy_ports(file: ServeFile) -> list[str]:
     if file.grpc_port is not None:
         wanted.append((host, file.grpc_port, "grpc_options.port"))
     variables = file.env_vars
+    direct: list[tuple[int, str]] = []
     if variables.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         wanted += [("0.0.0.0", int(variables.get(name, port)), name) for name, port in _HAPROXY_PORTS.items()]  # noqa: S104
+        direct += [(int(variables.get(name, port)), name) for name, port in _DIRECT_PORTS.items()]
+    taken = [(port, setting) for host, port, setting in wanted if busy(host, port)]
+    taken += [(port, setting) for port, setting in direct if listened_at(port)]
     return [
         f"port {port} ({setting}) is taken by {holder(port) or 'another process'}; end that, or choose another port"
-        for host, port, setting in wanted
-        if busy(host, port)
+        for port, setting in taken
     ]
 
 

@@ -79,3 +79,16 @@ def test_a_folder_with_spaces_is_refused() -> None:
     assert unusable_folder("/srv/my app/.venv") == [
         "Ray cannot run from a folder with spaces in its path, and this environment is in '/srv/my app/.venv'; move it"
     ]
+
+
+def test_another_servers_routers_are_noticed(listener: socket.socket) -> None:
+    """Serve would share their port, and the two servers would answer each other's requests."""
+    taken, free = port_of(listener), 1
+    variables = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(taken),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(free),
+    }
+    lines = [line for line in busy_ports(serve_file(0, **variables)) if "DIRECT_INGRESS" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"port {taken} (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT) is taken by ")
