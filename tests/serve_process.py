@@ -73,7 +73,7 @@ class ServeProcess:
     ) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.port, metrics, stats = free_ports(3)
+        self.port, metrics, stats, fallback_http, fallback_grpc = free_ports(5)
         # Serve shares these with whoever has them: two servers would answer each other's requests.
         direct_http, direct_grpc = free_range(_DIRECT_PORTS), free_range(_DIRECT_PORTS)
         self._mark = f"{os.getpid()}-{self.port}"
@@ -93,6 +93,8 @@ class ServeProcess:
                         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(direct_http + _DIRECT_PORTS),
                         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(direct_grpc),
                         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(direct_grpc + _DIRECT_PORTS),
+                        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
+                        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
                         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
                         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
                         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(self._haproxy / "haproxy.cfg"),

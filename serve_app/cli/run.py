@@ -29,9 +29,11 @@ from serve_app.errors import ConfigError
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
 _HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
-# The first of the ports that HAProxy reaches the routers at. Serve shares them with whoever listens there already: two
-# servers on one machine would answer each other's requests.
+# The first of the ports that HAProxy reaches the routers at, and where it goes while there is no router. Serve shares
+# them with whoever listens there already: two servers on one machine would answer each other's requests.
 _DIRECT_PORTS = {
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": "8500",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": "9500",
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }

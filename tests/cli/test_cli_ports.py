@@ -88,6 +88,8 @@ def test_another_servers_routers_are_noticed(listener: socket.socket) -> None:
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(taken),
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(free),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free),
     }
     lines = [line for line in busy_ports(serve_file(0, **variables)) if "DIRECT_INGRESS" in line]
     assert len(lines) == 1
