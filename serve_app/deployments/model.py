@@ -17,7 +17,6 @@ from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.runtime.worker import RunBatch, RunOne, Staged, Worker
 
 WARM_UP = "warm_up"
-DEVICE = "device"
 
 
 class ModelDeployment:
@@ -61,10 +60,7 @@ class ModelDeployment:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
-        return {
-            DEVICE: self._backends[""].device,
-            WARM_UP: [list(execution) for execution in self._warm_up],
-        }
+        return {WARM_UP: [list(execution) for execution in self._warm_up]}
 
     def check_health(self) -> None:
         """Fail when the session has been inside one run for too long: it is wedged, not busy."""

@@ -51,9 +51,7 @@ class RouterDeployment:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._by_reference_above = config.router.by_reference_above
-        scheduler = Scheduler(
-            [model.scheduling() for model in config.models], config.class_settings(), config.process_limits()
-        )
+        scheduler = Scheduler(config.model_scheduling().values(), config.class_settings(), config.process_limits())
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
@@ -87,6 +85,7 @@ class RouterDeployment:
             self._service,
             HttpSettings(
                 max_body=router.max_body,
+                max_held_bytes=max(router.max_body, router.max_bytes // 2),
                 inline_bytes=router.decode_aside_above,
                 decode_threads=router.decode_threads,
                 send_request_id=False,  # Serve adds its own

@@ -127,10 +127,6 @@ class EmbeddingProcessor:
         request = self._read(payload)
         return self.tokenizer.tokenize(request.texts, request.parameters.truncate is not False)
 
-    def count_tokens(self, payload: Media | Texts) -> int:
-        """Tokens that the model reads for this payload, special tokens included."""
-        return self.tokenizer.count(self._read(payload).texts)
-
     def bucket(self, tensors: Tensors) -> int:
         """The padded length, tokens."""
         return self.tokenizer.bucket(tensors)

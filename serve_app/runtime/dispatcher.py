@@ -76,7 +76,7 @@ class Observer(Protocol):
     def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
         """An accepted entry ended; ``outcome`` is ``ok`` or an error code or ``cancelled``."""
 
-    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult, round_trip_s: float) -> None:
+    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """A bundle came back."""
 
     def replica_lost(self, model: str) -> None:
@@ -253,7 +253,7 @@ class Dispatcher:
             logger.exception("A bundle for %s failed", dispatch.model)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
         else:
-            self._on_result(dispatch, entries, result, sent_at)
+            self._on_result(dispatch, entries, result)
         finally:
             if watchdog is not None:
                 watchdog.cancel()
@@ -267,7 +267,7 @@ class Dispatcher:
         patience_s = self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
         return self._loop.call_later(patience_s, self._on_bundle_timeout, dispatch)
 
-    def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult, sent_at: float) -> None:
+    def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult) -> None:
         if len(result.results) != len(entries):
             logger.error(
                 "A replica of %s gave %d answers to %d entries", dispatch.model, len(result.results), len(entries)
@@ -276,7 +276,7 @@ class Dispatcher:
             return
         now = self._loop.time()
         alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now)
-        self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result, now - sent_at)
+        self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
         answers: Mapping[int, Success | Failure] = {
             entry.id: answer for entry, answer in zip(entries, result.results, strict=True)
         }

@@ -150,7 +150,7 @@ class RouterMetrics:
         statistics.succeeded_s += total_s
         statistics.queue_s += queue_s
 
-    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult, round_trip_s: float) -> None:  # noqa: ARG002 - part of the protocol
+    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""
         children = self._per_model.get(model)
         if children is None:

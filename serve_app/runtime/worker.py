@@ -298,18 +298,17 @@ class Worker:
         """Pad what the processor made, so that it can share a run. Clients' own tensors run as they came.
 
         Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
-        its own: entries of one bucket then still share a run.
+        its own: entries of one bucket then still share a run. Returns the tensors, and the bucket that each costs as
+        the router prices it.
         """
-        buckets = [
-            0 if isinstance(staged.entries[index].payload, dict) else processor.bucket(tensors)
-            for (staged, index), tensors in zip(places, inputs, strict=True)
-        ]
+        made = [not isinstance(staged.entries[index].payload, dict) for staged, index in places]
+        buckets = [processor.bucket(tensors) for tensors in inputs]
         if processor.bucket_invariant:
-            largest = max(buckets)
-            buckets = [largest if bucket else 0 for bucket in buckets]
+            largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
+            buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         padded = [
-            processor.pad(tensors, bucket) if bucket else tensors
-            for tensors, bucket in zip(inputs, buckets, strict=True)
+            processor.pad(tensors, bucket) if ours else tensors
+            for tensors, bucket, ours in zip(inputs, buckets, made, strict=True)
         ]
         return padded, buckets
 

@@ -174,7 +174,7 @@ async def test_media_are_padded_to_the_batchs_bucket_and_tensors_are_left_alone(
     assert texts == [Success([[4.0, 4.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]]), Success([[4.0] * 5 + [2.0] * 3])]
     assert isinstance(tensors, Success)
     assert tensors.value["y"].tolist() == [[6.0, 7.0]]
-    assert sorted((run.rows, run.bucket) for run in result.executions) == [(1, 0), (2, 8)]
+    assert sorted((run.rows, run.bucket) for run in result.executions) == [(1, 4), (2, 8)]
 
 
 async def test_what_a_processor_refuses_concerns_its_entry_alone(media_worker: Worker) -> None:
