@@ -1,0 +1,161 @@
+"""What is simulated, as frozen values. `serve_app.config` reads them from a file; nothing here does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling
+
+Curve = Callable[[int, int], float]
+"""``curve(rows, bucket)``: the true mean execution time of a batch, seconds, before noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``alpha_s + beta_s * rows``, whatever the bucket."""
+
+    alpha_s: float
+    beta_s: float
+
+    def __call__(self, rows: int, bucket: int = 0) -> float:  # noqa: ARG002 - a `Curve`
+        """Seconds."""
+        return self.alpha_s + self.beta_s * rows
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedAutoscaling:
+    """How many replicas a model has: `serve_app.scheduling.scaling.desired_replicas` with Ray Serve's delays."""
+
+    min_replicas: int
+    max_replicas: int
+    target_rows: float
+    upscale_delay_s: float = 2.0
+    downscale_delay_s: float = 60.0
+    interval_s: float = 1.0
+    """How often loads are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """One model and the replicas it starts with."""
+
+    scheduling: ModelScheduling
+    curve: Curve
+    replicas: int = 1
+    variants: Mapping[str, Curve] = field(default_factory=dict)
+    """True cost of each variant, by name."""
+    device: str | None = None
+    """Replicas that name the same device share it: what runs there at the same time slows each other down."""
+    startup_s: float = 0.0
+    """From the wish for a replica to its first execution."""
+    autoscaling: SimulatedAutoscaling | None = None
+    known: bool = True
+    """Whether schedulers get the curve as their prior (a profile), or must learn it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that replicas of several models compute on."""
+
+    name: str
+    concurrency: int = 1
+    """Executions at once at full speed. With more running, each runs ``concurrency / running`` as fast."""
+    interference: float = 0.0
+    """Part of the speed that is lost in addition whenever more than one execution runs at once, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How true execution times scatter around the curve."""
+
+    kind: Literal["none", "uniform", "lognormal"] = "none"
+    spread: float = 0.0
+    """``uniform``: half width as a part of the mean (0.2 is +-20%). ``lognormal``: sigma; the mean is kept."""
+    stall_every_s: float = 0.0
+    """Mean time between stalls of a replica (exponential), seconds; 0: none."""
+    stall_s: float = 0.0
+    """How long a stall holds up the execution it falls in or, if idle, the next one before it starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica dies. What runs there fails; the others learn of it when its bundle fails or it leaves the list."""
+
+    model: str
+    replica: int
+    at_s: float
+    down_s: float
+    """Until its successor is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What a request pays besides executions, seconds. Applied alike to every system."""
+
+    request_s: float = 0.0
+    """From the client to the scheduler's queue."""
+    send_s: float = 0.0
+    """A batch's way to a replica."""
+    answer_s: float = 0.0
+    """A batch's way back to the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A part of the workload; several may overlap. Rates are requests per second.
+
+    ``kind`` chooses the process and which of the further fields count; see `serve_app.simulation.workloads`.
+    """
+
+    kind: Literal["poisson", "gamma", "periodic", "flash_crowd", "video", "long_tail", "trace"]
+    model: str = ""
+    priority: Priority = Priority.NORMAL
+    rate: float = 0.0
+    timeout_s: float = 1.0
+    rows: int = 1
+    bucket: int = 0
+    start_s: float = 0.0
+    end_s: float | None = None
+    cv: float = 1.0
+    """``gamma``: coefficient of variation of the gaps."""
+    surge: float = 3.0
+    surge_at_s: float = 0.0
+    surge_s: float = 60.0
+    """``flash_crowd``: Poisson at ``rate``, and at ``surge * rate`` for ``surge_s`` from ``surge_at_s``."""
+    streams: int = 0
+    fps: float = 30.0
+    """``video``: that many streams at ``fps`` with random phases; a stream's newest frame replaces its waiting one."""
+    exponent: float = 1.0
+    """``long_tail``: ``rate`` is split over all models of the scenario by Zipf's law with this exponent."""
+    path: str = ""
+    """``trace``: a CSV file; see `serve_app.simulation.trace`."""
+    share: Mapping[Priority, float] = field(default_factory=dict)
+    """Parts of the classes in this stream, in sum 1; empty: all in ``priority``."""
+    timeouts_s: Mapping[Priority, float] = field(default_factory=dict)
+    """Deadline per class where ``share`` is given and they differ; otherwise ``timeout_s``."""
+
+
+WEIGHTS = {Priority.HIGH: 100.0, Priority.NORMAL: 10.0, Priority.LOW: 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything but the system under test and the seed."""
+
+    name: str
+    models: tuple[SimulatedModel, ...]
+    workload: tuple[Stream, ...]
+    duration_s: float
+    classes: Mapping[Priority, ClassSettings]
+    devices: tuple[Device, ...] = ()
+    routers: int = 1
+    overheads: Overheads = Overheads()
+    noise: Noise = Noise()
+    failures: tuple[Failure, ...] = ()
+    warm_up_s: float = 0.0
+    """Requests that arrive before this are served and not counted."""
+    weights: Mapping[Priority, float] = field(default_factory=lambda: dict(WEIGHTS))
+    """Worth of one request answered in time, per class."""

@@ -1,0 +1,139 @@
+"""What a simulated serving system must do, and what the world does for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from serve_app.scheduling.entry import Priority
+from serve_app.simulation.scenario import Overheads, Scenario
+
+
+class Request:
+    """One simulated request.
+
+    Attributes:
+        id: Its place in the order of arrival.
+        model: Name of the model.
+        priority: Its class.
+        arrival: When the client sent it, virtual seconds.
+        deadline: When the answer becomes worthless; end to end.
+        rows: Rows it adds to a batch.
+        bucket: Its cost bucket.
+        stream: Number of the video stream that it is a frame of, or -1. A newer frame makes a waiting one worthless.
+        ended: When it was answered, rejected or dropped; ``None`` before that.
+        answered: Whether it ended with an answer (in time or not).
+    """
+
+    __slots__ = (
+        "answered", "arrival", "bucket", "deadline", "ended", "id", "model", "priority", "rows", "server_s", "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002 - the glossary's word
+        model: str,
+        priority: Priority,
+        arrival: float,
+        deadline: float,
+        rows: int = 1,
+        bucket: int = 0,
+        stream: int = -1,
+    ) -> None:
+        self.id = id
+        self.model = model
+        self.priority = priority
+        self.arrival = arrival
+        self.deadline = deadline
+        self.rows = rows
+        self.bucket = bucket
+        self.stream = stream
+        self.ended: float | None = None
+        self.answered = False
+        self.server_s = 0.0
+
+
+class Execution(NamedTuple):
+    """How an execution ended.
+
+    Attributes:
+        seconds: How long it ran, as the replica would measure it.
+        failed: Whether the replica died under it; then nobody was answered.
+    """
+
+    seconds: float
+    failed: bool = False
+
+
+class Timer(Protocol):
+    """A scheduled action."""
+
+    def cancel(self) -> None:
+        """Do not run it. Harmless when it has run."""
+
+
+class World(Protocol):
+    """The virtual world: clock, replicas, clients. All times are virtual seconds from 0."""
+
+    @property
+    def now(self) -> float:
+        """The time."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """What is simulated. Systems may read models' settings and, where ``known``, curves; never the noise."""
+
+    @property
+    def overheads(self) -> Overheads:
+        """The scenario's; the system itself waits for them (`at`)."""
+
+    def at(self, when: float, action: Callable[[], None]) -> Timer:
+        """Run ``action`` at ``when``; times in the past mean now. Equal times run in the order they were asked for."""
+
+    def execute(
+        self,
+        model: str,
+        replica: str,
+        requests: Sequence[Request],
+        rows: int,
+        bucket: int,
+        done: Callable[[Execution], None],
+        variant: str = "",
+    ) -> None:
+        """Run a batch now at a replica that is idle (ValueError otherwise) and call ``done`` when it ends.
+
+        Padding counts in ``rows``. A replica that is dead ends the execution at once as failed. Server time is
+        charged to the requests by their rows; what is charged to one that is not answered in time is waste.
+        """
+
+    def idle(self, replica: str) -> bool:
+        """Whether nothing runs there."""
+
+    def answer(self, request: Request) -> None:
+        """The answer leaves now and reaches the client ``overheads.answer_s`` later. No-op when ended already."""
+
+    def drop(self, request: Request) -> None:
+        """It gets no answer: rejected, expired, or shed. No-op when ended already."""
+
+    def load(self, model: str) -> int:
+        """Rows running at the model's replicas."""
+
+
+class System(Protocol):
+    """A serving system under test: takes requests, says what runs where. Made anew for every run.
+
+    Every request must end in `World.answer` or `World.drop`; those that have not when the simulation ends count as
+    missed.
+    """
+
+    def start(self, world: World) -> None:
+        """Called once before anything else."""
+
+    def replicas(self, model: str, names: Sequence[str]) -> None:
+        """The list of a model's replicas has changed; called for the first ones right after `start`."""
+
+    def arrive(self, request: Request) -> None:
+        """A request has left its client now (``overheads.request_s`` is still to be waited for)."""
+
+    def queued_rows(self, model: str) -> int:
+        """Rows that wait for an execution, for autoscaling."""
