@@ -28,7 +28,7 @@ LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- Environments ---------------------------------------------------------------------------------------------------
 
@@ -128,6 +128,18 @@ schema: env ## Write configs/schema.json again
 .PHONY: bench-smoke
 bench-smoke: env models ## Measure against stock Ray Serve on this machine
 	@$(BIN)/python -m benchmarks.smoke
+
+.PHONY: bench-scheduling
+bench-scheduling: env ## Compare the scheduler with others in the simulator (two cores, half an hour)
+	@$(BIN)/python -m benchmarks.scheduling
+
+.PHONY: bench-calibration
+bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)
+	@$(BIN)/python -m benchmarks.calibration
+
+.PHONY: bench-scheduler
+bench-scheduler: env ## Measure what the scheduler's decisions cost
+	@$(BIN)/python -m benchmarks.scheduler_cost
 
 .PHONY: clean
 clean: ## Remove environments, caches and built models

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -9,11 +11,15 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
+from serve_app.config.profile import read_profile
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.inference.signature import read_signature
+from serve_app.payloads import Execution
 from serve_app.protocols.service import ModelInfo
+
+_log = logging.getLogger(__name__)
 
 _SURGE = 100
 """Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
@@ -46,7 +52,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         health_check_period_s=5.0,
         max_surge_percent=_SURGE,
     )
-    application: serve.Application = router.bind(config, infos, models)
+    application: serve.Application = router.bind(config, infos, models, priors=_priors(pinned))
     return application
 
 
@@ -70,6 +76,17 @@ def describe_models(config: AppArgs) -> dict[str, ModelInfo]:
     return infos
 
 
+def _priors(models: list[ModelConfig]) -> Mapping[str, list[Execution]]:
+    """What the profiles say of the models that have one. They were checked when the models were described."""
+    priors: dict[str, list[Execution]] = {}
+    for model in models:
+        if model.profile is not None:
+            served = {"", *(variant.name for variant in model.variants)}
+            points = read_profile(model.profile).points()
+            priors[model.name] = [point for point in points if point.variant in served]
+    return priors
+
+
 def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
     locations = model.locations()
     exact = locations[""]
@@ -78,6 +95,9 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         if variant:
             _check_variant(model.name, variant, signature, read_signature(location.model_file, model=model.name))
     processor = model.make_processor(signature, exact)
+    profile = model.read_profile(locations)
+    for note in () if profile is None else model.profile_notes(profile):
+        _log.warning("%s", note)
     return ModelInfo(
         name=model.name,
         version=exact.version,

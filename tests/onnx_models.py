@@ -23,6 +23,7 @@ Kind: TypeAlias = Literal[
     "fixed_batch",
     "seq_mean",
     "waveform_logits",
+    "convolution",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -46,6 +47,7 @@ def make(path: Path, kind: Kind) -> Path:
     ``fixed_batch``      x FP32[4,8]                            y FP32[4,8] = 2 x
     ``seq_mean``         input_ids, attention_mask INT64[-1,-1] embedding FP32[-1,8]: masked mean of token_table()
     ``waveform_logits``  waveform FP32[-1,-1]                   logits FP32[-1,3]: mean, mean magnitude, mean square
+    ``convolution``      x FP32[-1,1,-1,-1]                     y FP32[-1,1,-1,-1]: sums of 3 x 3 neighbours
     ==================== ====================================== ====================================================
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,6 +184,16 @@ def _waveform_logits(path: Path) -> None:
     )
 
 
+def _convolution(path: Path) -> None:
+    write(
+        path,
+        [helper.make_node("Conv", ["x", "weights"], ["y"], kernel_shape=[3, 3])],
+        [("x", TensorProto.FLOAT, ["rows", 1, "height", "width"])],
+        [("y", TensorProto.FLOAT, ["rows", 1, "lower", "narrower"])],
+        {"weights": np.ones((1, 1, 3, 3), np.float32)},
+    )
+
+
 _BUILDERS: dict[Kind, Callable[[Path], None]] = {
     "add_one": _add_one,
     "sum_diff": _sum_diff,
@@ -191,4 +203,5 @@ _BUILDERS: dict[Kind, Callable[[Path], None]] = {
     "fixed_batch": _fixed_batch,
     "seq_mean": _seq_mean,
     "waveform_logits": _waveform_logits,
+    "convolution": _convolution,
 }

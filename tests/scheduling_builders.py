@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+
+Policy = Literal["auto", "deferred", "eager", "window"]
 
 _ids = itertools.count(1)
 
@@ -28,9 +30,10 @@ def make_entry(
     nbytes: int = 0,
     arrival: float = 0.0,
     variant: str = "",
+    exact: bool = False,
 ) -> Entry:
     """An entry with an id of its own; ids ascend."""
-    return Entry(next(_ids), model, priority, arrival, deadline, rows, bucket, nbytes, variant=variant)
+    return Entry(next(_ids), model, priority, arrival, deadline, rows, bucket, nbytes, variant=variant, exact=exact)
 
 
 def make_class(
@@ -46,10 +49,14 @@ def make_class(
 
 def make_scheduler(
     *,
-    models: Iterable[str] = ("m",),
+    models: Iterable[str | ModelScheduling] = ("m",),
+    groups: Iterable[DeviceGroup] = (),
     max_rows: int = 32,
     slo_s: float = 0.1,
     window: int = 2,
+    policy: Policy = "auto",
+    early_drop: bool = True,
+    fallbacks: tuple[str, ...] = (),
     high: ClassSettings | None = None,
     normal: ClassSettings | None = None,
     low: ClassSettings | None = None,
@@ -57,15 +64,25 @@ def make_scheduler(
     replicas: Iterable[str] = ("a",),
     profile: Iterable[tuple[int, int, float]] = (),
 ) -> Scheduler:
-    """A scheduler whose models have the given replicas and warm-up profile at time 0."""
+    """A scheduler whose models have the given replicas and warm-up profile at time 0.
+
+    A model that is given by name has the settings given here; others bring their own.
+    """
+    given = [
+        ModelScheduling(model, max_rows, slo_s, window, policy, early_drop, fallbacks)
+        if isinstance(model, str)
+        else model
+        for model in models
+    ]
     scheduler = Scheduler(
-        [ModelScheduling(name, max_rows, slo_s, window) for name in models],
+        given,
         {HIGH: high or make_class(), NORMAL: normal or make_class(), LOW: low or make_class()},
         limits or ProcessLimits(total_bytes=10**12, network_s=0.002),
+        groups,
     )
-    for name in models:
-        scheduler.on_replicas(name, list(replicas), 0.0)
-        scheduler.seed(name, [(*point, "") for point in profile])
+    for model in given:
+        scheduler.on_replicas(model.name, list(replicas), 0.0)
+        scheduler.seed(model.name, [(*point, "") for point in profile])
     return scheduler
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_models
+import pytest
 
-from serve_app.app import build
-from serve_app.config import ROUTER
+from serve_app.app import build, describe_models
+from serve_app.config import ROUTER, parse_args
+from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
+from serve_app.config.profile_points import Point, fit_points
+from serve_app.deployments.router import RouterDeployment
+from serve_app.errors import ConfigError, InvalidRequest
+from serve_app.payloads import Execution
 
 
 def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) -> None:
@@ -21,3 +29,95 @@ def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) 
     (config,) = models["m"]._bound_deployment.init_args
     assert infos["m"].version == "7"
     assert config.locations()[""].version == "7"
+
+
+def profiled(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """The arguments of an application with one model, that model with a variant, and its profile."""
+    file = onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
+    points = [
+        Point.of([0.25], (0.95,), rows=rows, variant=variant) for variant in ("", "gone") for rows in (1, 4)
+    ]  # fmt: skip
+    measured: dict[str, Any] = {
+        "format": FORMAT,
+        "serve_app": "0.1.0",
+        "measured": "2026-01-31T12:00:00+00:00",
+        "model": "m",
+        "task": "tensors",
+        "version": "1",
+        "files": {"": sha256(file), "gone": sha256(file)},
+        "device": "cpu",
+        "threads": 1,
+        "machine": Machine(cpu="a", cores=2, system="Linux", python="3.12", onnxruntime="1.23"),
+        "memory": Memory(),
+        "points": tuple(points),
+        "fits": fit_points(points),
+    }
+    Profile(**(measured | changes)).write(tmp_path / "m.json")
+    model = {"name": "m", "path": str(tmp_path / "m"), "profile": str(tmp_path / "m.json")}
+    return {"models": [model | {"batching": {"max_rows": 4}}]}
+
+
+def test_the_router_is_given_what_profiles_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It knows what batches cost before any replica does; variants that are not served are left out."""
+    deployment = build(profiled(tmp_path))._bound_deployment
+    assert deployment.init_kwargs == {"priors": {"m": [Execution(1, 0, 0.25), Execution(4, 0, 0.25)]}}
+    assert caplog.messages == []
+
+
+def test_the_profile_of_another_model_stops_the_build(tmp_path: Path) -> None:
+    """Before any replica starts."""
+    with pytest.raises(ConfigError, match=r"m\.json: model: it is the profile of 'n', not of 'm'"):
+        build(profiled(tmp_path, model="n"))
+
+
+def test_a_profile_of_other_threads_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is better than nothing, and not what replicas will do."""
+    build(profiled(tmp_path, threads=8))
+    note = f"model 'm': profile: {tmp_path}/m.json was measured with threads: 8, replicas have 1"
+    assert caplog.messages == [note]
+
+
+async def test_a_router_begins_with_what_profiles_say(tmp_path: Path) -> None:
+    """Its scheduler predicts before any replica has reported; a model without a profile is unknown."""
+    config = parse_args({"models": [{"name": "m", "path": "m"}, {"name": "n", "path": "n"}]})
+    router = RouterDeployment(config, {}, {}, priors={"m": [Execution(1, 0, 0.25), Execution(4, 0, 0.25)]})
+    scheduler = router._scheduler
+    assert [scheduler.latency(name).predict(4, 0) for name in ("m", "n")] == [0.25, 0.0]
+
+
+async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> None:
+    """Policies, fallbacks and device groups reach its scheduler, and /status tells them."""
+    for name in ("m", "n", "light"):
+        onnx_models.make(tmp_path / name / "1" / "model.onnx", "add_one")
+    config = parse_args(
+        {
+            "models": [
+                {
+                    "name": "m",
+                    "path": str(tmp_path / "m"),
+                    "batching": {"policy": "window", "early_drop": False},
+                    "variants": [{"name": "light", "path": str(tmp_path / "light")}],
+                    "fallbacks": ["light"],
+                },
+                {"name": "n", "path": str(tmp_path / "n")},
+            ],
+            "device_groups": [{"name": "cores", "models": ["n"]}],
+        }
+    )
+    router = RouterDeployment(config, describe_models(config), {}, priors={})
+    models = router._service.status()["models"]
+    keys = ("policy", "early_drop", "fallbacks", "device_group")
+    assert {name: {key: shown[key] for key in keys if key in shown} for name, shown in models.items()} == {
+        "m": {"policy": "window", "early_drop": False, "fallbacks": ["light"]},
+        "n": {"policy": "auto", "early_drop": True, "device_group": "cores"},
+    }
+    assert {name: device.concurrency for name, device in router._scheduler._device_of.items()} == {"m": 0, "n": 1}
+
+
+async def test_other_applications_are_told_of_unknown_variants(tmp_path: Path) -> None:
+    """As clients are, before anything is queued."""
+    onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
+    config = parse_args({"models": [{"name": "m", "path": str(tmp_path / "m")}]})
+    router = RouterDeployment(config, describe_models(config), {}, priors={})
+    with pytest.raises(InvalidRequest, match="model 'm' has no variant 'light'"):
+        await router.infer("m", {"x": np.zeros((1, 1), np.float32)}, variant="light")

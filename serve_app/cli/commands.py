@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
 import typer
 from rich.console import Console
 
 from serve_app import __version__
-from serve_app.errors import ConfigError
+from serve_app.cli.simulate import simulate
+from serve_app.errors import ConfigError, ServeAppError
 
 app = typer.Typer(
     help="A multi-model inference server on Ray Serve that schedules every request by priority and deadline.",
@@ -21,6 +23,8 @@ app = typer.Typer(
 )
 _out = Console()
 _err = Console(stderr=True)
+
+_Number = TypeVar("_Number", int, float)
 
 INVALID = 2
 """Exit code for an invalid configuration."""
@@ -97,9 +101,70 @@ def schema() -> None:
 
 
 @app.command()
+def profile(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A Serve file.")] = Path("configs/demo.yaml"),
+    model: Annotated[
+        list[str] | None, typer.Option(help="Model to measure; may be given several times.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Measure every model.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File to write; by default profiles/<model>.json.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows to measure, e.g. 1,2,4; by default powers of two up to max_rows, and values between.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, max=3600, help="Time to spend running each shape.")] = 2.0,
+    quantiles: Annotated[str, typer.Option(help="Percentiles to keep, besides 5, 50 and 95.")] = "50,95,99",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of a session; by default as configured.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Literal["svg", "png"] | None, typer.Option(help="Also draw it, beside the profile.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure what batches of models of CONFIG cost on this machine, and write it for the server and the simulator."""
+    from serve_app.cli.profile import Wish, profile_file  # noqa: PLC0415 - brings ONNX Runtime
+
+    wish = Wish(
+        seconds=seconds,
+        quantiles=tuple(
+            value / 100 for value in _numbers(quantiles, "--quantiles", float, lambda value: 0 < value < 100)
+        ),
+        rows=() if rows is None else tuple(_numbers(rows, "--rows", int, lambda value: value >= 1)),
+        threads=threads,
+    )
+    try:
+        profile_file(config, model or (), wish, _out, everything=everything, output=output, plot=plot)
+    except ConfigError as error:
+        raise _invalid(config, error) from None
+    except ServeAppError as error:
+        typer.echo(f"{config}: {error.message}", err=True)
+        raise typer.Exit(1) from None
+
+
+app.command()(simulate)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+def _numbers(text: str, option: str, kind: Callable[[str], _Number], fits: Callable[[_Number], bool]) -> list[_Number]:
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(fits(number) for number in numbers):
+        example = "1,2,4" if kind is int else "more than 0 and less than 100, e.g. 50,95,99"
+        raise typer.BadParameter(f"must be numbers {example}, got {text!r}", param_hint=option)
+    return numbers
 
 
 def _invalid(config: Path, error: ConfigError) -> typer.Exit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
+from serve_app.config.device_group import DeviceGroupConfig
 from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_document, read_document
 from serve_app.config.locate import ModelLocation, resolve_model
 from serve_app.config.model import (
@@ -34,6 +35,7 @@ __all__ = [
     "Budget",
     "ClassConfig",
     "ClassesConfig",
+    "DeviceGroupConfig",
     "HealthConfig",
     "ModelConfig",
     "ModelLocation",

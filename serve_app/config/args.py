@@ -7,11 +7,13 @@ Unknown keys are faults.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from serve_app.config.budget import Budget
+from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
 from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.locate import is_remote, resolve_model
 from serve_app.config.model import ModelConfig
@@ -19,7 +21,7 @@ from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 
 class AppArgs(Section):
@@ -33,6 +35,9 @@ class AppArgs(Section):
 
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own."""
+
+    device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
+    """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
 
     @field_validator("models")
     @classmethod
@@ -54,7 +59,7 @@ class AppArgs(Section):
         faults.extend(
             (
                 ("classes", priority.label, "queue_bytes"),
-                f"{_size(limits.queue_bytes)} cannot hold one body of router.max_body {_size(self.router.max_body)}",
+                f"{size(limits.queue_bytes)} cannot hold one body of router.max_body {size(self.router.max_body)}",
             )
             for priority, limits in self.classes.by_priority().items()
             if limits.queue_bytes < self.router.max_body
@@ -62,6 +67,17 @@ class AppArgs(Section):
         problem = self.budget().problem(self.router.max_ongoing_requests)
         if problem is not None:
             faults.append((("router", "max_ongoing_requests"), problem))
+        models = {model.name: model for model in self.models}
+        faults.extend((("device_groups", *where), fault) for where, fault in group_faults(self.device_groups, models))
+        limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
+        faults.extend(
+            (
+                ("models", number, "resources", "memory_per_row"),
+                "counts for nothing unless the model is in a device group with memory; leave it out",
+            )
+            for number, model in enumerate(self.models)
+            if model.resources.memory_per_row is not None and model.name not in limited
+        )
         if faults:
             raise misfit(faults)
         return self
@@ -98,7 +114,12 @@ class AppArgs(Section):
 
     def model_scheduling(self) -> Mapping[str, ModelScheduling]:
         """Batching of every model by name, for the scheduler."""
-        return {model.name: model.scheduling() for model in self.models}
+        weights = {name: weight for group in self.device_groups for name, weight in group.weights.items()}
+        return {model.name: replace(model.scheduling(), weight=weights.get(model.name, 1.0)) for model in self.models}
+
+    def groups(self) -> tuple[DeviceGroup, ...]:
+        """The device groups, for the scheduler."""
+        return tuple(group.settings() for group in self.device_groups)
 
     def process_limits(self) -> ProcessLimits:
         """Limits of one router process over all classes."""
@@ -124,10 +145,6 @@ def parse_args(data: Any, prefix: str = "args") -> AppArgs:
         return AppArgs.model_validate(given)
     except ValidationError as error:
         raise ConfigError(problems_of(error, given, AppArgs.model_json_schema(), prefix)) from None
-
-
-def _size(size: ByteSize) -> str:
-    return size.human_readable()
 
 
 def _missing(place: str, path: str, version: int | None, environ: Mapping[str, str] | None) -> list[str]:

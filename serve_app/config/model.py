@@ -20,9 +20,11 @@ from pydantic_core import CoreSchema
 
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, resolve_model
+from serve_app.config.profile import Profile, check_profile, read_profile
 from serve_app.config.values import Cpus, Delay, Milliseconds, Positive, Seconds, Section, Size, checked_name
 from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxSettings
+from serve_app.inference.warmup import row_buckets, spaced_rows
 from serve_app.payloads import ModelSignature
 from serve_app.processors import PROCESSOR_OPTIONS, create_processor
 from serve_app.processors.processor import Processor
@@ -38,8 +40,19 @@ ROUTER = "router"
 class BatchingConfig(Section):
     """How one model's rows are put into batches."""
 
-    policy: Literal["auto", "eager"] = "auto"
-    """`eager` sends what is queued whenever a slot is free; `auto` is the server's choice."""
+    policy: Literal["auto", "eager", "window", "deferred"] = "auto"
+    """How long a free slot waits for more rows.
+
+    `auto`: not at all, except in a burst or while other replicas are busy, where the next request is due so soon that
+    waiting for it saves time. `eager`: never. `window`: until the batch is full or its oldest request has waited a time
+    that adapts to the latency, 10 to 100 ms. `deferred`: until the most urgent request could bear no further row.
+    """
+
+    early_drop: bool = True
+    """Give up queued requests as soon as they cannot be in time any more, or only at the cost of more others.
+
+    Otherwise they fail at their deadlines, and those that a batch can still take are executed in vain.
+    """
 
     max_rows: Positive = 32
     """Most rows in one batch."""
@@ -64,6 +77,20 @@ class ResourcesConfig(Section):
     """Limit of a replica's memory arenas on the GPU, over all its variants; by default none.
 
     The CUDA context and cuDNN's workspaces come on top of it.
+    """
+
+    row_sizes: Literal["auto", "any"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
+    """Numbers of rows that batches are filled up to, each with a session and a copy of the weights on the device.
+
+    `auto`: 1, 4, 16 ... and `batching.max_rows` for a model with convolutions on a GPU without `gpu_memory`, where one
+    session is many times slower as soon as batches differ in their rows; otherwise one session. `any`: always one. Or a
+    list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
+    """
+
+    memory_per_row: Size | None = None
+    """Memory of the device that each row of a running batch takes beside `gpu_memory`.
+
+    Counts only for a model of a device group with `memory`, where no batch starts that would not fit.
     """
 
     cpus: Cpus = 0.25
@@ -215,6 +242,15 @@ class ModelConfig(Section):
     variants: Annotated[tuple[VariantConfig, ...], Field(strict=False)] = ()
     """Other builds of the model, the most exact first."""
 
+    fallbacks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of variants that answer requests for the exact model where it would be too late, the most exact first.
+
+    The answer tells in `X-Variant` which one ran. A request can forbid it, and one that names a variant gets that.
+    """
+
+    profile: str | None = Field(default=None, min_length=1)
+    """File written by `serve-app profile`: what batches cost, until replicas have measured it. Located as `path` is."""
+
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
@@ -253,6 +289,18 @@ class ModelConfig(Section):
             if variant.name in seen:
                 faults.append((("variants", number, "name"), f"{shown(variant.name)} is used twice"))
             seen.add(variant.name)
+        for number, name in enumerate(self.fallbacks):
+            if name not in seen:
+                guess = nearest(name, seen)
+                hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(seen)) or 'none'}"
+                faults.append((("fallbacks", number), f"there is no variant {shown(name)}; {hint}"))
+            elif name in self.fallbacks[:number]:
+                faults.append((("fallbacks", number), f"{shown(name)} is used twice"))
+        sizes, known = self.resources.row_sizes, row_buckets(self.batching.max_rows)
+        for number, size in enumerate(sizes if isinstance(sizes, tuple) else ()):
+            if size not in known:
+                among = ", ".join(map(str, known))
+                faults.append((("resources", "row_sizes", number), f"must be one of {among}, got {size}"))
         if faults:
             raise misfit(faults)
         return self
@@ -282,6 +330,10 @@ class ModelConfig(Section):
             slo_s=self.batching.slo_ms / 1000,
             window=self.batching.window,
             policy=self.batching.policy,
+            early_drop=self.batching.early_drop,
+            fallbacks=self.fallbacks,
+            resident_bytes=self.resident_bytes,
+            bytes_per_row=int(self.resources.memory_per_row or 0),
         )
 
     def onnx_settings(self, model_file: Path, *, gpu_available: bool) -> OnnxSettings:
@@ -292,12 +344,16 @@ class ModelConfig(Section):
             gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
         """
         memory = self.resources.gpu_memory
+        row_sizes = self.resources.row_sizes
+        sizes = spaced_rows(self.batching.max_rows) if row_sizes == "auto" else row_sizes
         return OnnxSettings(
             model=self.name,
             model_file=model_file,
             device=self.resources.device,
             gpu_available=gpu_available,
             gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(self.variants))),
+            row_sizes=() if sizes == "any" else sizes,
+            only_for_convolutions=row_sizes == "auto",
             intra_op_threads=self.resources.threads,
         )
 
@@ -333,6 +389,54 @@ class ModelConfig(Section):
             return create_processor(self.task, signature, location.folder, options)
         except ConfigError as error:
             raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
+
+    def read_profile(
+        self, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None
+    ) -> Profile | None:
+        """Read the model's profile, or ``None`` where none is configured.
+
+        Args:
+            locations: The model's files, from `locations`.
+            environ: Environment variables; by default those of this process.
+
+        Raises:
+            ConfigError: It is missing, not a profile, or that of another model.
+        """
+        if self.profile is None:
+            return None
+        try:
+            profile = read_profile(self.profile, environ)
+            problems = tuple(f"{self.profile}: {problem}" for problem in check_profile(profile, self.name, locations))
+        except ConfigError as error:
+            problems = error.problems
+        if problems:
+            raise ConfigError(tuple(f"model {self.name!r}: profile: {problem}" for problem in problems))
+        return profile
+
+    def profile_notes(self, profile: Profile) -> tuple[str, ...]:
+        """Say where replicas of this configuration differ from what was measured, one line per difference."""
+        notes = []
+        resources = self.resources
+        if resources.device == "cuda" or resources.gpus == 0:  # otherwise the cluster decides
+            device = "cuda" if resources.device == "cuda" else "cpu"
+            if profile.device != device:
+                notes.append(f"was measured on {profile.device}, replicas run on {device}")
+        if profile.device == "cpu" and profile.threads != resources.threads:
+            notes.append(f"was measured with threads: {profile.threads}, replicas have {resources.threads}")
+        largest = max(shape.rows for shape in profile.shapes)
+        if largest < self.batching.max_rows:
+            notes.append(f"was measured up to {largest} rows, batches have up to {self.batching.max_rows}")
+        notes += [
+            f"does not have the variant {shown(variant.name)}"
+            for variant in self.variants
+            if variant.name not in profile.variants
+        ]
+        return tuple(f"model {self.name!r}: profile: {self.profile} {note}" for note in notes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that all its replicas may hold on a GPU; 0 where it is not limited."""
+        return int(self.resources.gpu_memory or 0) * self.autoscaling.max_replicas
 
     @property
     def target_rows(self) -> int:

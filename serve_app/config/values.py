@@ -20,6 +20,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=_DAY_S * 1000, allow_inf_nan=Fals
 Seconds = Annotated[float, Field(gt=0, le=_DAY_S, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, le=_DAY_S, allow_inf_nan=False)]
 Cpus = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 

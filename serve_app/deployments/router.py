@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
@@ -39,6 +39,8 @@ class RouterDeployment:
         config: The application's validated arguments.
         infos: Every model's description, by name.
         handles: A handle to every model's deployment, by name.
+        priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
+            it.
     """
 
     def __init__(
@@ -46,12 +48,16 @@ class RouterDeployment:
         config: AppArgs,
         infos: Mapping[str, ModelInfo],
         handles: Mapping[str, DeploymentHandle[Any]],
+        priors: Mapping[str, Sequence[Execution]],
     ) -> None:
         join_serve_log()
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._by_reference_above = config.router.by_reference_above
-        scheduler = Scheduler(config.model_scheduling().values(), config.class_settings(), config.process_limits())
+        models, groups = config.model_scheduling(), config.groups()
+        scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
+        for model, prior in priors.items():
+            scheduler.seed(model, prior)
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
@@ -62,6 +68,8 @@ class RouterDeployment:
             metrics=self._metrics,
             on_demand=frozenset(model.name for model in config.models if model.autoscaling.min_replicas == 0),
             metrics_page=self._metrics_page,
+            scheduling=models,
+            groups=groups,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -104,6 +112,8 @@ class RouterDeployment:
         payload: Payload,
         priority: str = "normal",
         timeout_ms: float | None = None,
+        variant: str = "",
+        fallback: bool = True,
     ) -> Answer:
         """Answer a request of another Serve application: the same queue and promises as over HTTP.
 
@@ -112,6 +122,8 @@ class RouterDeployment:
             payload: Tensors by name, or `serve_app.payloads.Media` or `Texts`.
             priority: ``high``, ``normal`` or ``low``.
             timeout_ms: Deadline, milliseconds from now; ``None`` for the class's default.
+            variant: Name of the model's variant to run; empty for the exact model.
+            fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -120,9 +132,11 @@ class RouterDeployment:
             priority_class = Priority[priority.upper()]
         except KeyError:
             raise InvalidRequest(f"priority is {priority!r}; expected high, normal or low") from None
-        return await self._service.submit(
-            model, payload, RequestOptions(priority_class, None if timeout_ms is None else timeout_ms / 1000)
-        )
+        if variant and variant not in self._service.find(model).variants:
+            raise InvalidRequest(f"model {model!r} has no variant {variant[:64]!r}")
+        timeout_s = None if timeout_ms is None else timeout_ms / 1000
+        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback)
+        return await self._service.submit(model, payload, options)
 
     def check_health(self) -> None:
         """Fail when the scheduler has: Serve then replaces this router."""

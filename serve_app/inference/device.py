@@ -74,6 +74,46 @@ def preload_cuda() -> None:
     onnxruntime.preload_dlls(directory="")
 
 
+def lacks_device(error: BaseException | None) -> bool:
+    """Whether making a session failed because CUDA is there and shows no device, e.g. a hidden or a lost one.
+
+    ONNX Runtime looks for the device while it reads the provider's options, before it reads the model. Anything that
+    goes wrong later, such as a model larger than its memory limit, is a fault to report and nothing to work around.
+    """
+    return error is not None and 'Failed to parse provider option "device_id"' in str(error)
+
+
 def device_of(providers: Sequence[str]) -> Literal["cpu", "cuda"]:
     """Where a session with these providers runs. Only ``session.get_providers()`` tells the truth."""
     return "cuda" if _CUDA in providers else "cpu"
+
+
+def has_cuda_convolutions(session: Any) -> bool:
+    """Whether a session executes convolutions on CUDA. It must have been told to record what it executes where."""
+    return any(
+        "Conv" in node.op_type
+        for assigned in session.get_provider_graph_assignment_info()
+        if assigned.ep_name == _CUDA
+        for node in assigned.get_nodes()
+    )
+
+
+def divide_memory(total_bytes: int, weight_bytes: int, row_sizes: Sequence[int]) -> list[int]:
+    """Divide a memory limit among the sessions for different numbers of rows.
+
+    Each gets its copy of the weights. The rest goes by rows, with an eighth of the largest number added to each:
+    workspaces hardly shrink with the batch.
+
+    Args:
+        total_bytes: The limit.
+        weight_bytes: What one copy of the weights takes.
+        row_sizes: Rows of each session.
+
+    Returns:
+        A limit for each, at least 1; together no more than the total, where that is one byte for each or more.
+    """
+    left = max(total_bytes - weight_bytes * len(row_sizes), 0)
+    weights = min(weight_bytes, total_bytes // len(row_sizes))
+    least = max(row_sizes) / 8
+    whole = sum(rows + least for rows in row_sizes)
+    return [max(1, weights + int(left * (rows + least) / whole)) for rows in row_sizes]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 _LIMIT = 240
+# The C++ function that failed, written out: "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) ".
+_FUNCTION = re.compile(r"(?:static )?[\w:]+[*&]? onnxruntime::[\w:]+\([^)]*\)(?: const)? ")
 _PREFIXES = (
     re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
+    re.compile(r"^\w+\.(?:h|cc|cpp):\d+ \w+ "),
     re.compile(r"^Load model (?:from )?.*? failed[:.] ?"),
     re.compile(r"^.*Status Message: "),
 )
@@ -18,10 +21,10 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?(?<![\w.])/[^\s:'\",;()]*/[^\s:'\",;()]+(?::\
 def describe_failure(error: BaseException) -> str:
     """The reason inside an exception of ONNX Runtime, on one line.
 
-    Takes the first line only, without status codes, source locations, paths of the server and host names, at most
-    240 characters.
+    Takes the first line only, without status codes, functions, source locations, paths of the server and host names,
+    at most 240 characters.
     """
-    text = str(error).strip().partition("\n")[0]
+    text = _FUNCTION.sub("", str(error).strip().partition("\n")[0])
     for prefix in _PREFIXES:
         text = prefix.sub("", text, count=1)
     text = _PATH.sub("", _CUDA_PLACE.sub("", text))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
-from serve_app.inference.device import Device, device_of, preload_cuda, providers_for, resolve_device
+from serve_app.inference.batch import pieces
+from serve_app.inference.device import (
+    Device,
+    device_of,
+    divide_memory,
+    has_cuda_convolutions,
+    lacks_device,
+    preload_cuda,
+    providers_for,
+    resolve_device,
+)
 from serve_app.inference.failure import describe_failure
 from serve_app.inference.signature import SessionSignature, open_session, signature_of
 from serve_app.payloads import ModelSignature, Tensors
@@ -28,7 +39,12 @@ class OnnxSettings:
         model_file: The ``.onnx`` file; weights kept outside it are looked for beside it.
         device: ``cuda`` insists on a GPU, ``auto`` takes one where the replica has one.
         gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for no limit.
+        gpu_memory_bytes: Limit of the CUDA memory arenas, over all sessions; ``None`` for no limit.
+        row_sizes: Numbers of rows that have a session of their own, ascending. Batches are filled up to the next one;
+            larger ones are run in pieces of the largest. Empty: one session takes batches of any number of rows.
+        only_for_convolutions: Use ``row_sizes`` only for a model with convolutions on CUDA whose memory is not limited.
+            There it pays: ONNX Runtime prepares each convolution for the exact shape of its input, and again whenever
+            that changes. A limit would have to be divided, and may then be too low for batches that fitted into it.
         intra_op_threads: Threads that share the work of one operator, the calling one included. At least 1: ONNX
             Runtime's own choice would be every core of the host, in every replica.
         inter_op_threads: Threads that run operators side by side. More than 1 switches to parallel execution.
@@ -40,6 +56,8 @@ class OnnxSettings:
     device: Device = "auto"
     gpu_available: bool = False
     gpu_memory_bytes: int | None = None
+    row_sizes: tuple[int, ...] = ()
+    only_for_convolutions: bool = False
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     allow_spinning: bool = False
@@ -51,6 +69,7 @@ class OnnxSettings:
                 ("intra_op_threads", self.intra_op_threads),
                 ("inter_op_threads", self.inter_op_threads),
                 ("gpu_memory_bytes", 1 if self.gpu_memory_bytes is None else self.gpu_memory_bytes),
+                *(("row_sizes", size) for size in self.row_sizes),
             )
             if value < 1
         ]
@@ -63,12 +82,12 @@ class OnnxBackend:
 
     Tensors of datatype BYTES are arrays of objects: ``str`` or UTF-8 ``bytes`` go in, ``str`` comes out (ONNX strings
     are text). A model whose file fixes the number of rows takes any number here: it is run in pieces of that size, the
-    last of them filled up with copies of its last row.
+    last of them filled up with copies of its last row. Sessions for some numbers of rows (``row_sizes``) work alike.
     """
 
     def __init__(self, settings: OnnxSettings) -> None:
         self._settings = settings
-        self._session: Any = None
+        self._sessions: dict[int, Any] = {}  # by the rows of their batches; 0 is one that takes any number
         self._loaded: SessionSignature | None = None
         self._device = ""
         self._note: str | None = None
@@ -77,7 +96,7 @@ class OnnxBackend:
         self._run_options: Any = None
 
     def __repr__(self) -> str:
-        state = self._device if self._session is not None else "not loaded"
+        state = self._device if self._sessions else "not loaded"
         return f"<OnnxBackend {self._settings.model} {state}>"
 
     @property
@@ -91,6 +110,12 @@ class OnnxBackend:
         return self._facts().fixed_rows
 
     @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows that are really run, ascending; empty where any number is. Valid after `load`."""
+        self._facts()
+        return tuple(size for size in self._sessions if size)
+
+    @property
     def device(self) -> str:
         """Where it really runs: ``cpu`` or ``cuda``. Valid after `load`."""
         self._facts()
@@ -102,7 +127,7 @@ class OnnxBackend:
         return self._note
 
     def load(self) -> None:
-        """Make the session.
+        """Make the session, or those of the row sizes.
 
         Raises:
             ConfigError: The model or the device is not usable; says which model and why.
@@ -111,8 +136,7 @@ class OnnxBackend:
         wanted = resolve_device(settings.device, settings.gpu_available, settings.model)
         if wanted == "cuda":
             preload_cuda()
-        providers = providers_for(wanted, settings.gpu_memory_bytes)
-        session = open_session(settings.model_file, self._session_options(), providers, model=settings.model)
+        session = self._open(wanted, settings.gpu_memory_bytes)
         device = device_of(session.get_providers())
         self._note = None
         if device != wanted:
@@ -130,7 +154,11 @@ class OnnxBackend:
         self._run_options = onnxruntime.RunOptions()
         # What fails during a run is raised and told to its client; it is not the server's log that has to hear of it.
         self._run_options.log_severity_level = _FATAL
-        self._session = session
+        sizes = self._sizes(session)
+        self._sessions = dict.fromkeys(sizes or (0,), session)
+        if len(sizes) > 1:
+            self._sessions, session = {}, None  # it may take all of the memory, so it goes before the others come
+            self._sessions = self._open_each(sizes, device)
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run one batch, blocking.
@@ -146,22 +174,59 @@ class OnnxBackend:
             InferenceFailed: The model failed, or gave an output whose axis 0 is not the rows.
             InvalidRequest: A BYTES input holds something that is not text.
         """
-        fixed_rows = self._facts().fixed_rows
+        self._facts()
         if self._text_inputs:
             inputs = {**inputs, **{name: _as_text(name, inputs[name]) for name in self._text_inputs if name in inputs}}
-        if fixed_rows is None:
-            return self._run_once(inputs)
-        return self._run_fixed(inputs, fixed_rows)
+        session = self._sessions.get(0)
+        return self._run_filled(inputs) if session is None else self._run_once(session, inputs)
 
     def close(self) -> None:
-        """Free the session and its memory. Idempotent."""
-        self._session = None
+        """Free the sessions and their memory. Idempotent."""
+        self._sessions = {}
         self._loaded = None
 
     def _facts(self) -> SessionSignature:
         if self._loaded is None:
             raise RuntimeError(f"the backend of model {self._settings.model!r} is not loaded")
         return self._loaded
+
+    def _sizes(self, session: Any) -> tuple[int, ...]:
+        """The numbers of rows to run, ascending; empty where the session takes any."""
+        settings = self._settings
+        fixed_rows = self._facts().fixed_rows
+        if fixed_rows is not None:
+            return (fixed_rows,)
+        if settings.only_for_convolutions:
+            if not settings.row_sizes or not has_cuda_convolutions(session):
+                return ()
+            if settings.gpu_memory_bytes is not None:
+                self._note = (
+                    f"model {settings.model!r}: its convolutions are slow on a GPU where batches differ in their rows;"
+                    " name resources.row_sizes to divide gpu_memory among sessions, or leave gpu_memory out"
+                )
+                return ()
+        return tuple(sorted(set(settings.row_sizes)))
+
+    def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
+        """Make a session for each number of rows."""
+        total = self._settings.gpu_memory_bytes
+        limits = [None] * len(sizes) if total is None else divide_memory(total, self._weight_bytes(), sizes)
+        return {size: self._open(device, limit) for size, limit in zip(sizes, limits, strict=True)}
+
+    def _weight_bytes(self) -> int:
+        """About what the weights of one session take: the model's file, and those beside it that may hold weights."""
+        return sum(file.stat().st_size for file in self._settings.model_file.parent.iterdir() if file.is_file())
+
+    def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
+        """Make a session on this device, or on the CPU where CUDA has no device to run on."""
+        settings = self._settings
+        providers = providers_for(wanted, gpu_memory_bytes)
+        try:
+            return open_session(settings.model_file, self._session_options(), providers, model=settings.model)
+        except ConfigError as error:
+            if wanted == "cpu" or not lacks_device(error.__cause__):
+                raise
+        return self._open("cpu", None)
 
     def _session_options(self) -> Any:
         settings = self._settings
@@ -171,14 +236,16 @@ class OnnxBackend:
         if settings.inter_op_threads > 1:
             options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         options.log_severity_level = _ERROR
+        if settings.only_for_convolutions:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         spinning = "1" if settings.allow_spinning else "0"
         options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
         options.add_session_config_entry("session.inter_op.allow_spinning", spinning)
         return options
 
-    def _run_once(self, inputs: Tensors) -> Tensors:
+    def _run_once(self, session: Any, inputs: Tensors) -> Tensors:
         try:
-            arrays = self._session.run(self._output_names, inputs, self._run_options)
+            arrays = session.run(self._output_names, inputs, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
             raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error
         rows = len(next(iter(inputs.values())))
@@ -190,14 +257,17 @@ class OnnxBackend:
                 )
         return dict(zip(self._output_names, arrays, strict=True))
 
-    def _run_fixed(self, inputs: Tensors, size: int) -> Tensors:
+    def _run_filled(self, inputs: Tensors) -> Tensors:
+        """Run in pieces of the largest size, each filled up to the smallest size that holds it."""
+        sizes = tuple(self._sessions)
         rows = len(next(iter(inputs.values())))
-        if rows == size:
-            return self._run_once(inputs)
-        parts = [
-            self._run_once({name: _filled(array[start : start + size], size) for name, array in inputs.items()})
-            for start in range(0, max(rows, 1), size)
-        ]
+        parts = []
+        for piece in pieces(max(rows, 1), sizes[-1]):
+            size = sizes[bisect_left(sizes, piece.stop - piece.start)]
+            filled = {name: _filled(array[piece], size) for name, array in inputs.items()}
+            parts.append(self._run_once(self._sessions[size], filled))
+        if len(parts) == 1:
+            return {name: array[:rows] for name, array in parts[0].items()}
         return {name: np.concatenate([part[name] for part in parts])[:rows] for name in self._output_names}
 
 

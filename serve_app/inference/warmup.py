@@ -41,6 +41,11 @@ def row_buckets(max_rows: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*powers, max_rows]))
 
 
+def spaced_rows(max_rows: int) -> tuple[int, ...]:
+    """Few numbers of rows to fill batches up to: powers of four, and the maximum. They are among `row_buckets`."""
+    return (*(rows for rows in row_buckets(max_rows)[:-1:2]), max_rows)
+
+
 def shapes(max_rows: int, buckets: Sequence[int]) -> list[tuple[int, int]]:
     """Every (rows, bucket), the most telling first.
 

@@ -59,12 +59,22 @@ class PredictRequest(NamedTuple):
     Attributes:
         payload: What the model takes.
         variant: Name of the variant that the body asks for; empty for the exact model.
+        fallback: Whether the body lets a fallback answer; ``None`` where it does not say.
         lone_text: Whether the body held one text and not a list of them.
     """
 
     payload: Media | Texts
     variant: str = ""
+    fallback: bool | None = None
     lone_text: bool = False
+
+
+class _Parameters(NamedTuple):
+    """The ``parameters`` of a request: those of its task, and those for the server."""
+
+    task: dict[str, Any]
+    variant: str = ""
+    fallback: bool | None = None
 
 
 def kind_of(task: str) -> Kind:
@@ -154,9 +164,9 @@ def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> PredictRequest:
     del values["inputs"]
     nested = values.pop("parameters", None)
     # Some tasks of Hugging Face's clients put their parameters beside the inputs.
-    parameters, variant = _parameters({**values, **(_parameter_object(nested) if nested is not None else {})})
+    parameters = _parameters({**values, **(_parameter_object(nested) if nested is not None else {})})
     if kind == "text":
-        return _from_inputs(info, document.inputs, parameters, variant)
+        return _from_inputs(info, document.inputs, parameters)
     try:
         inputs = _TEXT.decode(document.inputs)
     except msgspec.ValidationError:
@@ -175,23 +185,24 @@ def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> PredictRequest:
         raise InvalidRequest("inputs: the file is empty")
     if content_type:
         check_content_type(info, kind, content_type)
-    return PredictRequest(Media(media, content_type, parameters), variant)
+    return PredictRequest(Media(media, content_type, parameters.task), parameters.variant, parameters.fallback)
 
 
-def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: dict[str, Any], variant: str) -> PredictRequest:
+def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: _Parameters) -> PredictRequest:
     first = bytes(memoryview(inputs)[:1])
+    task, variant, fallback = parameters
     try:
         if first == b'"':
-            return PredictRequest(Texts([_TEXT.decode(inputs)], parameters), variant, lone_text=True)
+            return PredictRequest(Texts([_TEXT.decode(inputs)], task), variant, fallback, lone_text=True)
         if first == b"{":
             pair = _PAIR.decode(inputs)
             # A parameter for the model's processor, which answers with one similarity per sentence.
-            parameters["source_sentence"] = pair.source_sentence
-            return PredictRequest(_texts(info, pair.sentences, parameters), variant)
+            task["source_sentence"] = pair.source_sentence
+            return PredictRequest(_texts(info, pair.sentences, task), variant, fallback)
         texts = _TEXTS.decode(inputs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(error, "inputs") from None
-    return PredictRequest(_texts(info, texts, parameters), variant)
+    return PredictRequest(_texts(info, texts, task), variant, fallback)
 
 
 def _texts(info: ModelInfo, texts: list[str], parameters: dict[str, Any]) -> Texts:
@@ -210,8 +221,8 @@ def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
         raise InvalidRequest("parameters: expected a JSON object") from None
 
 
-def _parameters(given: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], str]:
-    """Task parameters, and the variant among them. Values are scalars or flat lists: no task needs more."""
+def _parameters(given: Mapping[str, msgspec.Raw]) -> _Parameters:
+    """Take the parameters apart. Values are scalars or flat lists: no task needs more."""
     parameters: dict[str, Any] = {}
     for name, raw in given.items():
         try:
@@ -223,7 +234,10 @@ def _parameters(given: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], str]:
     variant = parameters.pop("variant", None)
     if variant is not None and not isinstance(variant, str):
         raise InvalidRequest("parameters.variant: expected a string")
-    return parameters, variant or ""
+    fallback = parameters.pop("fallback", None)
+    if fallback is not None and not isinstance(fallback, bool):
+        raise InvalidRequest("parameters.fallback: expected true or false")
+    return _Parameters(parameters, variant or "", fallback)
 
 
 async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: bytes) -> PredictRequest:
@@ -260,11 +274,11 @@ async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: by
         raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
     except HTTPException as error:
         raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
-    parameters, variant = _form_parameters(parameters_field)
+    task, variant, fallback = _form_parameters(parameters_field)
     if kind == "text":
         if not texts:
             raise InvalidRequest("inputs: expected at least one form field of this name, with a text")
-        return PredictRequest(_texts(info, texts, parameters), variant)
+        return PredictRequest(_texts(info, texts, task), variant, fallback)
     if not files:
         raise InvalidRequest(f"file: expected a form field of this name with the {kind} file (curl -F file=@...)")
     if not uploaded:
@@ -273,12 +287,12 @@ async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: by
     if name in {JSON, MULTIPART}:
         raise UnsupportedMedia(f"file: model {info.name!r} takes {WANTED[kind]}")
     check_content_type(info, kind, name)
-    return PredictRequest(Media(uploaded, "" if name in _OPAQUE else name, parameters), variant)
+    return PredictRequest(Media(uploaded, "" if name in _OPAQUE else name, task), variant, fallback)
 
 
-def _form_parameters(field: object) -> tuple[dict[str, Any], str]:
+def _form_parameters(field: object) -> _Parameters:
     if field is None:
-        return {}, ""
+        return _Parameters({})
     if not isinstance(field, str) or len(field) > _MOST_PARAMETER_BYTES:
         raise InvalidRequest("parameters: expected a JSON object in this form field")
     try:

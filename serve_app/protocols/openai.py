@@ -20,7 +20,7 @@ from serve_app.payloads import Embeddings, Texts
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.open_inference.wire import invalid
 from serve_app.protocols.options import reading_s, remaining, request_options
-from serve_app.protocols.replies import dump_json, json_response
+from serve_app.protocols.replies import answer_headers, dump_json, json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
 EMBEDDING_TASK: Final = "feature-extraction"
@@ -111,7 +111,7 @@ class _Endpoints:
             if encode
             else _reply(info.name, vectors, embeddings.tokens, asked.encoding_format)
         )
-        return Response(reply, media_type="application/json", headers={"X-Priority": answer.priority.label})
+        return Response(reply, media_type="application/json", headers=answer_headers(answer))
 
     def _embedding_model(self, name: str) -> ModelInfo:
         info = self._service.find(name)

@@ -1,6 +1,6 @@
 """How a request wants to be treated: its priority, deadline and variant, from the body and from headers.
 
-The body beats the header for priority and variant; the tightest deadline wins.
+The body beats the header for priority, variant and fallback; the tightest deadline wins.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def request_options(
     priority: int = 0,
     timeout_us: int = 0,
     variant: str = "",
+    fallback: bool | None = None,
 ) -> RequestOptions:
     """Combine what the body and the headers ask for.
 
@@ -43,6 +44,7 @@ def request_options(
         priority: ``parameters.priority`` of the body: 0 default, 1 high, 2 normal, 3 low.
         timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
         variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
+        fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
 
     Raises:
         InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
@@ -65,7 +67,9 @@ def request_options(
             f"parameters.variant: model {info.name!r} has no variant {variant[:64]!r};"
             f" it has {', '.join(info.variants) or 'none'}"
         )
-    return RequestOptions(chosen, timeout_s, nbytes, variant)
+    if fallback is None:
+        fallback = _header_fallback(headers.get(b"x-fallback"))
+    return RequestOptions(chosen, timeout_s, nbytes, variant, fallback)
 
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
@@ -108,6 +112,15 @@ def _from_headers(headers: Mapping[bytes, bytes]) -> tuple[Priority | None, floa
             raise InvalidRequest("X-Priority: expected high, normal or low (or 1, 2, 3)")
     limit = headers.get(b"x-timeout-ms")
     return priority, None if limit is None else _header_timeout(limit)
+
+
+def _header_fallback(value: bytes | None) -> bool:
+    if value is None:
+        return True
+    word = value.strip().lower()
+    if word not in {b"allow", b"never"}:
+        raise InvalidRequest("X-Fallback: expected allow (the default) or never")
+    return word == b"allow"
 
 
 def _header_timeout(value: bytes) -> float:

@@ -26,7 +26,7 @@ from serve_app.protocols.media import (
     media_type,
 )
 from serve_app.protocols.options import allowed_s, remaining, request_options
-from serve_app.protocols.replies import dump_json
+from serve_app.protocols.replies import answer_headers, dump_json
 from serve_app.protocols.service import InferenceService
 
 
@@ -66,7 +66,7 @@ class _Predict:
                 asked = decode(info, kind, content_type, content)
         finally:
             self._bodies.release(len(content))
-        options = request_options(info, headers, len(content), variant=asked.variant)
+        options = request_options(info, headers, len(content), variant=asked.variant, fallback=asked.fallback)
         answer = await self._service.submit(info.name, asked.payload, remaining(info, options, monotonic() - arrived))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         if asked.lone_text and "candidate_labels" in asked.payload.parameters:
@@ -75,7 +75,7 @@ class _Predict:
             reply = await self._bodies.offload(_dump_rows, value)
         else:
             reply = dump_json(value)
-        return Response(reply, media_type=JSON, headers={"X-Priority": answer.priority.label})
+        return Response(reply, media_type=JSON, headers=answer_headers(answer))
 
 
 def _dump_rows(array: npt.NDArray[Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Responses of the routes that are not the hot path."""
+"""Responses of the routes that are not the hot path, and what every answer of a model tells in its headers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 from starlette.responses import Response
+
+from serve_app.protocols.service import Answer
 
 
 def _plain(value: Any) -> Any:
@@ -29,3 +31,11 @@ def dump_json(value: Any) -> bytes:
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A 200 response with `dump_json` of a value."""
     return Response(dump_json(value), media_type="application/json", headers=headers)
+
+
+def answer_headers(answer: Answer) -> dict[str, str]:
+    """What a client is told of how it was served: its class, and the variant unless the exact model answered."""
+    headers = {"X-Priority": answer.priority.label}
+    if answer.variant:
+        headers["X-Variant"] = answer.variant
+    return headers

@@ -50,12 +50,14 @@ class RequestOptions(NamedTuple):
             of its class.
         nbytes: Bytes of the body, as it was held in memory.
         variant: Name of the model's variant to run; empty for the exact model.
+        fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
     """
 
     priority: Priority | None = None
     timeout_s: float | None = None
     nbytes: int = 0
     variant: str = ""
+    fallback: bool = True
 
 
 class Answer(NamedTuple):
@@ -66,12 +68,14 @@ class Answer(NamedTuple):
         priority: The class it was served in.
         queue_s: Time in the router's queue, seconds.
         total_s: Time from submission to the answer, seconds.
+        variant: Name of the variant that answered; empty for the exact model.
     """
 
     value: Any
     priority: Priority
     queue_s: float
     total_s: float
+    variant: str = ""
 
 
 class InferenceService(Protocol):

@@ -45,10 +45,17 @@ Send = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
 
 
 class Work(NamedTuple):
-    """An entry's payload, as the scheduler carries it."""
+    """An entry's payload, as the scheduler carries it.
+
+    Attributes:
+        payload: What to run.
+        future: Ends with the entry.
+        variant: The variant asked for, empty for the exact model. What runs is the entry's own ``variant``.
+    """
 
     payload: Payload
     future: asyncio.Future[Completed]
+    variant: str
 
 
 class Completed(NamedTuple):
@@ -59,12 +66,14 @@ class Completed(NamedTuple):
         priority: The class it was served in, after demotion.
         queue_s: Time from arrival to dispatch, seconds.
         total_s: Time from arrival to the answer, seconds.
+        variant: What answered: a variant's name, empty for the exact model.
     """
 
     value: Any
     priority: Priority
     queue_s: float
     total_s: float
+    variant: str
 
 
 class Observer(Protocol):
@@ -74,7 +83,10 @@ class Observer(Protocol):
         """An entry was refused at once."""
 
     def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
-        """An accepted entry ended; ``outcome`` is ``ok`` or an error code or ``cancelled``."""
+        """An accepted entry ended; ``outcome`` is ``ok``, ``cancelled``, ``given_up``, or an error code."""
+
+    def fell_back(self, entry: Entry) -> None:
+        """An entry for the exact model was answered by a fallback, its ``variant``. Told besides its end."""
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """A bundle came back."""
@@ -103,8 +115,10 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
         self._pump_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         self._dispatched_at: dict[int, float] = {}
+        self._wake_ups: dict[str, Dispatch] = {}
         self._bundles: set[asyncio.Task[None]] = set()
         self.broken = False
         """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
@@ -132,8 +146,20 @@ class Dispatcher:
         bucket: int,
         nbytes: int,
         variant: str = "",
+        exact: bool = False,
     ) -> Completed:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
+
+        Args:
+            model: Name of the model.
+            payload: What to run.
+            priority: The class asked for.
+            timeout_s: Time until the deadline, seconds.
+            rows: Rows that it adds to a batch.
+            bucket: Its cost bucket.
+            nbytes: Bytes that it holds.
+            variant: The variant to run, empty for the exact model.
+            exact: Whether no fallback may stand in for the exact model.
 
         Raises:
             QueueFull: There is no room.
@@ -152,8 +178,9 @@ class Dispatcher:
             rows,
             bucket,
             nbytes,
-            Work(payload, future),
+            Work(payload, future, variant),
             variant,
+            exact=exact,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
@@ -172,6 +199,8 @@ class Dispatcher:
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
         self._scheduler.on_replicas(model, replicas, self._loop.time())
+        if replicas and (wake_up := self._wake_ups.pop(model, None)) is not None:
+            self._end_wake_up(wake_up)
         self._schedule_pump()
 
     def _schedule_pump(self) -> None:
@@ -192,44 +221,88 @@ class Dispatcher:
         now = self._loop.time()
         decisions = self._scheduler.decide(now)
         for entry in decisions.expired:
-            self._fail(entry, self._why_expired(entry))
+            self._fail(entry, self._why_late(entry, _late))
+        for entry in decisions.given_up:
+            self._fail(entry, self._why_late(entry, _given_up), "given_up")
         for dispatch in decisions.dispatches:
-            for entry in dispatch.entries:
-                self._dispatched_at[entry.id] = now
+            if dispatch.replica is None:
+                self._wake_ups[dispatch.model] = dispatch
+                work = self._wake_up(dispatch)
+            else:
+                for entry in dispatch.entries:
+                    self._dispatched_at[entry.id] = now
+                work = self._carry(dispatch, now)
             # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
             # cancel everybody's bundle when that one client leaves.
-            task = self._loop.create_task(self._carry(dispatch, now), context=self._context.copy())
+            task = self._loop.create_task(work, context=self._context.copy())
             self._bundles.add(task)
             task.add_done_callback(self._bundles.discard)
         self._set_timer()
 
-    def _why_expired(self, entry: Entry) -> ServeAppError:
+    def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
         """Say whose fault it is that nothing was done about an entry in time."""
         if entry.attempts == 0 and self._scheduler.usable(entry.model) == 0:
             return ModelUnavailable(f"no replica of model {entry.model} could take the request in time", 1.0)
-        return DeadlineExceeded(_late(entry))
+        return DeadlineExceeded(message(entry))
 
     def _set_timer(self) -> None:
         wake_at = self._scheduler.wake_at
-        timer = self._timer
         if wake_at is None:
             return
-        if timer is not None:
-            if timer.when() <= wake_at:
+        if self._timer is not None:
+            if self._timer_at <= wake_at:
                 return  # it will be set again when it fires
-            timer.cancel()
+            self._timer.cancel()
+        # uvloop's handle for a moment that has passed does not tell when it is due: remember it here.
+        self._timer_at = wake_at
         self._timer = self._loop.call_at(wake_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._pump()
 
+    async def _wake_up(self, dispatch: Dispatch) -> None:
+        """Ask for a replica of a model that has none, and give the entries back to the queue when there is one.
+
+        The call carries no entries. It may wait for a start longer than their deadlines, and nothing could take out
+        those that expire meanwhile or tell the replica how much of their budgets is left.
+        """
+        try:
+            await self._send(dispatch.model, Bundle([]), None, 0)
+        except ReplicaLost as lost:
+            logger.warning("No replica of %s could be woken up: %s", dispatch.model, lost)
+            self._end_wake_up(dispatch)
+        except asyncio.CancelledError:
+            self._end_wake_up(dispatch)
+            raise
+        except ServeAppError as error:
+            self._on_error(dispatch, error)
+        except Exception:
+            logger.exception("No replica of %s could be woken up", dispatch.model)
+            self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
+        else:
+            self._end_wake_up(dispatch)
+        finally:
+            if self._wake_ups.get(dispatch.model) is dispatch:
+                del self._wake_ups[dispatch.model]
+            self._schedule_pump()
+
+    def _end_wake_up(self, dispatch: Dispatch) -> None:
+        """Queue the entries of a wake-up again, if this has not been done yet."""
+        now = self._loop.time()
+        if self._scheduler.usable(dispatch.model):
+            requeue = self._scheduler.on_timeout(dispatch.bundle_id, now)
+        else:
+            # There is still none: the next wake-up is held back for a while, so that this is no tight loop.
+            requeue = self._scheduler.on_failed(dispatch.bundle_id, now, False)
+        self._deal_with(requeue)
+
     async def _carry(self, dispatch: Dispatch, sent_at: float) -> None:
         """Send one bundle and deal out what comes back."""
         entries = list(dispatch.entries)
         bundle = Bundle(
             [
-                WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, entry.variant, entry.payload.payload)
+                WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, dispatch.variant, entry.payload.payload)
                 for entry in entries
             ]
         )
@@ -255,23 +328,18 @@ class Dispatcher:
         else:
             self._on_result(dispatch, entries, result)
         finally:
-            if watchdog is not None:
-                watchdog.cancel()
+            watchdog.cancel()
             self._schedule_pump()
 
-    def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle | None:
-        """Set the bundle's time-out, unless it waits for a replica to start: that takes as long as it takes."""
-        if dispatch.replica is None:
-            return None
+    def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle:
+        """Set the bundle's time-out."""
         # Its own execution, and what runs or waits at the replica before it, are not the replica's silence.
         patience_s = self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
         return self._loop.call_later(patience_s, self._on_bundle_timeout, dispatch)
 
     def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult) -> None:
-        if len(result.results) != len(entries):
-            logger.error(
-                "A replica of %s gave %d answers to %d entries", dispatch.model, len(result.results), len(entries)
-            )
+        if (misfit := _misfit(dispatch, result)) is not None:
+            logger.error("Replica %s of %s %s", dispatch.replica, dispatch.model, misfit)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
@@ -284,9 +352,11 @@ class Dispatcher:
             answer = answers[entry.id]
             if isinstance(answer, Success):
                 queue_s, total_s = self._end(entry, "ok")
-                future = entry.payload.future
-                if not future.done():
-                    future.set_result(Completed(answer.value, entry.priority, queue_s, total_s))
+                work: Work = entry.payload
+                if entry.variant != work.variant:
+                    self._observer.fell_back(entry)
+                if not work.future.done():
+                    work.future.set_result(Completed(answer.value, entry.priority, queue_s, total_s, entry.variant))
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
@@ -313,10 +383,10 @@ class Dispatcher:
                 InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
             )
         for entry in requeue.expired:
-            self._fail(entry, DeadlineExceeded(_late(entry)))
+            self._fail(entry, self._why_late(entry, _late))
 
-    def _fail(self, entry: Entry, error: ServeAppError) -> None:
-        self._end(entry, error.code)
+    def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
+        self._end(entry, outcome or error.code)
         future = entry.payload.future
         if not future.done():
             future.set_exception(error)
@@ -329,8 +399,25 @@ class Dispatcher:
         return queue_s, total_s
 
 
+def _misfit(dispatch: Dispatch, result: BundleResult) -> str | None:
+    """Why an answer cannot be one to this bundle, or ``None``."""
+    if len(result.results) != len(dispatch.entries):
+        return f"gave {len(result.results)} answers to {len(dispatch.entries)} entries"
+    ran = {execution.variant for execution in result.executions} - {dispatch.variant}
+    if ran:
+        return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
+    return None
+
+
 def _late(entry: Entry) -> str:
     return (
         f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms passed before the answer was ready;"
         " send it with a longer timeout or a higher priority"
+    )
+
+
+def _given_up(entry: Entry) -> str:
+    return (
+        f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms could not be met any more, so the request"
+        " was not executed; send it with a longer timeout or a higher priority"
     )

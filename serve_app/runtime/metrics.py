@@ -63,8 +63,15 @@ class RouterMetrics:
         self.registry.register(SchedulerCollector(scheduler))
         self.requests = Counter(
             "serve_app_requests",
-            "Requests by how they ended: ok, cancelled, or the error's code.",
+            "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time any"
+            " more), or the error's code.",
             ("model", "priority", "outcome"),
+            registry=self.registry,
+        )
+        self.fallbacks = Counter(
+            "serve_app_fallback_answers",
+            "Requests for the exact model that one of its fallbacks answered.",
+            ("model", "priority", "variant"),
             registry=self.registry,
         )
         self.latency = Histogram(
@@ -149,6 +156,10 @@ class RouterMetrics:
         statistics.succeeded += 1
         statistics.succeeded_s += total_s
         statistics.queue_s += queue_s
+
+    def fell_back(self, entry: Entry) -> None:
+        """Count an answer of a fallback."""
+        self.fallbacks.labels(entry.model, entry.priority.label, entry.variant).inc()
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""

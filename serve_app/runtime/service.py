@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
@@ -13,6 +13,7 @@ from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 
 class Service:
@@ -25,6 +26,8 @@ class Service:
         metrics: What the dispatcher's observer counted.
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
+        scheduling: How each model is scheduled, for `status`.
+        groups: Which of them share a device, for `status`.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class Service:
         metrics: RouterMetrics,
         on_demand: frozenset[str],
         metrics_page: Callable[[], Awaitable[str]],
+        scheduling: Mapping[str, ModelScheduling] | None = None,
+        groups: Iterable[DeviceGroup] = (),
     ) -> None:
         self._models = models
         self._processors = processors
@@ -44,6 +49,7 @@ class Service:
         self._metrics = metrics
         self._on_demand = on_demand
         self._metrics_page = metrics_page
+        self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -109,11 +115,12 @@ class Service:
                 bucket=cost.bucket,
                 nbytes=options.nbytes or _nbytes(payload),
                 variant=options.variant,
+                exact=not options.fallback,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
             raise
-        return Answer(completed.value, completed.priority, completed.queue_s, completed.total_s)
+        return Answer(*completed)
 
     def live(self) -> bool:
         """Whether this process works at all."""
@@ -133,12 +140,24 @@ class Service:
         return model in self._on_demand or self._scheduler.usable(model) > 0
 
     def status(self) -> Mapping[str, Any]:
-        """Queues, replicas and predicted latency, JSON-able."""
+        """A picture of the models, JSON-able.
+
+        Returns:
+            ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions.
+        """
         snapshot = self._scheduler.snapshot()
         return {
             "ready": self.ready(),
             "models": {
-                name: {"task": info.task, "version": info.version, "ready": self.model_ready(name), **snapshot[name]}
+                name: {
+                    "task": info.task,
+                    "version": info.version,
+                    "ready": self.model_ready(name),
+                    **self._scheduling.get(name, {}),
+                    **snapshot[name],
+                }
                 for name, info in self._models.items()
             },
         }
@@ -188,6 +207,17 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:
+    """How a model is scheduled, as `Service.status` shows it."""
+    shown: dict[str, Any] = {"policy": settings.policy, "early_drop": settings.early_drop}
+    if settings.fallbacks:
+        shown["fallbacks"] = list(settings.fallbacks)
+    for group in groups:
+        if settings.name in group.models:
+            shown["device_group"] = group.name
+    return shown
 
 
 def _nbytes(payload: Payload) -> int:

@@ -1,8 +1,12 @@
 """Admission: refuse at once what has no room or cannot finish in time, with a reason, before any work is done.
 
 Predicted finish of an entry = the first replica's predicted end of what it has
-                             + work queued before it, spread over the usable replicas
-                             + its own execution + the network allowance.
+                             + the full batches queued before it, spread over the usable replicas
+                             + the execution of its batch: with the rows before it that fill no batch
+                             + the overhead.
+
+An entry that is predicted to be a little late is queued all the same, since entries before it may be given up for it
+(see `serve_app.scheduling.composition`): by up to two full batches.
 
 All of it comes from the latency model, which only executions feed. So that a model whose predictions are wrong is
 measured again, an entry whose own execution alone is predicted to be too long passes as a probe: every tenth, or one
@@ -16,36 +20,16 @@ from collections.abc import Mapping
 from serve_app.errors import DeadlineExceeded, DeadlineUnreachable, ModelNotFound, QueueFull
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Rejection
+from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.queue import Ahead, ModelQueue, Totals
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
-from serve_app.scheduling.slots import Slots
-from serve_app.scheduling.variants import VariantLatency
+from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.queue import Ahead, Totals
+from serve_app.scheduling.settings import ClassSettings, ProcessLimits
 
-_PROBE_EVERY = 10
-_PROBE_INTERVAL_S = 1.0
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0
 _UNKNOWN_RETRY_S = 1.0
-
-
-class Probes:
-    """Lets one in ten, or one per second, of what would be refused pass."""
-
-    __slots__ = ("_last", "_refused")
-
-    def __init__(self) -> None:
-        self._refused = 0
-        self._last: float | None = None
-
-    def allow(self, now: float) -> bool:
-        """Whether this one passes."""
-        if self._last is None or self._refused >= _PROBE_EVERY - 1 or now - self._last >= _PROBE_INTERVAL_S:
-            self._last = now
-            self._refused = 0
-            return True
-        self._refused += 1
-        return False
+_TOLERATED_BATCHES = 2
 
 
 class Bounds:
@@ -105,66 +89,48 @@ class Bounds:
         )
 
 
-def drain_s(
-    settings: ModelScheduling,
-    queue: ModelQueue,
-    latencies: VariantLatency,
-    slots: Slots,
-    priority: Priority,
-    now: float,
-) -> float | None:
+def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -> float | None:
     """Predicted time until everything queued in this class and above is executed; ``None`` when unknown."""
-    if not latencies.exact.known or not slots.usable:
+    if not model.latencies.exact.known or not model.slots.usable:
         return None
-    ahead = queue.ahead(priority, now + 1e9, now)
-    return slots.earliest_start(now) - now + _ahead_s(ahead, settings, latencies) / slots.usable
+    wait, shared = _wait_s(model, device, priority, now + 1e9, now)
+    return wait + model.latencies.exact.predict(shared) if shared else wait
 
 
-def unreachable(
-    entry: Entry,
-    priority: Priority,
-    settings: ModelScheduling,
-    queue: ModelQueue,
-    latencies: VariantLatency,
-    slots: Slots,
-    probes: Probes,
-    network_s: float,
-    now: float,
-) -> Rejection | None:
+def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Device, now: float) -> Rejection | None:
     """Refuse an entry that is predicted to miss its deadline, or return ``None``.
+
+    Where the exact model would be too late, its fallbacks count. What passes as a probe is marked as one.
 
     Args:
         entry: Not queued yet.
         priority: The class it would queue in.
-        settings: Of its model.
-        queue: Of its model.
-        latencies: Of its model.
-        slots: Of its model.
-        probes: Of its model.
-        network_s: Allowance for everything around an execution, seconds.
+        model: Its model.
+        device: What the model computes on.
         now: Seconds.
     """
-    latency = latencies.of(entry.variant)
-    if not latency.known:
+    latencies, settings = model.latencies, model.settings
+    if not latencies.of(entry.variant).known:
         return None
-    own = execution_s(latency, entry.rows, entry.bucket, settings.max_rows) + network_s
     budget = entry.deadline - now
+    own = _own_s(entry, entry.variant, model)
+    if own > budget and not entry.lane:
+        own = min([own, *(_own_s(entry, name, model) for name in settings.fallbacks if latencies.has(name))])
     if own > budget:
-        if probes.allow(now):
+        if model.probes.allow(now):
+            entry.probe = True
             return None
         return Rejection(
             DeadlineUnreachable.code,
             f"this request takes about {own:.3f} s to execute and has {budget:.3f} s: allow it more time",
         )
-    usable = slots.usable
-    if not usable:
+    if not model.slots.usable:
         return None
-    wait = slots.earliest_start(now) - now
-    ahead = queue.ahead(priority, entry.deadline, now)
-    if ahead.rows:
-        wait += _ahead_s(ahead, settings, latencies) / usable
+    wait, shared = _wait_s(model, device, priority, entry.deadline, now)
+    if shared:
+        own += _joining_s(entry, shared, model)
     late = wait + own - budget
-    if late <= 0.0:
+    if late <= 0.0 or late <= _tolerated_s(entry, model):
         return None
     retry = max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, late))
     return Rejection(
@@ -175,6 +141,65 @@ def unreachable(
     )
 
 
+def _own_s(entry: Entry, variant: str, model: ModelState) -> float:
+    seconds = execution_s(model.latencies.of(variant), entry.rows, entry.bucket, model.settings.max_rows)
+    return seconds + model.overhead.seconds
+
+
+def _tolerated_s(entry: Entry, model: ModelState) -> float:
+    """How late an entry may be predicted and still queue: entries before it may yet be given up for it."""
+    settings = model.settings
+    if not settings.early_drop:
+        return 0.0
+    latency = model.latencies.of(entry.variant)
+    rows, seconds_per_row = latency.best(entry.bucket, settings.max_rows, settings.slo_s)
+    return _TOLERATED_BATCHES * rows * seconds_per_row
+
+
+def _joining_s(entry: Entry, shared: int, model: ModelState) -> float:
+    """How much longer its batch takes because of the rows that are queued before it and go with it."""
+    most = model.settings.max_rows
+    if entry.rows >= most:
+        return 0.0
+    latency = model.latencies.of(entry.variant)
+    joined = latency.predict(min(most, entry.rows + shared), entry.bucket)
+    return joined - latency.predict(entry.rows, entry.bucket)
+
+
+def _wait_s(model: ModelState, device: Device, priority: Priority, deadline: float, now: float) -> tuple[float, int]:
+    """Predicted time until an entry of this class and deadline could begin, and the rows that would go with it."""
+    wait = max(model.slots.earliest_start(now), device.earliest_start(now)) - now
+    shared = 0
+    for member in device.models:
+        if not member.queue:
+            continue
+        ahead = member.queue.ahead(priority, deadline, now)
+        if not ahead.rows:
+            continue
+        rows = ahead.rows
+        if member is model:
+            settings = model.settings
+            batch, per_row = model.latencies.exact.best(ahead.bucket, settings.max_rows, settings.slo_s)
+            shared = rows % batch
+            rows -= shared
+            if not ahead.shares and not settings.fallbacks:
+                wait += rows * per_row / (device.concurrency or member.slots.usable or 1)
+                continue
+        wait += rows * _seconds_per_row(ahead, member) / max(1, device.concurrency or member.slots.usable)
+    return wait, shared
+
+
+def _seconds_per_row(ahead: Ahead, model: ModelState) -> float:
+    """Server time of a row that is ahead; on the cheapest fallback where there are any."""
+    settings, latencies = model.settings, model.latencies
+    seconds = latencies.seconds_per_row(ahead.bucket, settings.max_rows, settings.slo_s, ahead.shares)
+    for name in settings.fallbacks:
+        if latencies.has(name):
+            fallback = latencies.of(name).seconds_per_row(ahead.bucket, settings.max_rows, settings.slo_s)
+            seconds = min(seconds, fallback)
+    return seconds
+
+
 def unknown_model(model: str) -> Rejection:
     """The reason for refusing an entry of a model that is not scheduled here."""
     return Rejection(ModelNotFound.code, f"no model {model!r} is served here")
@@ -183,11 +208,6 @@ def unknown_model(model: str) -> Rejection:
 def already_late() -> Rejection:
     """The reason for refusing an entry whose deadline has passed on arrival."""
     return Rejection(DeadlineExceeded.code, "the deadline passed before the request arrived")
-
-
-def _ahead_s(ahead: Ahead, settings: ModelScheduling, latencies: VariantLatency) -> float:
-    """Server time of work that is ahead, at one replica."""
-    return ahead.rows * latencies.seconds_per_row(ahead.bucket, settings.max_rows, settings.slo_s, ahead.shares)
 
 
 _HIGH = Priority.HIGH

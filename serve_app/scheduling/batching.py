@@ -1,55 +1,258 @@
-"""Batch policies: how long the next bundle may execute, and so how many rows it takes."""
+"""Batch policies: how long the next bundle may execute, and how long it may wait for more rows.
+
+    eager      A free slot takes what is queued. Nothing waits, and a second bundle is staged at once.
+    window     A bundle waits until it is full or its oldest entry has waited a window, which adapts to the latency.
+    deferred   A bundle waits until its head could bear no further row.
+    auto       Goes at once, unless waiting is likely to pay: see `Auto`.
+
+All but ``eager`` stage the next bundle just before the running one is predicted to end, so that what arrives in the
+meantime still counts. The formulas, their sources and what each part is worth: docs/scheduling.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
 
+class Waiting(NamedTuple):
+    """What a policy sees of a model that has entries queued and a replica for them.
+
+    Attributes:
+        now: Seconds.
+        rows: Rows queued, of all classes.
+        limit: Rows that can execute before the head's deadline, within the model's limits.
+        head_rows: Rows of the head.
+        bucket: Cost bucket of the head.
+        oldest: When the first of the classes' heads arrived, seconds.
+        latest_end: When the execution must end for the head to be in time, seconds.
+        budget_s: What the head had when it arrived, seconds.
+        idle: Usable replicas with nothing in flight.
+        usable: Usable replicas.
+        latency: Of the variant that the head asks for.
+        arrivals: Of the model.
+    """
+
+    now: float
+    rows: int
+    limit: int
+    head_rows: int
+    bucket: int
+    oldest: float
+    latest_end: float
+    budget_s: float
+    idle: int
+    usable: int
+    latency: LatencyModel
+    arrivals: ArrivalPattern
+
+    def frontier(self) -> float:
+        """Until when one more entry like the head could still join, seconds (Symphony's window opens here)."""
+        return self.latest_end - self.latency.predict(self.rows + self.head_rows, self.bucket)
+
+
 class BatchPolicy(Protocol):
-    """Decides how a bundle grows behind its head. Implementations are pure and hold no state of requests."""
+    """Decides when a bundle goes. Pure; what it learns, it learns per model.
 
-    def target_s(
-        self, latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float
-    ) -> float:
-        """The longest predicted execution time that the bundle may have, seconds (``inf``: only rows bound it).
+    Attributes:
+        stages_early: Whether a second bundle goes to a replica as soon as it has a slot, however long it is busy.
+    """
 
-        Args:
-            latency: Of the model.
-            settings: Of the model.
-            rows: Rows of the head.
-            bucket: Cost bucket of the head.
-            slack_s: Time that the head has left for execution, seconds.
-        """
+    stages_early: bool
+
+    def open_at(self, waiting: Waiting) -> float:
+        """When the bundle shall go if nothing changes until then, seconds; now or the past: at once."""
+
+    def on_batch(self, rows: int, latency_s: float) -> None:
+        """A bundle of so many rows was answered, and its first entry had arrived ``latency_s`` seconds before."""
 
 
 class Eager:
-    """A free slot takes what is queued, as much as the head's slack and the model's latency target allow.
+    """A free slot takes what is queued."""
 
-    A target that the head alone cannot keep is given up, the latency target before the deadline: a head that is late
-    anyway does not make the batch behind it small.
+    stages_early = True
+
+    def __init__(self, settings: ModelScheduling) -> None:
+        pass
+
+    def open_at(self, waiting: Waiting) -> float:
+        """See `BatchPolicy.open_at`."""
+        return waiting.now
+
+    def on_batch(self, rows: int, latency_s: float) -> None:
+        """See `BatchPolicy.on_batch`."""
+
+
+class Window:
+    """Waits for a full batch, at most for a window that adapts.
+
+    The window starts at 50 ms and stays within 10 to 100 ms. Every 10 bundles the smoothed latency of their first
+    entries is compared with the model's target: over 1.2 times the target the window shrinks by a quarter, under 0.8
+    times it grows by a tenth, and in between it stays, so that it does not swing.
+
+    Attributes:
+        window_s: The window, seconds.
     """
 
-    def target_s(
-        self, latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float
-    ) -> float:
-        """See `BatchPolicy.target_s`."""
-        alone = latency.predict(rows, bucket)
-        if alone <= slack_s:
-            return min(slack_s, settings.slo_s) if alone <= settings.slo_s else slack_s
-        return settings.slo_s if alone <= settings.slo_s else inf
+    stages_early = False
+
+    _SHORTEST_S = 0.01
+    _LONGEST_S = 0.1
+    _ADJUST_EVERY = 10
+    _SMOOTHING = 0.2
+
+    def __init__(self, settings: ModelScheduling) -> None:
+        self.window_s = 0.05
+        self._target_s = settings.slo_s
+        self._max_rows = settings.max_rows
+        self._smoothed_s: float | None = None
+        self._batches = 0
+
+    def open_at(self, waiting: Waiting) -> float:
+        """See `BatchPolicy.open_at`."""
+        if waiting.rows >= min(waiting.limit, self._max_rows):
+            return waiting.now
+        return min(waiting.oldest + self.window_s, waiting.frontier())
+
+    def on_batch(self, rows: int, latency_s: float) -> None:  # noqa: ARG002 - see the protocol
+        """See `BatchPolicy.on_batch`."""
+        smoothed = self._smoothed_s
+        self._smoothed_s = latency_s if smoothed is None else smoothed + self._SMOOTHING * (latency_s - smoothed)
+        self._batches += 1
+        if self._batches % self._ADJUST_EVERY == 0:
+            ratio = self._smoothed_s / self._target_s
+            if ratio > 1.2:
+                self.window_s = max(self._SHORTEST_S, 0.75 * self.window_s)
+            elif ratio < 0.8:
+                self.window_s = min(self._LONGEST_S, 1.1 * self.window_s)
 
 
-_EAGER = Eager()
-_POLICIES: dict[str, BatchPolicy] = {"auto": _EAGER, "eager": _EAGER}
+class Deferred:
+    """Waits until the head could bear no further row: within [d - L(b+1), d - L(b)].
+
+    Source: Symphony (arXiv 2308.07470), for one model and without its ranking of candidates over models.
+    """
+
+    stages_early = False
+
+    def __init__(self, settings: ModelScheduling) -> None:
+        pass
+
+    def open_at(self, waiting: Waiting) -> float:
+        """See `BatchPolicy.open_at`."""
+        return waiting.now if waiting.rows >= waiting.limit else waiting.frontier()
+
+    def on_batch(self, rows: int, latency_s: float) -> None:
+        """See `BatchPolicy.on_batch`."""
 
 
-def batch_policy(name: str) -> BatchPolicy:
-    """The policy of that name. Raises ValueError, listing the names there are."""
+class Auto:
+    """Goes at once, unless the next request is likely to come so soon that waiting for it saves server time.
+
+    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. Waiting
+    costs one server second per second. So waiting pays while the next request is due at a rate over ``1 / S``; the
+    rate is the one *after so long without one* (`ArrivalPattern`), so that in a burst the bundle waits for the burst
+    and not longer. Two cases:
+
+    - in a burst, with any number of replicas: when the rate is also over one and a half times the mean, or deadlines
+      are tight and requests come in bursts at all;
+    - with several replicas of which hardly any is idle, a quarter at most, while deadlines are tight: over
+      ``K / (K - 1)`` times ``1 / S``, since the other ``K - 1`` go on meanwhile. This is Symphony's deferral.
+
+    Deadlines are tight when going at once would use up 2/5 of the budget with a single execution.
+
+    It never waits past the moment when the head could bear no further row, nor for more rows than the head bears. A
+    model without fixed cost saves nothing by batching and never waits.
+    """
+
+    stages_early = False
+
+    _BURST = 1.5
+    _SPARE = 4
+    _TIGHT = 2.5
+
+    def __init__(self, settings: ModelScheduling) -> None:
+        pass
+
+    def open_at(self, waiting: Waiting) -> float:
+        """See `BatchPolicy.open_at`."""
+        now, rows, more = waiting.now, waiting.rows, waiting.head_rows
+        if rows >= waiting.limit:
+            return now
+        latency, bucket = waiting.latency, waiting.bucket
+        together = latency.predict(rows + more, bucket)
+        frontier = waiting.latest_end - together
+        if frontier <= now:
+            return now
+        saved = latency.predict(rows, bucket) + latency.predict(more, bucket) - together
+        if saved <= 0.0:
+            return now
+        arrivals, usable = waiting.arrivals, waiting.usable
+        tight = self._is_tight(waiting)
+        rate = 1.0 / saved if tight and arrivals.in_bursts else max(1.0 / saved, self._BURST * arrivals.rate)
+        until = arrivals.likely_until(rate)
+        if tight and usable > 1 and waiting.idle * self._SPARE <= max(usable, self._SPARE):
+            until = max(until, arrivals.likely_until(usable / ((usable - 1) * saved)))
+        return min(until, frontier)
+
+    def _is_tight(self, waiting: Waiting) -> bool:
+        """Whether going at once would leave little of the head's budget.
+
+        Then every replica takes what came while it ran: ``b = rate * L(b) / K``, on the line through L(1) and L of a
+        full batch.
+        """
+        rate = max(waiting.arrivals.rate, waiting.arrivals.recent_rate(waiting.now)) * waiting.head_rows
+        latency, bucket = waiting.latency, waiting.bucket
+        alone = latency.predict(1, bucket)
+        most = max(2, waiting.limit)
+        beta = (latency.predict(most, bucket) - alone) / (most - 1)
+        left = waiting.usable - rate * beta
+        if left <= 0.0:
+            return True
+        rows = rate * (alone - beta) / left
+        return self._TIGHT * (alone + beta * max(0.0, rows - 1)) > waiting.budget_s
+
+    def on_batch(self, rows: int, latency_s: float) -> None:
+        """See `BatchPolicy.on_batch`."""
+
+
+_POLICIES: dict[str, Callable[[ModelScheduling], BatchPolicy]] = {
+    "auto": Auto,
+    "deferred": Deferred,
+    "eager": Eager,
+    "window": Window,
+}
+
+
+def batch_policy(settings: ModelScheduling) -> BatchPolicy:
+    """A new policy for a model. Raises ValueError, listing the names there are, when there is none of that name."""
     try:
-        return _POLICIES[name]
+        return _POLICIES[settings.policy](settings)
     except KeyError:
-        raise ValueError(f"unknown batch policy {name!r}; there are: {', '.join(sorted(_POLICIES))}") from None
+        raise ValueError(
+            f"unknown batch policy {settings.policy!r}; there are: {', '.join(sorted(_POLICIES))}"
+        ) from None
+
+
+def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:
+    """The longest predicted execution time that a bundle may have, seconds (``inf``: only rows bound it).
+
+    The head's slack and the model's latency target. A target that the head alone cannot keep is given up, the latency
+    target before the deadline: a head that is late anyway does not make the batch behind it small.
+
+    Args:
+        latency: Of the model.
+        settings: Of the model.
+        rows: Rows of the head.
+        bucket: Cost bucket of the head.
+        slack_s: Time that the head has left for execution, seconds.
+    """
+    alone = latency.predict(rows, bucket)
+    if alone <= slack_s:
+        return min(slack_s, settings.slo_s) if alone <= settings.slo_s else slack_s
+    return settings.slo_s if alone <= settings.slo_s else inf

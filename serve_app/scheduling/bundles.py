@@ -21,11 +21,21 @@ class Bundle:
         replica: Where it is.
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
         rows: Rows of the bundle.
+        begins: When its replica was predicted to be free for it, seconds; when it was sent at the earliest.
     """
 
-    __slots__ = ("_by_deadline", "_due", "entries", "id", "model", "replica", "rows")
+    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "replica", "rows")
 
-    def __init__(self, id: int, model: str, replica: Replica, entries: list[Entry], rows: int) -> None:  # noqa: A002
+    def __init__(
+        self,
+        id: int,  # noqa: A002
+        model: str,
+        replica: Replica,
+        entries: list[Entry],
+        rows: int,
+        begins: float = 0.0,
+    ) -> None:
+        self.begins = begins
         self.id = id
         self.model = model
         self.replica = replica

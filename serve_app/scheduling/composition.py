@@ -1,23 +1,74 @@
-"""How the next bundle is put together."""
+"""How the next bundle is put together, and which entries are given up for it.
+
+Entries queue by deadline. With the head in the bundle, the head's slack bounds how long the bundle may execute, and so
+how many can share it. Giving up the first few can make room for many: so of all runs of consecutive entries that
+execute before the deadline of their first, the one with the most answers per second of server time goes. It is found
+by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows no more rows
+or where nothing more is queued. Without a queue that cannot all be in time, that is simply the queue from its head on.
+
+Sources: Nexus (SOSP 2019) drops heads until the rest can make a batch of a target size, planned from rate and deadline.
+Here the size follows from what is queued, which the exact bound shows to be worth more (docs/scheduling.md).
+"""
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.batching import BatchPolicy
+from serve_app.scheduling.batching import target_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.variants import VariantLatency
 
 
+class Room(NamedTuple):
+    """What bounds a bundle besides the deadlines of its entries.
+
+    Attributes:
+        slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
+        next_slack_from: The same at the next best replica; ``inf`` when there is none. Entries that are given up here
+            and can still be in time there stay queued.
+        max_rows: Most rows.
+        longest_s: Per class, the longest predicted execution that its rows may be part of, so that no more urgent
+            class is blocked too long; the head alone may take longer.
+    """
+
+    slack_from: float
+    next_slack_from: float
+    max_rows: int
+    longest_s: tuple[float, float, float] = (inf, inf, inf)
+
+
 class Composition(NamedTuple):
-    """Entries taken from the queue for one bundle."""
+    """Entries taken from the queue.
+
+    Attributes:
+        entries: For one bundle; empty when none of those looked at could be in time.
+        rows: Their rows.
+        bucket: Their largest cost bucket.
+        variant: What they run on.
+        given_up: Entries that cannot be in time any more, or not without costing more than they are worth.
+    """
 
     entries: list[Entry]
     rows: int
     bucket: int
+    variant: str
+    given_up: list[Entry]
+
+
+class _Run(NamedTuple):
+    """Consecutive entries ``[start, end)`` of those looked at; none when nothing before ``start`` can be in time."""
+
+    start: int
+    end: int
+    rows: int
+    bucket: int
+    limit: int
+    target: float
+    """The longest that its head's deadline and the model's target let it take, seconds."""
 
 
 def execution_s(latency: LatencyModel, rows: int, bucket: int, max_rows: int) -> float:
@@ -30,53 +81,201 @@ def execution_s(latency: LatencyModel, rows: int, bucket: int, max_rows: int) ->
 
 
 def compose(
-    queue: ModelQueue,
-    priority: Priority,
-    settings: ModelScheduling,
-    policy: BatchPolicy,
-    latencies: VariantLatency,
-    slack_from: float,
+    queue: ModelQueue, priority: Priority, settings: ModelScheduling, latencies: VariantLatency, room: Room
 ) -> Composition:
-    """Take a bundle of fresh entries, headed by the class's earliest deadline.
+    """Take a bundle of fresh entries of one class, filled up with what fits of the others.
 
-    Behind the head, entries of its variant only: its own class, in order, as far as rows and the policy's target allow;
-    an entry of a larger cost bucket raises the whole bundle's and must still meet the target. Then the other classes,
-    most urgent first, in order, where they need no larger bucket and the bundle still meets their own deadlines.
+    All of one variant. An entry of a larger cost bucket joins only where that costs less than running it alone. Where
+    the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else the last.
+    The other classes follow, most urgent first, in order, where they need no larger bucket, the bundle still meets
+    their own deadlines, and no more urgent class is blocked longer.
 
     Args:
         queue: Must hold a fresh entry of that class.
         priority: The class that heads the bundle.
         settings: Of the model.
-        policy: Of the model.
         latencies: Of the model.
-        slack_from: When execution can begin at the chosen replica, plus the network allowance.
+        room: What bounds the bundle.
     """
     own = queue.fresh[priority - 1]
-    head = own.pop()
-    variant, latency = head.variant, latencies.of(head.variant)
-    entries, rows, bucket, most = [head], head.rows, head.bucket, settings.max_rows
-    if rows >= most:
-        return Composition(entries, rows, bucket)
-    target = policy.target_s(latency, settings, rows, bucket, head.deadline - slack_from)
-    limit = latency.rows_within(target, bucket, most)
-    rows += own.take(entries, limit - rows, bucket, variant)
-    while rows < limit and (following := own.head(variant)) is not None and following.bucket > bucket:
-        wider = latency.rows_within(target, following.bucket, most)
-        if rows + following.rows > wider:
-            break
-        bucket, limit = following.bucket, wider
-        rows += own.take(entries, limit - rows, bucket, variant)
-    for other in queue.fresh:
-        if other is own:
+    head = own.head()
+    assert head is not None
+    lane, variant = head.lane, head.variant
+    latency = latencies.of(variant)
+    if head.rows >= room.max_rows:
+        # More than a batch: it goes alone, in pieces.
+        own.pop()
+        return _alone(head, latencies, settings, room)
+    looked_at: list[Entry] = []
+    run = _best_run(own, lane, looked_at, settings, latency, room)
+    if run.start and not lane:
+        for fallback in settings.fallbacks:
+            if latencies.has(fallback):
+                variant, latency = fallback, latencies.of(fallback)
+                run = _best_run(own, lane, looked_at, settings, latency, room)
+                if not run.start:
+                    break
+    given_up: list[Entry] = []
+    for entry in looked_at[: run.start]:
+        alone = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
+        if entry.deadline - room.next_slack_from >= alone:
+            own.push(entry)
+        else:
+            given_up.append(entry)
+    for entry in looked_at[run.end :]:
+        own.push(entry)
+    entries = looked_at[run.start : run.end]
+    if not entries:
+        return Composition([], 0, 0, variant, given_up)
+    rows = _fill(queue, own, lane, entries, run, latency, settings, room, given_up)
+    return Composition(entries, rows, run.bucket, variant, given_up)
+
+
+def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: Room) -> Composition:
+    variant = entry.variant
+    slack = entry.deadline - room.slack_from
+    alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
+    if alone > slack and not entry.lane:
+        for fallback in settings.fallbacks:
+            if latencies.has(fallback):
+                variant = fallback
+                alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
+                if alone <= slack:
+                    break
+    if alone > slack and settings.early_drop and not entry.probe:
+        return Composition([], 0, 0, variant, [entry])
+    return Composition([entry], entry.rows, entry.bucket, variant, [])
+
+
+def _best_run(
+    own: ClassQueue,
+    lane: str,
+    looked_at: list[Entry],
+    settings: ModelScheduling,
+    latency: LatencyModel,
+    room: Room,
+) -> _Run:
+    """The run with the most answers per server second.
+
+    Args:
+        own: The class's queue. Entries that are looked at leave it.
+        lane: The entries' lane.
+        looked_at: Entries looked at so far, by deadline; grows.
+        settings: Of the model.
+        latency: Of the variant that is to run.
+        room: What bounds the bundle.
+    """
+    best: _Run | None = None
+    best_rate = 0.0
+    most, slack_from = room.max_rows, room.slack_from
+    end = rows = start = 0
+    bucket = 0
+    while True:
+        if start == len(looked_at) and not _look_at_next(own, lane, looked_at):
+            return best or _nothing(start)
+        head = looked_at[start]
+        if end == start:
+            if head.rows >= most:
+                return best or _nothing(start)  # it goes alone, another time
+            rows, bucket, end = head.rows, head.bucket, start + 1
+        slack = head.deadline - slack_from
+        alone = latency.predict(head.rows, head.bucket)
+        if alone > slack and settings.early_drop and not head.probe:
+            rows -= head.rows
+            start += 1
+            if start < end and head.bucket == bucket > looked_at[start].bucket:
+                bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
-        if rows >= limit:
-            break
-        following = other.head(variant)
-        if following is None or rows + following.rows > limit or following.bucket > bucket:
+        target = target_s(latency, settings, head.rows, head.bucket, slack)
+        capped = max(alone, min(target, room.longest_s[head.priority - 1]))
+        limit = latency.rows_within(capped, bucket, most)
+        last = False
+        while rows < limit:
+            if end == len(looked_at) and not _look_at_next(own, lane, looked_at):
+                last = True
+                break
+            entry = looked_at[end]
+            joined = rows + entry.rows
+            if entry.bucket > bucket:
+                together = latency.predict(joined, entry.bucket)
+                apart = latency.predict(rows, bucket) + latency.predict(entry.rows, entry.bucket)
+                if joined > most or together > min(capped, apart):
+                    last = True  # its turn comes as a head
+                    break
+                bucket = entry.bucket
+                limit = latency.rows_within(capped, bucket, most)
+            elif joined > limit:
+                break
+            rows, end = joined, end + 1
+        seconds = latency.predict(rows, bucket)
+        rate = (end - start) / seconds if seconds > 0.0 else inf
+        if best is None or rate > best_rate * _BETTER:
+            best, best_rate = _Run(start, end, rows, bucket, limit, max(alone, target)), rate
+        if last or not settings.early_drop or limit >= most or capped < slack:
+            # Nothing more to add, or more slack would not allow more rows.
+            return best
+        rows -= head.rows
+        start += 1
+        if start < end and head.bucket == bucket > looked_at[start].bucket:
+            bucket = max(entry.bucket for entry in looked_at[start:end])
+
+
+def _nothing(start: int) -> _Run:
+    return _Run(start, start, 0, 0, 0, 0.0)
+
+
+def _look_at_next(own: ClassQueue, lane: str, looked_at: list[Entry]) -> bool:
+    entry = own.take_head(lane)
+    if entry is None:
+        return False
+    looked_at.append(entry)
+    return True
+
+
+def _fill(
+    queue: ModelQueue,
+    own: ClassQueue,
+    lane: str,
+    entries: list[Entry],
+    run: _Run,
+    latency: LatencyModel,
+    settings: ModelScheduling,
+    room: Room,
+    given_up: list[Entry],
+) -> int:
+    """Fill a bundle up with rows of the other classes, most urgent first. Returns its rows.
+
+    An entry whose deadline is too near for the filled bundle is passed over, and given up where it could not be in
+    time after the bundle either: else the nearly late of one class would leave its place to less urgent ones.
+    """
+    rows, bucket = run.rows, run.bucket
+    waiting = sum(other.rows for other in queue.fresh if other is not own)
+    most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
+    if most <= rows:
+        return rows
+    for other, longest_s in zip(queue.fresh, room.longest_s, strict=True):
+        if other is own or not other.rows:
             continue
-        tighter = min(target, following.deadline - slack_from)
-        fitting = latency.rows_within(tighter, bucket, most)
-        if rows + following.rows <= fitting:
-            target, limit = tighter, fitting
-            rows += other.take(entries, limit - rows, bucket, variant)
-    return Composition(entries, rows, bucket)
+        limit = most if longest_s >= run.target else min(most, latency.rows_within(longest_s, bucket, most))
+        end = room.slack_from + latency.predict(max(limit, rows), bucket)
+        passed_over: list[Entry] = []
+        while rows < limit and len(passed_over) < settings.max_rows:
+            following = other.head(lane)
+            if following is None or rows + following.rows > limit or following.bucket > bucket:
+                break
+            if following.deadline >= end:
+                rows += other.take(entries, limit - rows, bucket, lane)
+                break
+            other.take_head(lane)
+            alone = latency.predict(following.rows, following.bucket)
+            later = min(end, room.next_slack_from)
+            if settings.early_drop and following.deadline - later < alone and not following.probe:
+                given_up.append(following)
+            else:
+                passed_over.append(following)
+        for following in passed_over:
+            other.push(following)
+    return rows
+
+
+_BETTER = 1.0 + 1e-9

@@ -32,6 +32,7 @@ class Dispatch(NamedTuple):
         rows: Sum of the entries' rows.
         bucket: Largest cost bucket of the entries.
         predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
+        variant: What all the entries run on, empty for the exact model. It may be a fallback for what they asked for.
     """
 
     bundle_id: int
@@ -41,6 +42,7 @@ class Dispatch(NamedTuple):
     rows: int
     bucket: int
     predicted_s: float
+    variant: str = ""
 
 
 class Decisions(NamedTuple):
@@ -49,10 +51,13 @@ class Decisions(NamedTuple):
     Attributes:
         dispatches: Bundles to send.
         expired: Entries whose deadline passed, queued or running; each is reported once and is DONE.
+        given_up: Queued entries that cannot be in time any more, or only at the cost of more others. They are DONE and
+            were never executed.
     """
 
     dispatches: list[Dispatch]
     expired: list[Entry]
+    given_up: list[Entry]
 
 
 class Requeue(NamedTuple):

@@ -19,6 +19,10 @@ class Priority(IntEnum):
         return self.name.lower()
 
 
+EXACT_ONLY = "="
+"""The lane of entries for the exact model that no fallback may answer. No variant can have this name."""
+
+
 class EntryState(Enum):
     """Where an entry is. The only legal moves are downwards, plus RUNNING -> QUEUED for one retry."""
 
@@ -41,10 +45,12 @@ class Entry:
         bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
         nbytes: Bytes held while it is queued or running.
         payload: Opaque; belongs to whoever made the entry.
-        variant: Name of the variant to run, empty for the exact model. A bundle holds entries of one variant.
+        variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
+        lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
         state: See `EntryState`; written by the scheduler only.
         attempts: How many bundles have carried it to a replica.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
+        probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
     """
 
     __slots__ = (
@@ -54,10 +60,12 @@ class Entry:
         "bucket",
         "deadline",
         "id",
+        "lane",
         "model",
         "nbytes",
         "payload",
         "priority",
+        "probe",
         "rows",
         "state",
         "variant",
@@ -75,6 +83,8 @@ class Entry:
         nbytes: int = 0,
         payload: Any = None,
         variant: str = "",
+        *,
+        exact: bool = False,
     ) -> None:
         self.id = id
         self.model = model
@@ -86,9 +96,11 @@ class Entry:
         self.nbytes = nbytes
         self.payload = payload
         self.variant = variant
+        self.lane = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
         self.avoid: str | None = None
+        self.probe = False
 
     def __repr__(self) -> str:
         return (

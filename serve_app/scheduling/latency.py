@@ -127,7 +127,7 @@ class LatencyModel:
         self._window = window
         self._curves: dict[int, _Curve] = {}
         self._buckets: list[int] = []
-        self._per_row: dict[int, tuple[int, float, float]] = {}
+        self._per_row: dict[int, tuple[int, float, tuple[int, float]]] = {}
 
     @property
     def known(self) -> bool:
@@ -192,20 +192,27 @@ class LatencyModel:
         return low
 
     def seconds_per_row(self, bucket: int, max_rows: int, slo_s: float) -> float:
-        """Server time per row in the largest batch within the target; 0.0 when unknown.
+        """Server time per row in the largest batch within the target; 0.0 when unknown. Arguments: see `best`."""
+        return self.best(bucket, max_rows, slo_s)[1]
+
+    def best(self, bucket: int, max_rows: int, slo_s: float) -> tuple[int, float]:
+        """The largest batch within the target: its rows, at least 1, and its server time per row.
 
         Args:
             bucket: Cost bucket; the next larger known one stands in for an unknown one.
             max_rows: Most rows in a batch.
             slo_s: Latency target of a batch, seconds.
+
+        Returns:
+            ``(max_rows, 0.0)`` when unknown.
         """
         if not self._buckets:
-            return 0.0
+            return max_rows, 0.0
         bucket = self._buckets[min(bisect_left(self._buckets, bucket), len(self._buckets) - 1)]
         cached = self._per_row.get(bucket)
         if cached is None or cached[0] != max_rows or cached[1] != slo_s:
             rows = self.rows_within(slo_s, bucket, max_rows) or 1
-            cached = self._per_row[bucket] = (max_rows, slo_s, self.predict(rows, bucket) / rows)
+            cached = self._per_row[bucket] = (max_rows, slo_s, (rows, self.predict(rows, bucket) / rows))
         return cached[2]
 
     def _curve(self, bucket: int) -> _Curve:

@@ -1,17 +1,21 @@
-"""Everything the scheduler keeps per model, and the choice of the model's next bundle."""
+"""Everything the scheduler keeps per model, and what of it would go next."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
-from serve_app.scheduling.admission import Probes
-from serve_app.scheduling.batching import batch_policy
-from serve_app.scheduling.composition import compose, execution_s
+from serve_app.scheduling.arrivals import ArrivalPattern
+from serve_app.scheduling.batching import Waiting, Window, batch_policy, target_s
+from serve_app.scheduling.bundles import Bundle
+from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.overhead import Earliness, Overhead
+from serve_app.scheduling.probes import Probes
 from serve_app.scheduling.queue import ModelQueue, Totals
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.shares import Shares
 from serve_app.scheduling.slots import Replica, Slots
 from serve_app.scheduling.variants import VariantLatency
@@ -19,30 +23,61 @@ from serve_app.scheduling.variants import VariantLatency
 _PRIORITIES = tuple(Priority)
 
 
-class NextBundle(NamedTuple):
-    """A bundle that was taken from the queue, and where it goes."""
+class Candidate(NamedTuple):
+    """What one model would dispatch next.
 
+    Attributes:
+        model: The model.
+        priority: The class that goes first.
+        head: Its head. It has been tried before if it comes from the retries.
+        replica: Where it would go.
+        ready: Every class of the model that could go, most urgent first.
+        paid: Whether its class goes first on credit.
+        slack_s: Time until it must begin, seconds, divided by the model's weight.
+        alone_s: Predicted execution time of the head alone, seconds.
+    """
+
+    model: ModelState
+    priority: Priority
+    head: Entry
     replica: Replica
-    entries: list[Entry]
-    rows: int
-    bucket: int
-    predicted_s: float
+    ready: list[Priority]
+    paid: bool
+    slack_s: float
+    alone_s: float
 
 
 class ModelState:
-    """Everything the scheduler keeps per model."""
+    """Everything the scheduler keeps per model.
 
-    __slots__ = ("latencies", "policy", "probes", "queue", "settings", "shares", "slots", "wasted_rows")
+    Args:
+        settings: Of the model. Raises ValueError for an unknown batch policy.
+        totals: The process's counts per class.
+        network_s: What a bundle costs besides its execution, until that was measured, seconds.
+    """
 
-    def __init__(
-        self, settings: ModelScheduling, classes: Mapping[Priority, ClassSettings], totals: dict[Priority, Totals]
-    ) -> None:
+    __slots__ = (
+        "arrivals",
+        "earliness",
+        "latencies",
+        "overhead",
+        "policy",
+        "probes",
+        "queue",
+        "settings",
+        "slots",
+        "wasted_rows",
+    )
+
+    def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
         self.settings = settings
         self.queue = ModelQueue(totals)
         self.latencies = VariantLatency()
-        self.policy = batch_policy(settings.policy)
+        self.policy = batch_policy(settings)
+        self.arrivals = ArrivalPattern(settings.slo_s)
+        self.overhead = Overhead(network_s)
+        self.earliness = Earliness()
         self.slots = Slots(settings.window)
-        self.shares = Shares({priority: classes[priority].min_share for priority in _PRIORITIES})
         self.probes = Probes()
         self.wasted_rows = 0
 
@@ -50,10 +85,12 @@ class ModelState:
         """This model's part of `Scheduler.snapshot`, JSON-able.
 
         Returns:
-            ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``credit_s`` (per class, see `Shares`),
-            ``running_rows``, ``replicas`` and ``held_replicas`` (names), ``slots`` and ``slots_in_use``, ``latency_s``
-            (of the exact model, per cost bucket: predicted seconds of 1 row and of a full batch), ``wasted_rows``
-            (executed for nobody), and where variants have run ``variants`` (by name: their ``latency_s``).
+            ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``overhead_s`` (of a bundle, besides its
+            execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names), ``slots`` and ``slots_in_use``,
+            ``latency_s`` (of the exact model, per cost bucket: predicted seconds of 1 row and of a full batch),
+            ``window_s`` (of the policy ``window``, else ``None``),
+            ``wasted_rows`` (executed for nobody), and where variants have run ``variants`` (by name: their
+            ``latency_s``).
         """
         slots = self.slots
         picture = {
@@ -61,13 +98,14 @@ class ModelState:
                 priority.label: {"entries": length.entries, "rows": length.rows, "bytes": length.nbytes}
                 for priority, length in self.queue.lengths().items()
             },
-            "credit_s": {priority.label: credit for priority, credit in self.shares.credit_s.items()},
+            "overhead_s": self.overhead.seconds,
             "running_rows": slots.rows,
             "replicas": list(slots.replicas),
             "held_replicas": slots.held,
             "slots": len(slots.replicas) * slots.window,
             "slots_in_use": slots.in_use,
             "latency_s": self._latency_s(self.latencies.exact),
+            "window_s": self.policy.window_s if isinstance(self.policy, Window) else None,
             "wasted_rows": self.wasted_rows,
         }
         if self.latencies.variants:
@@ -76,57 +114,125 @@ class ModelState:
             }
         return picture
 
-    def next_bundle(self, now: float, network_s: float) -> NextBundle | None:
-        """Take the next bundle from the queue, for a replica with a free slot; ``None`` when nothing can go.
+    def slack_s(self, entry: Entry, now: float, rate: float) -> float:
+        """What an entry's budget leaves besides its execution and the overhead, seconds.
 
-        Expired entries must have been taken out before. The caller takes the slot.
+        It may execute together with what else comes within its budget.
+
+        Args:
+            entry: The entry.
+            now: Seconds.
+            rate: Of entries like it, per second.
+        """
+        budget = entry.deadline - now
+        rows = entry.rows
+        if rows < self.settings.max_rows:
+            rows = min(self.settings.max_rows, rows + int(min(rate * budget, self.settings.max_rows)) + 1)
+        latency = self.latencies.of(entry.variant)
+        return budget - execution_s(latency, rows, entry.bucket, self.settings.max_rows) - self.overhead.seconds
+
+    def answered(self, bundle: Bundle, executions: Sequence[tuple[int, int, float, str]], now: float) -> None:
+        """A replica answered a bundle: frees its slot, and learns.
+
+        Args:
+            bundle: The bundle.
+            executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
+            now: Seconds.
+        """
+        predicted_s = self.slots.release(bundle.replica, bundle.id, now, answered=True)
+        executed = 0.0
+        for rows, bucket, seconds, variant in executions:
+            self.latencies.observe(rows, bucket, seconds, variant)
+            executed += seconds
+        if executions and bundle.entries:
+            self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
+            if predicted_s > 0.0:
+                self.earliness.observe(executed / predicted_s)
+            self.overhead.observe(now - bundle.begins - executed)
+
+    def candidate(self, now: float, shares: Shares) -> Candidate | None:
+        """What would go next, and where; ``None`` without a free slot or without anything that can go.
 
         Args:
             now: Seconds.
-            network_s: Allowance for everything around an execution, seconds.
+            shares: The classes' credits on the model's device.
         """
-        slots, latencies, settings = self.slots, self.latencies, self.settings
+        slots, queue = self.slots, self.queue
         default = slots.choose()
         if default is None:
             return None
-        # Classes that can be dispatched now, and for each: its retried head and that one's replica, if it goes first.
         ready: list[Priority] = []
-        retries: dict[Priority, tuple[Entry, Replica]] = {}
-        heads: list[Entry] = []
+        heads: list[tuple[Entry, Replica]] = []
         for priority in _PRIORITIES:
-            head = self.queue.fresh[priority - 1].head()
-            again = self.queue.retry[priority - 1].head()
+            fresh, retry = queue.fresh[priority - 1], queue.retry[priority - 1]
+            head = fresh.head() if fresh.rows else None
+            again = retry.head() if retry.rows else None
+            replica = default
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
-                replica = slots.choose(again.avoid, suspect=True)
-                if replica is not None:
-                    retries[priority] = (again, replica)
-                    head = again
+                elsewhere = slots.choose(again.avoid, suspect=True)
+                if elsewhere is not None:
+                    head, replica = again, elsewhere
             if head is not None:
                 ready.append(priority)
-                heads.append(head)
+                heads.append((head, replica))
         if not ready:
             return None
-        chosen = ready[0]
-        paid_by = None
-        for priority, head in zip(ready[1:], heads[1:], strict=True):
-            if self.shares.credit_s[priority] > 0.0 and self.shares.may_go_first(
-                priority, execution_s(latencies.of(head.variant), head.rows, head.bucket, settings.max_rows)
-            ):
-                chosen = paid_by = priority
+        chosen, paid = 0, False
+        for at in range(1, len(ready)):
+            if shares.credit_s[ready[at]] > 0.0 and shares.may_go_first(ready[at], self._alone_s(heads[at][0])):
+                chosen, paid = at, True
                 break
+        head, replica = heads[chosen]
+        alone_s = self._alone_s(head)
+        slack_s = (head.deadline - now - alone_s) / self.settings.weight
+        return Candidate(self, ready[chosen], head, replica, ready, paid, slack_s, alone_s)
 
-        if chosen in retries:
-            head, replica = retries[chosen]
-            self.queue.retry[chosen - 1].pop()
-            entries, rows, bucket = [head], head.rows, head.bucket
-        else:
-            replica = default
-            slack_from = max(now, replica.busy_until) + network_s
-            entries, rows, bucket = compose(self.queue, chosen, settings, self.policy, latencies, slack_from)
-        predicted = execution_s(latencies.of(entries[0].variant), rows, bucket, settings.max_rows)
-        riders = _riders(entries, rows, chosen) if len(entries) > 1 else ()
-        self.shares.dispatched(predicted, ready, paid_by, riders)
-        return NextBundle(replica, entries, rows, bucket, predicted)
+    def opens_at(self, candidate: Candidate, slack_from: float, max_rows: int, now: float) -> float:
+        """When the policy lets a fresh candidate go, seconds; now or the past: at once.
+
+        Args:
+            candidate: What would go.
+            slack_from: When its execution can begin, plus the overhead, seconds.
+            max_rows: Most rows that it may take.
+            now: Seconds.
+        """
+        if self.policy.stages_early:
+            return now
+        head = candidate.head
+        latency = self.latencies.of(head.variant)
+        if not latency.known or head.rows >= max_rows or candidate.replica.name is None:
+            return now
+        target = target_s(latency, self.settings, head.rows, head.bucket, head.deadline - slack_from)
+        fresh = self.queue.fresh
+        begin = max(now, candidate.replica.busy_until)
+        rows = self.queue.fresh_rows
+        oldest, latest = head.arrival, inf
+        for priority in candidate.ready:
+            if priority is not candidate.priority and (other := fresh[priority - 1].head()) is not None:
+                oldest = min(oldest, other.arrival)
+                # It rides along at the latest when the whole bundle could still be in time for it.
+                whole = latency.predict(min(rows, max_rows), other.bucket)
+                latest = min(latest, other.deadline - (slack_from - begin) - whole)
+        opens = self.policy.open_at(
+            Waiting(
+                now,
+                rows,
+                latency.rows_within(target, head.bucket, max_rows),
+                head.rows,
+                head.bucket,
+                oldest,
+                head.deadline - (slack_from - begin),
+                head.deadline - head.arrival,
+                self.slots.idle,
+                self.slots.usable,
+                latency,
+                self.arrivals,
+            )
+        )
+        return min(opens, latest)
+
+    def _alone_s(self, head: Entry) -> float:
+        return execution_s(self.latencies.of(head.variant), head.rows, head.bucket, self.settings.max_rows)
 
     def _latency_s(self, latency: LatencyModel) -> dict[str, dict[str, float]]:
         most = self.settings.max_rows
@@ -134,12 +240,3 @@ class ModelState:
             str(bucket): {"1": latency.predict(1, bucket), str(most): latency.predict(most, bucket)}
             for bucket in latency.buckets
         }
-
-
-def _riders(entries: list[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
-    """The classes other than ``chosen`` in a bundle, with their parts of its rows."""
-    riding: dict[Priority, int] = {}
-    for entry in entries:
-        if entry.priority is not chosen:
-            riding[entry.priority] = riding.get(entry.priority, 0) + entry.rows
-    return [(priority, part / rows) for priority, part in riding.items()]

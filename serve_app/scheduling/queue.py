@@ -2,7 +2,7 @@
 
 A `ClassQueue` is a binary heap of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
 only; the heap forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly as
-long as it is queued, cancelling is O(1) amortised, and the heap holds at most ``2 * entries + 64`` pairs. Every variant
+long as it is queued, cancelling is O(1) amortised, and the heap holds at most ``2 * entries + 64`` pairs. Every lane
 has a heap of its own, so that a bundle of one variant does not end at the first entry of another.
 """
 
@@ -90,7 +90,7 @@ class ClassQueue:
     )
 
     def __init__(self, totals: Totals) -> None:
-        # Per variant with anything queued; an empty heap goes when somebody next looks at it.
+        # Per lane with anything queued; an empty heap goes when somebody next looks at it.
         self._heaps: dict[str, list[tuple[float, int]]] = {}
         self._pairs = 0
         self._entries: dict[int, Entry] = {}
@@ -117,9 +117,9 @@ class ClassQueue:
         if entry.id in self._entries:
             raise ValueError(f"entry {entry.id} is queued already")
         self._entries[entry.id] = entry
-        heap = self._heaps.get(entry.variant)
+        heap = self._heaps.get(entry.lane)
         if heap is None:
-            heap = self._heaps[entry.variant] = []
+            heap = self._heaps[entry.lane] = []
         heappush(heap, (entry.deadline, entry.id))
         self._pairs += 1
         if entry.variant:
@@ -131,16 +131,16 @@ class ClassQueue:
         self._totals.nbytes += entry.nbytes
         self.histogram.add(entry.arrival, entry.deadline, entry.rows)
 
-    def head(self, variant: str | None = None) -> Entry | None:
-        """The entry with the earliest deadline, of this variant or (``None``) of all; ``None`` without any."""
+    def head(self, lane: str | None = None) -> Entry | None:
+        """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
         entries, heaps = self._entries, self._heaps
         if not entries:
             return None
-        if variant is None:
+        if lane is None:
             if len(heaps) > 1:
                 return entries[min(heap[0] for name in tuple(heaps) if (heap := self._tidy(name)))[1]]
-            (variant,) = heaps
-        heap = self._tidy(variant)
+            (lane,) = heaps
+        heap = self._tidy(lane)
         return entries[heap[0][1]] if heap else None
 
     def pop(self) -> Entry:
@@ -151,20 +151,27 @@ class ClassQueue:
         self._pop(entry)
         return entry
 
-    def take(self, into: list[Entry], room: int, bucket: int, variant: str = "") -> int:
-        """Pop entries of one variant in order while they fit: their rows in ``room``, their bucket in ``bucket``.
+    def take_head(self, lane: str) -> Entry | None:
+        """Take the entry of this lane with the earliest deadline, or ``None``."""
+        entry = self.head(lane)
+        if entry is not None:
+            self._pop(entry)
+        return entry
+
+    def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
+        """Pop entries of one lane in order while they fit: their rows in ``room``, their bucket in ``bucket``.
 
         Args:
             into: Receives the entries.
             room: Most rows to take.
             bucket: Largest cost bucket to take.
-            variant: The variant to take; others are passed over.
+            lane: The lane to take from; others are passed over.
 
         Returns:
             The rows taken. The first entry that does not fit ends it and stays the head.
         """
         left = room
-        heap = self._heaps.get(variant)
+        heap = self._heaps.get(lane)
         while heap and left > 0:
             entry = self._entries.get(heap[0][1])
             if entry is None:
@@ -189,9 +196,9 @@ class ClassQueue:
             self._pop(entry)
             into.append(entry)
 
-    def _tidy(self, variant: str) -> list[tuple[float, int]] | None:
-        """The heap of a variant with no stale pair on top, or ``None`` when nothing of it is queued."""
-        heap = self._heaps.get(variant)
+    def _tidy(self, lane: str) -> list[tuple[float, int]] | None:
+        """The heap of a lane with no stale pair on top, or ``None`` when nothing of it is queued."""
+        heap = self._heaps.get(lane)
         if heap is None:
             return None
         while heap:
@@ -199,12 +206,12 @@ class ClassQueue:
                 return heap
             heappop(heap)
             self._pairs -= 1
-        del self._heaps[variant]
+        del self._heaps[lane]
         return None
 
     def _pop(self, entry: Entry) -> None:
         """Take out an entry that heads its heap."""
-        heappop(self._heaps[entry.variant])
+        heappop(self._heaps[entry.lane])
         self._pairs -= 1
         del self._entries[entry.id]
         self._forget(entry)
@@ -250,22 +257,33 @@ class ModelQueue:
         retry: Per class: entries whose first bundle failed. They are kept apart because they travel alone.
     """
 
-    __slots__ = ("fresh", "retry")
+    __slots__ = ("_all", "_down_to", "fresh", "retry")
 
     def __init__(self, totals: dict[Priority, Totals]) -> None:
         self.fresh = tuple(ClassQueue(totals[priority]) for priority in Priority)
         self.retry = tuple(ClassQueue(totals[priority]) for priority in Priority)
+        self._all = (*self.fresh, *self.retry)
+        # By class: the queues of this class and those above it.
+        self._down_to = tuple((*self.fresh[:least], *self.retry[:least]) for least in range(len(Priority) + 1))
 
     def __len__(self) -> int:
-        return sum(map(len, self.fresh)) + sum(map(len, self.retry))
+        return sum(map(len, self._all))
 
     def __bool__(self) -> bool:
-        return any(map(len, self.fresh)) or any(map(len, self.retry))
+        for queue in self._all:  # noqa: SIM110 - a quarter of the time of any()
+            if queue.rows:
+                return True
+        return False
 
     @property
     def rows(self) -> int:
         """Rows queued in all classes."""
-        return sum(queue.rows for queue in self.fresh) + sum(queue.rows for queue in self.retry)
+        return sum(queue.rows for queue in self._all)
+
+    @property
+    def fresh_rows(self) -> int:
+        """Rows queued in all classes, retries not included."""
+        return sum(queue.rows for queue in self.fresh)
 
     def push(self, entry: Entry) -> None:
         """Queue an entry under its class; a retry is recognised by its attempts."""
@@ -277,15 +295,17 @@ class ModelQueue:
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
-        for queue in self.fresh:
-            queue.expire(now, into)
-        for queue in self.retry:
-            queue.expire(now, into)
+        for queue in self._all:
+            if queue.rows:
+                queue.expire(now, into)
 
     def next_deadline(self) -> float | None:
         """The earliest deadline of all entries, or ``None`` when empty."""
-        heads = (queue.head() for queue in (*self.fresh, *self.retry))
-        return min((entry.deadline for entry in heads if entry is not None), default=None)
+        earliest = None
+        for queue in self._all:
+            if queue.rows and (head := queue.head()) is not None and (earliest is None or head.deadline < earliest):
+                earliest = head.deadline
+        return earliest
 
     def lengths(self) -> dict[Priority, QueueLength]:
         """What each class has queued."""
@@ -302,7 +322,7 @@ class ModelQueue:
         """
         rows = row_buckets = counted = 0
         shares: dict[str, float] = {}
-        for queue in (*self.fresh[:priority], *self.retry[:priority]):
+        for queue in self._down_to[priority]:
             if not queue.rows:
                 continue
             own = queue is self.fresh[priority - 1] or queue is self.retry[priority - 1]

@@ -25,13 +25,15 @@ from typing import Any
 from serve_app.scheduling.admission import Bounds, already_late, drain_s, unknown_model, unreachable
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
 from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Rejection, Requeue
+from serve_app.scheduling.devices import Device, NextBundle
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.model_state import ModelState, NextBundle
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
+_LOW = Priority.LOW
 _MAX_ATTEMPTS = 2
 
 
@@ -42,22 +44,29 @@ class Scheduler:
         models: The models. Raises ValueError for an unknown batch policy.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
+        groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
 
     Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
     which reject.
     """
 
     def __init__(
-        self, models: Iterable[ModelScheduling], classes: Mapping[Priority, ClassSettings], limits: ProcessLimits
+        self,
+        models: Iterable[ModelScheduling],
+        classes: Mapping[Priority, ClassSettings],
+        limits: ProcessLimits,
+        groups: Iterable[DeviceGroup] = (),
     ) -> None:
         missing = [priority.label for priority in _PRIORITIES if priority not in classes]
         if missing:
             raise ValueError(f"no settings for class {', '.join(missing)}")
         if sum(settings.min_share for settings in classes.values()) > 1.0 + 1e-9:
             raise ValueError("the classes' min_share must not exceed 1 in sum")
-        self._network_s = limits.network_s
         self._bounds = Bounds(classes, limits)
-        self._models = {model.name: ModelState(model, classes, self._bounds.totals) for model in models}
+        self._models = {model.name: ModelState(model, self._bounds.totals, limits.network_s) for model in models}
+        min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
+        self._devices = _devices(self._models, min_share, groups)
+        self._device_of = {model.settings.name: device for device in self._devices for model in device.models}
         self._bundles = BundlesInFlight()
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
@@ -83,24 +92,19 @@ class Scheduler:
         elif not entry.deadline > now:
             rejection = already_late()
         else:
+            model.arrivals.observe(now)
+            device = self._device_of[entry.model]
             bounds = self._bounds
             priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
-                rejection = unreachable(
-                    entry,
-                    priority,
-                    model.settings,
-                    model.queue,
-                    model.latencies,
-                    model.slots,
-                    model.probes,
-                    self._network_s,
-                    now,
-                )
+                rejection = unreachable(entry, priority, model, device, now)
                 if rejection is None:
                     entry.priority = priority
+                    if priority is not _LOW:
+                        claims = device.claims
+                        claims.observe(priority, model.slack_s(entry, now, claims.rate(priority, now)), now)
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -135,8 +139,10 @@ class Scheduler:
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
         """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
         slots = self._models[model].slots
+        device = self._device_of[model]
         for vanished in slots.set_replicas(replicas, now):
             for bundle_id in list(vanished.bundles):
+                device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
     def on_done(self, bundle_id: int, executions: Sequence[tuple[int, int, float, str]], now: float) -> list[Entry]:
@@ -154,9 +160,8 @@ class Scheduler:
         if bundle is None:
             return []
         model = self._models[bundle.model]
-        model.slots.release(bundle.replica, bundle_id, now, answered=True)
-        for rows, bucket, seconds, variant in executions:
-            model.latencies.observe(rows, bucket, seconds, variant)
+        model.answered(bundle, executions, now)
+        self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
         useful = 0
         for entry in bundle.entries:
@@ -192,6 +197,7 @@ class Scheduler:
             return Requeue([], [], [])
         model = self._models[bundle.model]
         model.slots.release(bundle.replica, bundle_id, now, answered=False)
+        self._device_of[bundle.model].ended(bundle_id, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -225,9 +231,14 @@ class Scheduler:
         Entries in its bundles may still be answered, and expire at their deadlines; see `on_timeout` to have them
         tried elsewhere. ``None`` gives up the wake-up bundle.
         """
-        abandoned = self._models[model].slots.quarantine(replica, now)
+        known = self._models[model]
+        if replica is not None and (quarantined := known.slots.replicas.get(replica)) is not None:
+            for bundle_id in quarantined.bundles:
+                self._device_of[model].ended(bundle_id, now)
+        abandoned = known.slots.quarantine(replica, now)
         if abandoned is not None:
             for bundle_id in list(abandoned.bundles):
+                self._device_of[model].ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
     # ------------------------------------------------------------- questions
@@ -254,8 +265,17 @@ class Scheduler:
         return self._models[model].queue.lengths()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """A JSON-able picture of every model by name; see `ModelState.picture` for its keys."""
-        return {name: model.picture() for name, model in self._models.items()}
+        """A JSON-able picture of every model by name.
+
+        Returns:
+            What `ModelState.picture` tells, and ``credit_s`` per class (see `Shares`; of the device, where it is
+            shared).
+        """
+        return {
+            name: model.picture()
+            | {"credit_s": {p.label: credit for p, credit in self._device_of[name].shares.credit_s.items()}}
+            for name, model in self._models.items()
+        }
 
     def totals(self) -> dict[str, Any]:
         """A JSON-able picture of what the process's bounds are checked against, and the bundles in flight."""
@@ -276,21 +296,32 @@ class Scheduler:
         self._late.clear()
         expired += self._bundles.pop_due(now)
         dispatches: list[Dispatch] = []
-        for model in self._models.values():
-            model.slots.release_holds(now)
-            if model.queue:
-                model.queue.expire(now, expired)
-                while (following := model.next_bundle(now, self._network_s)) is not None:
-                    dispatches.append(self._launch(model, following, now))
+        given_up: list[Entry] = []
+        for device in self._devices:
+            waiting = False
+            for model in device.models:
+                model.slots.release_holds(now)
+                if model.queue:
+                    model.queue.expire(now, expired)
+                    waiting = True
+            if waiting:
+                while (following := device.next_bundle(now, given_up)) is not None:
+                    dispatches.append(self._launch(following, now))
+            else:
+                device.open_at = inf
         for entry in expired:
             self._end(entry)
-        return Decisions(dispatches, expired)
+        for entry in given_up:
+            self._end(entry)
+        return Decisions(dispatches, expired, given_up)
 
     @property
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
         earliest = min((entry.deadline for entry in self._late), default=inf)
         earliest = min(earliest, self._bundles.next_deadline())
+        for device in self._devices:
+            earliest = min(earliest, device.open_at)
         for model in self._models.values():
             # Also without work: who asks for the usable replicas must not see holds that are over.
             earliest = min(earliest, model.slots.next_release)
@@ -299,19 +330,27 @@ class Scheduler:
                 earliest = deadline
         return None if earliest == inf else earliest
 
-    def _launch(self, model: ModelState, following: NextBundle, now: float) -> Dispatch:
-        replica, entries, rows, bucket, predicted_s = following
+    def _launch(self, following: NextBundle, now: float) -> Dispatch:
+        model, replica, entries, rows, bucket, variant, predicted_s = following
         self._last_bundle += 1
         bundle_id = self._last_bundle
         suspect = entries[0].attempts > 0
-        attempt = 0 if replica.name is None else 1
+        attempt = 1
+        if replica.name is None:
+            # It only wakes the model up: what its entries run on is decided when they go again.
+            attempt, variant = 0, entries[0].variant
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
-        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows)
+            if entry.variant != variant:
+                entry.variant = entry.lane = variant
+        device = self._device_of[model.settings.name]
+        begins = max(now, replica.busy_until, device.earliest_start(now))
+        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, begins)
+        device.launched(bundle_id, following, now)
         model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=suspect)
         self._bundles.add(bundle)
-        return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s)
+        return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant)
 
     def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         result = Requeue([], [], [])
@@ -337,5 +376,24 @@ class Scheduler:
         self._bounds.nbytes -= entry.nbytes
 
     def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
-        wait = drain_s(model.settings, model.queue, model.latencies, model.slots, priority, now)
+        wait = drain_s(model, self._device_of[model.settings.name], priority, now)
         return self._bounds.queue_full(priority, nbytes, wait)
+
+
+def _devices(
+    models: Mapping[str, ModelState], min_share: Mapping[Priority, float], groups: Iterable[DeviceGroup]
+) -> list[Device]:
+    """The devices: one per group, and one for each model that is in none."""
+    alone = dict(models)
+    devices = []
+    for group in groups:
+        members = []
+        for name in group.models:
+            if name not in alone:
+                raise ValueError(
+                    f"device group {group.name}: "
+                    + (f"model {name} is in two groups" if name in models else f"there is no model {name}")
+                )
+            members.append(alone.pop(name))
+        devices.append(Device(members, min_share, group))
+    return devices + [Device([model], min_share) for model in alone.values()]

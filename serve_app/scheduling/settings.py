@@ -35,13 +35,42 @@ class ModelScheduling:
         slo_s: Latency the model is tuned for, seconds; batches are not grown past it.
         window: Bundles in flight per replica: one running and the rest staged.
         policy: Name of the batch policy.
+        early_drop: Whether entries are given up as soon as they cannot be in time, or not without costing others.
+        fallbacks: Variants that may stand in for the exact model where it would be too late, most exact first.
+        weight: How much more urgent than others its entries are where models share a device: their slack counts
+            divided by it.
+        resident_bytes: Memory that a replica holds, on a shared device.
+        bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
     """
 
     name: str
     max_rows: int
     slo_s: float
     window: int = 2
-    policy: Literal["auto", "eager"] = "auto"
+    policy: Literal["auto", "deferred", "eager", "window"] = "auto"
+    early_drop: bool = True
+    fallbacks: tuple[str, ...] = ()
+    weight: float = 1.0
+    resident_bytes: int = 0
+    bytes_per_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Models whose replicas compute on one device, so that their executions take from each other.
+
+    Attributes:
+        name: Its name.
+        models: Names of the members. A model is a member of one group at most; one without a group has its own device
+            per replica.
+        concurrency: Executions at once, over all members.
+        memory_bytes: Memory of the device; 0: not limited.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    concurrency: int = 1
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +80,7 @@ class ProcessLimits:
     Attributes:
         total_bytes: Most bytes queued and running at once.
         high_headroom: Part of ``total_bytes`` that only the class ``high`` may use, 0 to 1.
-        network_s: Allowance for everything around an execution (transport, splitting), seconds.
+        network_s: Allowance for everything around an execution (transport, splitting) until it was measured, seconds.
     """
 
     total_bytes: int

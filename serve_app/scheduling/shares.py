@@ -2,9 +2,9 @@
 
 Classes are near-strict: the most urgent class with work goes first. But every class earns credit, ``min_share`` of the
 predicted server time of each bundle that is dispatched while it has work waiting; once the credit covers what its
-head would cost, it goes first and pays for its bundle. It may go into debt, since the bundle behind the head can be
-larger than the head: over time it gets its share of server time ahead of its turn, not more. Rows that ride along in
-another class's bundle are paid from credit that is there, never by debt: they cost little, and they are service too.
+head would cost, it goes first and pays for its part of the bundle. It may go into debt, since what follows the head
+can be larger than the head: over time it gets its share of server time, not more. What it gets in its turn, and rows
+that ride along in another class's bundle, are service too, and are paid from credit that is there, never by debt.
 
 While predictions are 0.0 (nothing is known of the model), every bundle counts the same.
 """
@@ -38,27 +38,38 @@ class Shares:
         """Whether the class's credit covers its head's predicted cost."""
         return self._min_share[priority] > 0.0 and self.credit_s[priority] >= max(head_cost_s, _UNKNOWN_COST_S)
 
+    def held_back(self, priority: Priority, seconds: float) -> None:
+        """A class's work was held back for so long while the device could have run it: that earns its share, too."""
+        self.credit_s[priority] += self._min_share[priority] * seconds
+
     def dispatched(
         self,
         cost_s: float,
         waiting: Sequence[Priority],
-        paid_by: Priority | None,
+        chosen: Priority,
         riders: Iterable[tuple[Priority, float]] = (),
+        *,
+        paid: bool,
     ) -> None:
         """Account for one bundle.
 
         Args:
             cost_s: Predicted server time of the bundle.
             waiting: Classes that had dispatchable work when it was formed.
-            paid_by: The class that went first on credit; ``None`` when the bundle's class was the most urgent.
+            chosen: The class that heads the bundle.
             riders: Other classes in the bundle with their parts of its rows, 0 to 1.
+            paid: Whether its class went first on credit, and not because it was the most urgent.
         """
         cost_s = max(cost_s, _UNKNOWN_COST_S)
         credit = self.credit_s
         for priority in waiting:
             credit[priority] += self._min_share[priority] * cost_s
-        if paid_by is not None:
-            credit[paid_by] -= cost_s
+        own = 1.0
         for priority, part in riders:
+            own -= part
             if credit[priority] > 0.0:
                 credit[priority] = max(0.0, credit[priority] - cost_s * part)
+        if paid:
+            credit[chosen] -= cost_s * own
+        elif credit[chosen] > 0.0:
+            credit[chosen] = max(0.0, credit[chosen] - cost_s * own)

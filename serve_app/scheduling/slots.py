@@ -21,6 +21,7 @@ from math import inf
 
 _HOLD_S = 1.0
 _LONGEST_HOLD_S = 30.0
+_NO_BUNDLE = (0, 0.0)
 
 
 class Replica:
@@ -123,9 +124,9 @@ class Slots:
         replica.busy_until = max(now, replica.busy_until) + predicted_s
         self._place(replica)
 
-    def release(self, replica: Replica, bundle_id: int, now: float, *, answered: bool) -> None:
-        """Free the slot of a bundle that was answered or failed."""
-        replica.bundles.pop(bundle_id, None)
+    def release(self, replica: Replica, bundle_id: int, now: float, *, answered: bool) -> float:
+        """Free the slot of a bundle that was answered or failed. Returns its predicted time, seconds."""
+        predicted_s = replica.bundles.pop(bundle_id, _NO_BUNDLE)[1]
         replica.suspects.discard(bundle_id)
         replica.busy_until = now + sum(predicted for _, predicted in replica.bundles.values())
         if answered:
@@ -134,6 +135,7 @@ class Slots:
         elif replica.held_until == inf and not replica.bundles:
             replica.held_until = self._hold_end(replica, now)
         self._place(replica)
+        return predicted_s
 
     def fail(self, replica: Replica, now: float) -> None:
         """Hold a replica that is believed lost, or the wake-up slot. One that is held already stays so."""
@@ -203,6 +205,21 @@ class Slots:
             busy = [r.busy_until for r in self.replicas.values() if r.held_until is None]
             self._earliest = min(busy, default=-inf)
         return max(now, self._earliest)
+
+    @property
+    def idle(self) -> int:
+        """Usable replicas with nothing in flight."""
+        return len(self._levels[0])
+
+    def second_start(self, first: Replica, now: float) -> float:
+        """When a usable replica other than ``first`` is predicted to be done; ``inf`` without one."""
+        if len(self.replicas) < 2:
+            return inf
+        for replica in self._levels[0]:
+            if replica is not first:
+                return now
+        others = [r.busy_until for r in self.replicas.values() if r is not first and r.held_until is None]
+        return max(now, min(others, default=inf))
 
     def _hold_end(self, replica: Replica, now: float) -> float:
         replica.failures += 1

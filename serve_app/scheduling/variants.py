@@ -28,6 +28,10 @@ class VariantLatency:
         """What predicts for this variant; ``""`` is the exact model."""
         return self.variants.get(variant, self.exact) if variant else self.exact
 
+    def has(self, variant: str) -> bool:
+        """Whether anything is known of this variant itself."""
+        return variant in self.variants
+
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """Learn from one execution; see `LatencyModel.observe`."""
         self._learning(variant).observe(rows, bucket, seconds)

@@ -77,7 +77,7 @@ class Noise:
     stall_every_s: float = 0.0
     """Mean time between stalls of a replica (exponential), seconds; 0: none."""
     stall_s: float = 0.0
-    """How long a stall holds up the execution it falls in or, if idle, the next one before it starts."""
+    """How long a stall holds up the execution it falls in; one that would begin during a stall begins after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,12 @@ class Failure:
 
     model: str
     replica: int
+    """Its place in the model's list of replicas at that time, from 0; nothing happens where there is none."""
     at_s: float
     down_s: float
     """Until its successor is listed."""
+    noticed_s: float = 1.0
+    """Until it leaves the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,9 @@ class Overheads:
     """A batch's way to a replica."""
     answer_s: float = 0.0
     """A batch's way back to the client."""
+    between_s: float = 0.0
+    """From the end of an execution until its replica can begin the next: results are taken apart, the next batch woken.
+    No execution time tells of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,8 @@ class Stream:
     """Parts of the classes in this stream, in sum 1; empty: all in ``priority``."""
     timeouts_s: Mapping[Priority, float] = field(default_factory=dict)
     """Deadline per class where ``share`` is given and they differ; otherwise ``timeout_s``."""
+    jitter: float = 0.0
+    """``video``: each frame is late by a random part of this part of a frame's gap, 0 to 1."""
 
 
 WEIGHTS = {Priority.HIGH: 100.0, Priority.NORMAL: 10.0, Priority.LOW: 1.0}

@@ -23,10 +23,13 @@ class Request:
         stream: Number of the video stream that it is a frame of, or -1. A newer frame makes a waiting one worthless.
         ended: When it was answered, rejected or dropped; ``None`` before that.
         answered: Whether it ended with an answer (in time or not).
+        replaced: Set by a system before it drops a frame because a newer one of its stream has arrived.
+        server_s: Server time charged to it so far, seconds.
     """
 
     __slots__ = (
-        "answered", "arrival", "bucket", "deadline", "ended", "id", "model", "priority", "rows", "server_s", "stream",
+        "answered", "arrival", "bucket", "deadline", "ended", "id", "model", "priority", "replaced", "rows",
+        "server_s", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +53,7 @@ class Request:
         self.stream = stream
         self.ended: float | None = None
         self.answered = False
+        self.replaced = False
         self.server_s = 0.0
 
 
@@ -104,13 +108,19 @@ class World(Protocol):
 
         Padding counts in ``rows``. A replica that is dead ends the execution at once as failed. Server time is
         charged to the requests by their rows; what is charged to one that is not answered in time is waste.
+        A replica that has left the list because there are too many still runs what it is given.
         """
 
     def idle(self, replica: str) -> bool:
         """Whether nothing runs there."""
 
-    def answer(self, request: Request) -> None:
-        """The answer leaves now and reaches the client ``overheads.answer_s`` later. No-op when ended already."""
+    def answer(self, request: Request, left: float | None = None) -> None:
+        """The answer leaves now and reaches the client ``overheads.answer_s`` later. No-op when ended already.
+
+        Args:
+            request: Whose answer it is.
+            left: When it left, if that is past: for systems that themselves wait for the way back.
+        """
 
     def drop(self, request: Request) -> None:
         """It gets no answer: rejected, expired, or shed. No-op when ended already."""

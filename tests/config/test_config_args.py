@@ -139,7 +139,7 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model(batching={"policy": "egaer"}),
-            "args.models[0].batching.policy: must be 'auto' or 'eager', got 'egaer'",
+            "args.models[0].batching.policy: must be 'auto', 'eager', 'window' or 'deferred', got 'egaer'",
             id="unknown choice",
         ),
         pytest.param(
@@ -250,7 +250,16 @@ def test_variants_share_the_gpu_memory() -> None:
     resources = {"device": "cuda", "gpus": 0.5, "gpu_memory": "2GiB", "threads": 3}
     args = parse_args(with_model(resources=resources, variants=[{"name": "int8", "path": "models/int8"}]))
     settings = args.models[0].onnx_settings(Path("model.onnx"), gpu_available=True)
-    assert settings == OnnxSettings("digits", Path("model.onnx"), "cuda", True, 1024**3, intra_op_threads=3)
+    assert settings == OnnxSettings(
+        "digits",
+        Path("model.onnx"),
+        "cuda",
+        True,
+        1024**3,
+        intra_op_threads=3,
+        row_sizes=(1, 4, 16, 32),
+        only_for_convolutions=True,
+    )
 
 
 def test_a_processor_has_the_options_of_its_task() -> None:

@@ -105,6 +105,22 @@ def test_a_model_without_replicas_wakes_up_for_its_first_request(busy: ServeProc
     wait_until(lambda: replicas(busy.url, "sleeper") == 0, "sleeper asleep again")
 
 
+def test_what_expires_while_a_model_wakes_up_is_never_executed(busy: ServeProcess) -> None:
+    """The start that it asked for goes on, and serves the next request."""
+
+    def executions() -> int:
+        statistics = httpx.get(f"{busy.url}/v2/models/sleeper/stats", timeout=30.0).json()
+        return int(statistics["model_stats"][0]["execution_count"])
+
+    wait_until(lambda: replicas(busy.url, "sleeper") == 0, "no replica of sleeper at rest")
+    before = executions()
+    late = ask(busy.url, "sleeper", 4.0, headers={"X-Timeout-Ms": "300"})
+    assert (late.status_code, late.json()["code"]) == (503, "model_unavailable")
+    answer = ask(busy.url, "sleeper", 6.0)
+    assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [7.0])
+    assert executions() == before + 1
+
+
 def test_replicas_follow_the_queue(busy: ServeProcess) -> None:
     """Rows waiting in the router bring a second replica, and idleness takes it away again."""
     assert replicas(busy.url, "slow") == 1

@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve_app.inference.device import Device, device_of, providers_for, resolve_device
+from serve_app.inference.device import (
+    Device,
+    device_of,
+    divide_memory,
+    lacks_device,
+    providers_for,
+    resolve_device,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +59,37 @@ def test_the_memory_limit_reaches_the_cuda_arena(memory: int | None, limit: dict
 def test_the_device_is_what_the_session_got(providers: list[str], expected: Literal["cpu", "cuda"]) -> None:
     """A session that lists CUDA runs on it."""
     assert expected == device_of(providers)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError('x.h:187 Parse Failed to parse provider option "device_id": no CUDA-capable device'), True),
+        (RuntimeError("CUDA failure 2: out of memory"), False),
+        (None, False),
+    ],
+)
+def test_a_missing_device_is_told_from_other_faults(error: Exception | None, expected: bool) -> None:
+    """A model that does not fit into its memory must not move to the CPU."""
+    assert expected == lacks_device(error)
+
+
+def test_sessions_get_their_weights_and_memory_by_rows() -> None:
+    """An eighth of the largest batch is added to each, for what does not shrink with it."""
+    assert divide_memory(1000 + 3 * 200, 200, (1, 8, 32)) == [200 + 94, 200 + 226, 200 + 679]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1024), min_size=1, max_size=8),
+    weights=st.integers(0, 1 << 40),
+    spare=st.integers(0, 1 << 40),
+)
+def test_a_divided_limit_is_kept(sizes: list[int], weights: int, spare: int) -> None:
+    """The parts are limits that ONNX Runtime takes, and stay within the whole even where it is far too low."""
+    total = len(sizes) + spare
+
+    parts = divide_memory(total, weights, sizes)
+
+    assert len(parts) == len(sizes)
+    assert min(parts) >= 1
+    assert sum(parts) <= total

@@ -35,6 +35,22 @@ from serve_app.inference.failure import describe_failure
             ),
             "CUDA failure 2: out of memory",
         ),
+        (
+            (
+                "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node."
+                " Name:'make_conv' Status Message: void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool,"
+                " onnxruntime::Stream*) Available memory of 45328384 is smaller than requested bytes of 102760448"
+            ),
+            "Available memory of 45328384 is smaller than requested bytes of 102760448",
+        ),
+        (
+            (
+                "static onnxruntime::CUDAExecutionProviderInfo onnxruntime::CUDAExecutionProviderInfo::"
+                "FromProviderOptions(const onnxruntime::ProviderOptions&) [ONNXRuntimeError] : 1 : FAIL :"
+                ' provider_options_utils.h:187 Parse Failed to parse provider option "device_id": no device'
+            ),
+            'Failed to parse provider option "device_id": no device',
+        ),
         ("rates in km/h and and/or survive", "rates in km/h and and/or survive"),
         ("", "RuntimeError"),
         ("x" * 500, "x" * 239 + "…"),

@@ -123,6 +123,48 @@ def test_a_model_of_fixed_rows_takes_any_number(make_model: MakeModel, load: Loa
     np.testing.assert_array_equal(2 * values, backend.run({"x": values})["y"])
 
 
+@pytest.mark.parametrize(
+    ("rows", "run_with"), [(1, [1]), (2, [4] * 2), (4, [4] * 4), (5, [8] * 5), (8, [8] * 8), (10, [8] * 8 + [4] * 2)]
+)
+def test_batches_are_filled_up_to_the_next_row_size(tmp_path: Path, rows: int, run_with: list[int]) -> None:
+    """The model adds the number of rows that it is run with; what a batch lacks is cut off its answer."""
+    path = onnx_models.write(
+        tmp_path / "model.onnx",
+        [
+            helper.make_node("Shape", ["x"], ["shape"], start=0, end=1),
+            helper.make_node("Cast", ["shape"], ["rows"], to=TensorProto.FLOAT),
+            helper.make_node("Add", ["x", "rows"], ["y"]),
+        ],
+        [("x", TensorProto.FLOAT, ["n", "k"])],
+        [("y", TensorProto.FLOAT, ["n", "k"])],
+    )
+    backend = OnnxBackend(OnnxSettings("m", path, device="cpu", row_sizes=(8, 1, 4)))
+    backend.load()
+    values = np.arange(rows, dtype=np.float32)
+
+    outputs = backend.run({"x": values[:, None]})
+
+    assert backend.row_sizes == (1, 4, 8)
+    np.testing.assert_array_equal(values + run_with, outputs["y"][:, 0])
+
+
+def test_row_sizes_meant_for_convolutions_on_a_gpu_do_nothing_elsewhere(tmp_path: Path) -> None:
+    """On the CPU any number of rows costs what it costs."""
+    backend = OnnxBackend(
+        OnnxSettings(
+            "m",
+            onnx_models.make(tmp_path / "m.onnx", "convolution"),
+            device="cpu",
+            row_sizes=(1, 4),
+            only_for_convolutions=True,
+        )
+    )
+    backend.load()
+
+    assert backend.row_sizes == ()
+    assert backend.run({"x": np.ones((3, 1, 4, 4), np.float32)})["y"].shape == (3, 1, 2, 2)
+
+
 def test_a_failing_model_is_reported_in_one_safe_line(
     make_model: MakeModel, load: Load, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from serve_app.errors import InferenceFailed
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.inference.warmup import Progress, row_buckets, shapes, tensor_inputs, warm_up
+from serve_app.inference.warmup import Progress, row_buckets, shapes, spaced_rows, tensor_inputs, warm_up
 from serve_app.payloads import Execution, ModelSignature, Tensors, TensorSpec
 
 MakeModel = Callable[[onnx_models.Kind], Path]
@@ -55,6 +56,16 @@ class Simulated:
 def test_rows_double_up_to_the_maximum(max_rows: int, expected: tuple[int, ...]) -> None:
     """The maximum is among them whatever it is."""
     assert expected == row_buckets(max_rows)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 32, 100])
+def test_row_sizes_are_few_and_warmed_up(max_rows: int) -> None:
+    """They end with the maximum, are at most four times apart, and are among the rows that a warm-up runs."""
+    sizes = spaced_rows(max_rows)
+
+    assert set(sizes) <= set(row_buckets(max_rows))
+    assert (sizes[0], sizes[-1]) == (1, max_rows)
+    assert all(low < high <= 4 * low for low, high in pairwise(sizes))
 
 
 def test_the_corners_come_first() -> None:

@@ -72,6 +72,7 @@ class NumpyService:
         refusals: Arguments of every `refused`.
         refuse: Raised by `precheck`, where set.
         fail: Raised by `submit`, where set.
+        fallback: What answers requests for the exact model that allow a fallback; empty: the exact model.
         gate: `submit` waits until it is set.
         cancelled: Set when a waiting `submit` was cancelled.
         is_ready: What the health calls answer.
@@ -83,6 +84,7 @@ class NumpyService:
         self.refusals: list[tuple[str, str]] = []
         self.refuse: Exception | None = None
         self.fail: BaseException | None = None
+        self.fallback = ""
         self.gate = asyncio.Event()
         self.gate.set()
         self.waiting = asyncio.Event()
@@ -123,7 +125,8 @@ class NumpyService:
             raise
         if self.fail is not None:
             raise _counted(self.fail)
-        return Answer(_compute(model, payload), options.priority or Priority.NORMAL, 0.0, 0.0)
+        variant = options.variant or (self.fallback if options.fallback else "")
+        return Answer(_compute(model, payload), options.priority or Priority.NORMAL, 0.0, 0.0, variant)
 
     def live(self) -> bool:
         """As told."""

@@ -652,7 +652,7 @@ async def test_websockets_are_closed(service: NumpyService) -> None:
     | st.text(max_size=20).map(lambda text: json.dumps({"model": "sentences", "inputs": text, "input": text}).encode())
     | st.binary(max_size=40).map(lambda part: b'--b\r\nContent-Disposition: form-data; name="file"' + part + b"--b--"),
     headers=st.dictionaries(
-        st.sampled_from(["X-Priority", "X-Timeout-Ms", "X-Variant", "Content-Encoding", "X-Request-Id"]),
+        st.sampled_from(["X-Priority", "X-Timeout-Ms", "X-Variant", "X-Fallback", "Content-Encoding", "X-Request-Id"]),
         st.binary(max_size=6).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b"")),
         max_size=2,
     ),

@@ -7,7 +7,7 @@ import contextvars
 from typing import Any
 
 import pytest
-from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, submit, tensor
+from runtime_harness import MODEL, Transport, classes, make_dispatcher, submit, tensor
 
 from serve_app.errors import (
     DeadlineExceeded,
@@ -267,23 +267,6 @@ async def test_a_full_queue_is_refused_at_once() -> None:
     await asyncio.gather(blocker, queued)
 
 
-async def test_with_no_replica_one_bundle_wakes_the_model() -> None:
-    """Exactly one call goes out; the rest waits for the replica that it brings up."""
-    transport = Transport()
-    dispatcher, _ = make_dispatcher(transport, max_rows=1, replicas=())
-    tasks = [submit(dispatcher, tensor(value)) for value in range(2)]
-    wake_up = await transport.next()
-    assert wake_up.replica is None
-    await settle()
-    assert transport.sent.empty()
-    dispatcher.on_replicas(MODEL, ["a"])
-    sent: Sent = await transport.next()
-    assert sent.replica == "a"
-    sent.succeed()
-    wake_up.succeed()
-    await asyncio.gather(*tasks)
-
-
 async def test_a_cancelled_call_frees_its_slot_and_its_entries_are_tried_again() -> None:
     """Ray can end a call with CancelledError; no client asked for that, and none pays for it."""
     transport = Transport()
@@ -331,20 +314,6 @@ async def test_without_any_replica_the_model_is_unavailable_and_not_the_client_l
     dispatcher, _ = make_dispatcher(transport, max_rows=1, replicas=())
     with pytest.raises(ModelUnavailable, match="no replica of model model could take the request in time"):
         await submit(dispatcher, tensor(0), timeout_s=0.02)
-
-
-async def test_a_starting_replica_may_take_longer_than_the_bundle_timeout() -> None:
-    """The wake-up bundle is neither given up nor held against its entries."""
-    transport = Transport()
-    dispatcher, _ = make_dispatcher(transport, replicas=(), bundle_timeout_s=0.01)
-    task = submit(dispatcher, tensor(0))
-    wake_up = await transport.next()
-    blocked, _ = make_dispatcher(transport)
-    with pytest.raises(DeadlineExceeded):  # somebody else's deadline, well after the bundle's time-out
-        await submit(blocked, tensor(1), timeout_s=0.05)
-    assert not task.done()
-    wake_up.succeed()
-    assert float((await task).value["x"][0, 0]) == 0.0
 
 
 async def test_a_result_that_does_not_fit_its_bundle_is_an_error_for_all() -> None:

@@ -18,7 +18,7 @@ from scheduling_builders import (
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ProcessLimits
+from serve_app.scheduling.settings import DeviceGroup, ProcessLimits
 
 
 def _code(rejection: Rejection | None) -> str | None:
@@ -68,8 +68,8 @@ def test_what_can_never_fit_is_told_so() -> None:
 
 def test_retry_after_follows_the_predicted_drain() -> None:
     """64 rows at 37 ms per 32 on one replica."""
-    scheduler = make_scheduler(normal=make_class(entries=64), profile=AFFINE)
-    accept(scheduler, *[make_entry(deadline=100.0) for _ in range(64)])
+    scheduler = make_scheduler(normal=make_class(entries=16), profile=AFFINE)
+    accept(scheduler, *[make_entry(deadline=100.0, rows=4) for _ in range(16)])
     rejection = scheduler.on_arrival(make_entry(deadline=100.0), 0.0)
 
     assert rejection is not None
@@ -160,7 +160,7 @@ def _backlog(scheduler: Scheduler, priority: Priority = NORMAL, deadline: float 
 
 def test_unreachable_deadline_is_refused_at_once() -> None:
     """320 rows ahead take 10 x 37 ms; 300 ms are not enough, 400 ms are."""
-    scheduler = make_scheduler(profile=AFFINE)
+    scheduler = make_scheduler(profile=AFFINE, early_drop=False)
     _backlog(scheduler, deadline=0.2 + 0.19)
     rejection = scheduler.on_arrival(make_entry(deadline=0.4), 0.1)
 
@@ -252,20 +252,94 @@ def test_admission_predicts_with_the_variant_asked_for() -> None:
     assert _code(scheduler.on_arrival(make_entry(deadline=0.1, variant="new"), 0.0)) == "deadline_unreachable"
 
 
+def _latest(scheduler: Scheduler, priority: Priority = NORMAL, budget: float = 0.01) -> float:
+    """The shortest deadline, to 5 ms, that is accepted now."""
+    while _code(scheduler.on_arrival(make_entry(priority, budget), 0.0)) in {
+        "deadline_unreachable",
+        "deadline_exceeded",
+    }:
+        budget += 0.005
+    return budget
+
+
 def test_work_ahead_is_priced_by_its_variants() -> None:
     """Four rows of a variant that takes 50 ms are 0.2 s ahead, not 0.8 s; half and half are 0.5 s."""
 
     def latest(*variants: str) -> float:
-        """The shortest deadline, to 10 ms, that is accepted behind these entries."""
-        scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1)
+        scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1, early_drop=False)
         scheduler.seed("m", [(1, 0, 0.05, "int8")])
         accept(scheduler, *[make_entry(HIGH, 60.0, variant=variant) for variant in variants])
-        budget = 0.22
-        while scheduler.on_arrival(make_entry(NORMAL, budget), 0.0) is not None:
-            budget += 0.01
-        return budget
+        return _latest(scheduler, budget=0.205)
 
-    assert latest() == pytest.approx(0.22)
-    assert latest(*["int8"] * 4) == pytest.approx(0.41, abs=0.011)
-    assert latest(*["int8", ""] * 2) == pytest.approx(0.71, abs=0.011)
-    assert latest(*["new"] * 4) == pytest.approx(1.01, abs=0.011)
+    assert latest() == pytest.approx(0.205)
+    assert latest(*["int8"] * 4) == pytest.approx(0.405, abs=0.006)
+    assert latest(*["int8", ""] * 2) == pytest.approx(0.705, abs=0.006)
+    assert latest(*["new"] * 4) == pytest.approx(1.005, abs=0.006)
+
+
+def test_full_batches_ahead_and_the_own_batch_count() -> None:
+    """40 rows ahead: one batch of 32 takes 37 ms; then the other 8 and this one go together in 14 ms."""
+    scheduler = make_scheduler(profile=AFFINE, early_drop=False)
+    accept(scheduler, *[make_entry(HIGH, 60.0, rows=4) for _ in range(10)])
+
+    assert _latest(scheduler) == pytest.approx(0.037 + 0.014 + 0.002, abs=0.006)
+
+
+def test_what_may_be_given_up_for_it_is_tolerated() -> None:
+    """With early drop an entry queues although it is predicted to be late by up to two full batches, 37 ms each."""
+    strict, tolerant = (make_scheduler(profile=AFFINE, early_drop=early_drop) for early_drop in (False, True))
+    for scheduler in (strict, tolerant):
+        _backlog(scheduler, HIGH)
+
+    assert _latest(strict) - _latest(tolerant) == pytest.approx(2 * 0.037, abs=0.006)
+
+
+def test_no_tolerance_makes_up_for_the_own_execution() -> None:
+    """What cannot be in time even at an idle replica is refused, except for one in ten."""
+    scheduler = make_scheduler(profile=AFFINE)
+    outcomes = [_code(scheduler.on_arrival(make_entry(deadline=0.0079), 0.0)) for _ in range(20)]
+
+    assert outcomes == ([None] + ["deadline_unreachable"] * 9) * 2
+    assert scheduler.on_arrival(make_entry(deadline=0.0081), 0.0) is None
+
+
+def test_a_probe_is_executed_although_it_will_be_late() -> None:
+    """Otherwise nothing would be measured."""
+    scheduler = make_scheduler(profile=[(1, 0, 5.0)])
+    (probe,) = accept(scheduler, make_entry(deadline=1.0))
+
+    assert probe.probe
+    decisions = scheduler.decide(0.0)
+    assert [dispatch.entries for dispatch in decisions.dispatches] == [[probe]]
+    assert decisions.given_up == []
+
+
+def test_a_fallback_makes_a_deadline_reachable() -> None:
+    """Unless the client wants the exact model."""
+    scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1, fallbacks=("int8",))
+    scheduler.seed("m", [(1, 0, 0.05, "int8")])
+    accept(scheduler, make_entry(deadline=0.1, exact=True))  # as a probe
+
+    assert scheduler.on_arrival(make_entry(HIGH, 0.1), 0.0) is None
+    assert _code(scheduler.on_arrival(make_entry(HIGH, 0.1, exact=True), 0.0)) == "deadline_unreachable"
+    assert _code(scheduler.on_arrival(make_entry(HIGH, 0.04), 0.0)) == "deadline_unreachable"
+
+
+def test_models_of_a_group_wait_for_each_other() -> None:
+    """What is queued for one of them is ahead of the other's entries, by class and deadline."""
+    for groups, wait in (((), 0.0), ((DeviceGroup("g", ("m", "n")),), 10 * 0.037)):
+        scheduler = make_scheduler(models=("m", "n"), profile=AFFINE, early_drop=False, groups=groups)
+        accept(scheduler, *[make_entry(model="n", deadline=0.5 + i, rows=32) for i in range(10)])
+        assert _latest(scheduler, HIGH) == pytest.approx(0.008, abs=0.006)
+        assert _latest(scheduler, LOW) == pytest.approx(wait + 0.008, abs=0.006)
+
+
+def test_running_work_of_a_group_counts() -> None:
+    """The device is taken until the execution that runs is predicted to end."""
+    scheduler = make_scheduler(
+        models=("m", "n"), profile=AFFINE, groups=(DeviceGroup("g", ("m", "n")),), early_drop=False
+    )
+    accept(scheduler, make_entry(model="n", rows=320))
+    scheduler.decide(0.0)
+
+    assert _latest(scheduler) == pytest.approx(0.37 + 0.008, abs=0.006)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_entry
 
-from serve_app.scheduling.batching import batch_policy
-from serve_app.scheduling.composition import Composition, compose, execution_s
+from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.queue import ModelQueue, Totals
@@ -20,16 +23,22 @@ def _compose(
     slo_s: float = 10.0,
     profile: list[tuple[int, int, float]] | None = None,
     variants: dict[str, list[tuple[int, int, float]]] | None = None,
+    fallbacks: tuple[str, ...] = (),
+    early_drop: bool = True,
+    next_slack_from: float = inf,
+    max_rows: int = 32,
+    longest_s: tuple[float, float, float] = (inf, inf, inf),
 ) -> tuple[Composition, int]:
-    """Compose from these entries with 32 rows at most; gives the bundle and how many entries stay queued."""
+    """Compose from these entries at time 0; gives the bundle and how many entries stay queued."""
     queue = ModelQueue({p: Totals() for p in Priority})
     for entry in entries:
         queue.push(entry)
     latencies = VariantLatency()
     for variant, points in ({"": AFFINE if profile is None else profile} | (variants or {})).items():
         latencies.seed((*point, variant) for point in points)
-    settings = ModelScheduling("m", 32, slo_s)
-    return compose(queue, priority, settings, batch_policy("eager"), latencies, 0.0), len(queue)
+    settings = ModelScheduling("m", 32, slo_s, early_drop=early_drop, fallbacks=fallbacks)
+    room = Room(0.0, next_slack_from, max_rows, longest_s)
+    return compose(queue, priority, settings, latencies, room), len(queue)
 
 
 def test_takes_what_is_queued_in_order() -> None:
@@ -37,15 +46,15 @@ def test_takes_what_is_queued_in_order() -> None:
     entries = [make_entry(deadline=100.0 - i) for i in range(40)]
     bundle, left = _compose(*entries)
 
-    assert bundle == Composition(entries[:7:-1], 32, 0)
+    assert bundle == Composition(entries[:7:-1], 32, 0, "", [])
     assert left == 8
 
 
 def test_head_with_little_time_makes_the_bundle_small() -> None:
     """5 ms + 1 ms per row within 20 ms: 15 rows."""
-    bundle, _ = _compose(*[make_entry(deadline=0.0200001 + i) for i in range(30)])
+    bundle, left = _compose(*[make_entry(deadline=0.0200001) for _ in range(30)])
 
-    assert bundle.rows == 15
+    assert (bundle.rows, bundle.given_up, left) == (15, [], 15)
 
 
 def test_latency_target_bounds_the_bundle() -> None:
@@ -57,18 +66,101 @@ def test_latency_target_bounds_the_bundle() -> None:
 
 def test_impossible_latency_target_is_given_up_before_the_deadline() -> None:
     """One row takes longer than the target: the head's deadline alone counts."""
-    bundle, _ = _compose(*[make_entry(deadline=0.0200001 + i) for i in range(30)], slo_s=0.001)
+    bundle, _ = _compose(*[make_entry(deadline=0.0200001) for _ in range(30)], slo_s=0.001)
 
     assert bundle.rows == 15
 
 
 def test_doomed_head_does_not_make_the_bundle_small() -> None:
-    """A head that will be late whatever happens is not allowed to cost throughput."""
-    entries = [make_entry(deadline=0.001), *(make_entry(deadline=5.0) for _ in range(40))]
+    """A head that will be late whatever happens is not allowed to cost throughput, given up or not."""
+    doomed = make_entry(deadline=0.001)
+    patient = [make_entry(deadline=5.0) for _ in range(40)]
 
-    assert _compose(*entries)[0].rows == 32
-    assert _compose(*entries, slo_s=0.0200001)[0].rows == 15
-    assert _compose(*entries, slo_s=0.0001)[0].rows == 32
+    for early_drop in (False, True):
+        for slo_s, rows in ((10.0, 32), (0.0200001, 15), (0.0001, 32)):
+            bundle, _ = _compose(doomed, *patient, slo_s=slo_s, early_drop=early_drop)
+            assert bundle.rows == rows
+            assert bundle.given_up == ([doomed] if early_drop else [])
+            assert (bundle.entries[0] is doomed) is not early_drop
+
+
+def test_all_that_is_too_late_is_given_up() -> None:
+    """Then there is no bundle."""
+    entries = [make_entry(deadline=0.001 * i) for i in range(1, 6)]
+
+    assert _compose(*entries) == (Composition([], 0, 0, "", entries), 0)
+
+
+def test_heads_are_given_up_for_more_answers_per_second() -> None:
+    """Two tight heads allow 2 rows in 7 ms; without them 30 go in 35 ms."""
+    tight = [make_entry(deadline=0.0070001) for _ in range(2)]
+    patient = [make_entry(deadline=0.0350001 + 1e-6 * i) for i in range(30)]
+    bundle, left = _compose(*tight, *patient)
+
+    assert (bundle.entries, bundle.given_up, left) == (patient, tight, 0)
+
+
+def test_heads_are_kept_when_giving_them_up_gains_nothing() -> None:
+    """Twelve in 17 ms are more per second than one more that could then be 2 ms longer."""
+    tight = [make_entry(deadline=0.0170001) for _ in range(12)]
+    later = make_entry(deadline=0.019)
+    bundle, left = _compose(*tight, later)
+
+    assert (bundle.entries, bundle.given_up, left) == (tight, [], 1)
+
+
+def test_without_fixed_cost_nobody_is_given_up_for_others() -> None:
+    """One after the other is as quick as together, so only what is late goes."""
+    proportional = [(rows, 0, 0.001 * rows) for rows in (1, 2, 4, 8, 16, 32)]
+    tight = [make_entry(deadline=0.0020001) for _ in range(2)]
+    bundle, left = _compose(*tight, *[make_entry(deadline=1.0) for _ in range(30)], profile=proportional)
+
+    assert (bundle.entries, bundle.given_up, left) == (tight, [], 30)
+
+
+def test_entries_count_and_not_rows() -> None:
+    """Two requests of 4 rows are worth less than six of one row."""
+    large = [make_entry(deadline=0.0130001, rows=4) for _ in range(2)]
+    small = [make_entry(deadline=0.0140001) for _ in range(6)]
+    bundle, _ = _compose(*large, *small)
+
+    assert bundle.entries == small
+    assert bundle.given_up == large
+
+
+def test_what_another_replica_can_still_serve_stays_queued() -> None:
+    """The same heads, when a second replica is free 1 ms later, or too late for them."""
+    tight = [make_entry(deadline=0.0080001) for _ in range(2)]
+    patient = [make_entry(deadline=0.0350001) for _ in range(30)]
+
+    bundle, left = _compose(*tight, *patient, next_slack_from=0.001)
+    assert (bundle.entries, bundle.given_up, left) == (patient, [], 2)
+    bundle, left = _compose(*tight, *patient, next_slack_from=0.003)
+    assert (bundle.entries, bundle.given_up, left) == (patient, tight, 0)
+
+
+def test_without_early_drop_the_queue_goes_in_order() -> None:
+    """The bundle is what the head can bear, late or not."""
+    tight = [make_entry(deadline=0.0070001) for _ in range(2)]
+    patient = [make_entry(deadline=0.0350001) for _ in range(30)]
+    bundle, left = _compose(*tight, *patient, early_drop=False)
+
+    assert (bundle.entries, bundle.given_up, left) == (tight, [], 30)
+
+
+def test_probes_are_never_given_up() -> None:
+    """They are to be executed although they will be late: alone, or at the head of others."""
+    probe = make_entry(deadline=0.001)
+    probe.probe = True
+
+    assert _compose(probe)[0] == Composition([probe], 1, 0, "", [])
+    late = [make_entry(deadline=0.0005), make_entry(deadline=0.002)]
+    bundle, _ = _compose(late[0], probe, late[1])
+    assert probe in bundle.entries
+    assert late[0] in bundle.given_up
+    large = make_entry(deadline=0.001, rows=40)
+    large.probe = True
+    assert _compose(large)[0] == Composition([large], 40, 0, "", [])
 
 
 def test_oversized_entry_travels_alone() -> None:
@@ -80,6 +172,37 @@ def test_oversized_entry_travels_alone() -> None:
     small = make_entry(deadline=0.5)
     bundle, left = _compose(small, make_entry(deadline=1.0, rows=100))
     assert (bundle.entries, left) == ([small], 1)
+
+
+def test_oversized_entry_that_is_too_late_is_given_up() -> None:
+    """100 rows take 3 x 37 ms and 9 ms."""
+    for deadline, early_drop, sent in ((0.121, True, True), (0.119, True, False), (0.119, False, True)):
+        big = make_entry(deadline=deadline, rows=100)
+        bundle, _ = _compose(big, early_drop=early_drop)
+        assert bundle == (Composition([big], 100, 0, "", []) if sent else Composition([], 0, 0, "", [big]))
+
+
+def test_oversized_entry_falls_back() -> None:
+    """Where the exact model would be late and the variant is not."""
+    fast = [(rows, bucket, seconds / 5) for rows, bucket, seconds in AFFINE]
+    big = make_entry(deadline=0.05, rows=100)
+    bundle, _ = _compose(big, variants={"int8": fast}, fallbacks=("int8",))
+
+    assert bundle == Composition([big], 100, 0, "int8", [])
+
+
+def test_oversized_entry_behind_doomed_ones_has_its_turn() -> None:
+    """They are given up, and it goes the next time."""
+    doomed, big = make_entry(deadline=0.001), make_entry(deadline=1.0, rows=100)
+
+    assert _compose(doomed, big) == (Composition([], 0, 0, "", [doomed]), 1)
+
+
+def test_fewer_rows_where_memory_is_short() -> None:
+    """The room may be smaller than the model's maximum."""
+    bundle, left = _compose(*[make_entry() for _ in range(20)], max_rows=8)
+
+    assert (bundle.rows, left) == (8, 12)
 
 
 def test_other_classes_fill_the_bundle_up() -> None:
@@ -102,29 +225,62 @@ def test_fill_must_not_be_late_itself_because_of_the_bundle() -> None:
     """An urgent entry stays out of a bundle that is too big for it; others still come in."""
     heads = [make_entry(LOW, 50.0) for _ in range(20)]
     urgent, patient = make_entry(HIGH, 0.010), make_entry(NORMAL, 50.0)
-    bundle, left = _compose(*heads, urgent, patient, priority=LOW)
+    bundle, left = _compose(*heads, urgent, patient, priority=LOW, next_slack_from=0.001)
 
     assert bundle.entries == [*heads, patient]
-    assert left == 1
+    assert (bundle.given_up, left) == ([], 1)
+
+
+def test_fill_gives_up_what_could_go_nowhere_else() -> None:
+    """An entry that is too late for this bundle and for the next one."""
+    heads = [make_entry(LOW, 50.0) for _ in range(20)]
+    urgent = make_entry(HIGH, 0.010)
+
+    bundle, left = _compose(*heads, urgent, priority=LOW)
+    assert (bundle.entries, bundle.given_up, left) == (heads, [urgent], 0)
+    bundle, left = _compose(*heads, urgent, priority=LOW, early_drop=False)
+    assert (bundle.entries, bundle.given_up, left) == (heads, [], 1)
+
+
+def test_fill_must_not_block_a_more_urgent_class() -> None:
+    """Rows of a class are added only up to the longest execution that they may be part of."""
+    high = [make_entry(HIGH, 1.0) for _ in range(4)]
+    normal = [make_entry(NORMAL, 5.0) for _ in range(10)]
+    low = [make_entry(LOW, 9.0) for _ in range(10)]
+
+    bundle, _ = _compose(*high, *normal, *low, priority=HIGH, longest_s=(inf, 0.0150001, 0.0120001))
+    assert bundle.entries == [*high, *normal[:6]]
+    bundle, _ = _compose(*high, *low, priority=HIGH, longest_s=(inf, 0.0150001, 0.0120001))
+    assert bundle.entries == [*high, *low[:3]]
+
+
+def test_a_lower_class_s_own_bundle_is_cut_short() -> None:
+    """So that it blocks nobody for too long; its head alone may take longer."""
+    low = [make_entry(LOW, 9.0) for _ in range(10)]
+
+    assert _compose(*low, priority=LOW, longest_s=(inf, inf, 0.0120001))[0].entries == low[:7]
+    assert _compose(*low, priority=LOW, longest_s=(inf, inf, 0.001))[0].entries == low[:1]
 
 
 _BUCKETS = [(1, 16, 0.006), (32, 16, 0.037), (1, 128, 0.048), (32, 128, 0.296)]
 
 
-def test_larger_bucket_joins_when_there_is_time() -> None:
-    """The whole bundle is then predicted and sent in the larger bucket."""
+def test_larger_bucket_joins_where_that_is_cheaper_than_apart() -> None:
+    """Padded to the long one, a short text costs 8 ms more, and 6 ms alone; with a greater fixed cost it pays."""
     short, long = make_entry(deadline=1.0, bucket=16), make_entry(deadline=2.0, bucket=128)
-    bundle, _ = _compose(short, long, profile=_BUCKETS)
 
-    assert bundle == Composition([short, long], 2, 128)
+    assert _compose(short, long, profile=_BUCKETS)[0] == Composition([short], 1, 16, "", [])
+    costly = [(rows, bucket, seconds + 0.02) for rows, bucket, seconds in _BUCKETS]
+    assert _compose(short, long, profile=costly)[0] == Composition([short, long], 2, 128, "", [])
 
 
 def test_larger_bucket_stays_out_when_padding_costs_the_deadline() -> None:
     """A short text in a hurry is not padded to the length of a patient one."""
-    short, long = make_entry(deadline=0.010, bucket=16), make_entry(deadline=2.0, bucket=128)
-    bundle, left = _compose(short, long, profile=_BUCKETS)
+    short, long = make_entry(deadline=0.030, bucket=16), make_entry(deadline=2.0, bucket=128)
+    costly = [(rows, bucket, seconds + 0.02) for rows, bucket, seconds in _BUCKETS]
+    bundle, left = _compose(short, long, profile=costly)
 
-    assert bundle == Composition([short], 1, 16)
+    assert bundle == Composition([short], 1, 16, "", [])
     assert left == 1
 
 
@@ -170,7 +326,111 @@ def test_oversized_execution_is_predicted_in_pieces() -> None:
     assert execution_s(latency, 64, 0, 32) == pytest.approx(2 * 0.037)
 
 
-def test_unknown_policy_is_named_with_those_there_are() -> None:
-    """The message is for whoever wrote the configuration."""
-    with pytest.raises(ValueError, match="unknown batch policy 'greedy'; there are: auto, eager"):
-        batch_policy("greedy")
+def _scaled(factor: float) -> list[tuple[int, int, float]]:
+    return [(rows, bucket, seconds * factor) for rows, bucket, seconds in AFFINE]
+
+
+_FALLBACKS = {"light": _scaled(0.5), "tiny": _scaled(0.1)}
+
+
+@pytest.mark.parametrize(("deadline", "variant"), [(0.0061, ""), (0.0031, "light"), (0.0007, "tiny")])
+def test_the_most_exact_that_fits_is_taken(deadline: float, variant: str) -> None:
+    """6 ms at the exact model, 3 ms at the light variant, 0.6 ms at the tiny one."""
+    entry = make_entry(deadline=deadline)
+    bundle, _ = _compose(entry, variants=_FALLBACKS, fallbacks=("light", "tiny"))
+
+    assert bundle == Composition([entry], 1, 0, variant, [])
+
+
+def test_what_no_fallback_can_do_in_time_is_given_up() -> None:
+    """Not even the last one."""
+    entry = make_entry(deadline=0.0005)
+
+    assert _compose(entry, variants=_FALLBACKS, fallbacks=("light", "tiny"))[0].given_up == [entry]
+
+
+def test_a_fallback_is_taken_instead_of_giving_heads_up() -> None:
+    """All of a queue that the exact model cannot do in time."""
+    tight = [make_entry(deadline=0.0180001) for _ in range(2)]
+    patient = [make_entry(deadline=0.0350001) for _ in range(30)]
+
+    bundle, _ = _compose(*tight, *patient)
+    assert bundle.given_up == tight
+    bundle, left = _compose(*tight, *patient, variants=_FALLBACKS, fallbacks=("light", "tiny"))
+    assert (bundle.variant, bundle.entries[:2], bundle.given_up) == ("light", tight, [])
+    assert len(bundle.entries) + left == 32
+
+
+def test_a_fallback_that_was_never_seen_is_not_taken() -> None:
+    """Nothing says that it is quicker."""
+    entry = make_entry(deadline=0.0031)
+
+    assert _compose(entry, fallbacks=("light",))[0].given_up == [entry]
+
+
+def test_who_asks_for_a_build_gets_that_one() -> None:
+    """Neither an entry for the exact model only nor one for a variant falls back."""
+    for entry in (make_entry(deadline=0.0031, exact=True), make_entry(deadline=0.0015, variant="light")):
+        bundle, _ = _compose(entry, variants=_FALLBACKS, fallbacks=("light", "tiny"))
+        assert bundle.given_up == [entry]
+
+
+@given(
+    offered=st.lists(
+        st.tuples(
+            st.sampled_from(Priority),
+            st.floats(0.0005, 0.2),
+            st.integers(1, 40),
+            st.sampled_from([0, 0, 0, 16]),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=60,
+    ),
+    early_drop=st.booleans(),
+    max_rows=st.integers(1, 32),
+    next_slack_from=st.sampled_from([inf, 0.0, 0.01]),
+    fallbacks=st.sampled_from([(), ("light",), ("light", "tiny")]),
+    longest=st.floats(0.0, 0.1),
+)
+def test_every_entry_is_somewhere(
+    offered: list[tuple[Priority, float, int, int, bool]],
+    early_drop: bool,
+    max_rows: int,
+    next_slack_from: float,
+    fallbacks: tuple[str, ...],
+    longest: float,
+) -> None:
+    """In the bundle, given up or still queued; and the bundle keeps the deadlines of all that is in it."""
+    entries = [
+        make_entry(priority, deadline, rows=rows, bucket=bucket, exact=exact)
+        for priority, deadline, rows, bucket, exact in offered
+    ]
+    priority = min(entry.priority for entry in entries)
+    profile = AFFINE + [(rows, 16, 2 * seconds) for rows, _, seconds in AFFINE]
+    bundle, left = _compose(
+        *entries,
+        priority=priority,
+        profile=profile,
+        variants=_FALLBACKS,
+        fallbacks=fallbacks,
+        early_drop=early_drop,
+        max_rows=max_rows,
+        next_slack_from=next_slack_from,
+        longest_s=(inf, longest, longest),
+    )
+
+    assert len(bundle.entries) + len(bundle.given_up) + left == len(entries)
+    assert not set(bundle.entries) & set(bundle.given_up)
+    assert bundle.rows == sum(entry.rows for entry in bundle.entries)
+    assert bundle.rows <= max_rows or len(bundle.entries) == 1
+    if not early_drop:
+        assert bundle.given_up == []
+        assert bundle.entries
+    latencies = VariantLatency()
+    for variant, points in ({"": profile} | _FALLBACKS).items():
+        latencies.seed((*point, variant) for point in points)
+    if bundle.entries:
+        seconds = execution_s(latencies.of(bundle.variant), bundle.rows, bundle.bucket, 32)
+        if early_drop:
+            assert all(seconds <= entry.deadline + 1e-9 for entry in bundle.entries), "all are in time"

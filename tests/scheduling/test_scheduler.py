@@ -23,9 +23,9 @@ class _Payload:
 
 
 def _dispatch(scheduler: Scheduler, now: float = 0.0) -> Dispatch:
-    """Decide, expecting exactly one bundle and no expiry."""
-    dispatches, expired = scheduler.decide(now)
-    assert (len(dispatches), expired) == (1, [])
+    """Decide, expecting exactly one bundle and nothing that ends."""
+    dispatches, expired, given_up = scheduler.decide(now)
+    assert (len(dispatches), expired, given_up) == (1, [], [])
     return dispatches[0]
 
 
@@ -62,14 +62,14 @@ def test_a_variant_learns_for_itself() -> None:
     """Until it has run it is predicted as the exact model; after that neither moves the other."""
     scheduler = make_scheduler(profile=[(1, 0, 0.2)], max_rows=1)
     assert scheduler.latency("m", "int8").predict(1) == pytest.approx(0.2)
-    for _ in range(40):
-        accept(scheduler, make_entry(variant="int8"))
-        scheduler.on_done(_dispatch(scheduler).bundle_id, [(1, 0, 0.05, "int8")], 0.1)
+    for at in range(40):
+        accept(scheduler, make_entry(deadline=at + 10.0, arrival=float(at), variant="int8"), now=float(at))
+        scheduler.on_done(_dispatch(scheduler, float(at)).bundle_id, [(1, 0, 0.05, "int8")], at + 0.05)
 
     assert scheduler.latency("m").predict(1) == pytest.approx(0.2)
     assert scheduler.latency("m", "int8").predict(1) == pytest.approx(0.05)
-    accept(scheduler, make_entry(variant="int8"))
-    assert _dispatch(scheduler).predicted_s == pytest.approx(0.05)
+    accept(scheduler, make_entry(deadline=50.0, arrival=40.0, variant="int8"), now=40.0)
+    assert _dispatch(scheduler, 40.0).predicted_s == pytest.approx(0.05)
     assert scheduler.snapshot()["m"]["latency_s"] == {"0": {"1": pytest.approx(0.2)}}
     assert scheduler.snapshot()["m"]["variants"] == {"int8": {"latency_s": {"0": {"1": pytest.approx(0.05)}}}}
 
@@ -109,7 +109,7 @@ def test_no_more_bundles_than_slots() -> None:
     first = scheduler.decide(0.0).dispatches
 
     assert sorted(str(d.replica) for d in first) == ["a", "a", "b", "b"]
-    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [])
     scheduler.on_done(first[0].bundle_id, [], 0.1)
     assert _dispatch(scheduler, 0.1).replica == first[0].replica
 
@@ -121,7 +121,7 @@ def test_cancelling_a_queued_entry_removes_it() -> None:
     scheduler.on_cancel(entry, 0.0)
     scheduler.on_cancel(entry, 0.0)
 
-    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [])
     assert scheduler.totals()["bytes"] == 0
     assert scheduler.queue_lengths("m")[NORMAL] == QueueLength(0, 0, 0)
 
@@ -134,7 +134,7 @@ def test_cancelling_a_running_entry_keeps_the_slot() -> None:
     scheduler.on_cancel(gone, 0.0)
 
     assert scheduler.totals()["bytes"] == 10
-    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [])
     assert scheduler.on_done(bundle.bundle_id, [], 0.1) == [stays]
     assert _dispatch(scheduler, 0.1).entries == [waits]
     assert scheduler.snapshot()["m"]["wasted_rows"] == 1
@@ -148,11 +148,11 @@ def test_queued_entry_expires_at_its_deadline_and_is_not_executed() -> None:
     scheduler.on_cancel(running, 0.0)
 
     assert scheduler.wake_at == 2.0
-    assert scheduler.decide(1.999) == Decisions([], [])
-    assert scheduler.decide(2.0) == Decisions([], [waiting])
+    assert scheduler.decide(1.999) == Decisions([], [], [])
+    assert scheduler.decide(2.0) == Decisions([], [waiting], [])
     assert waiting.state is EntryState.DONE
     scheduler.on_done(bundle.bundle_id, [], 3.0)
-    assert scheduler.decide(3.0) == Decisions([], [])
+    assert scheduler.decide(3.0) == Decisions([], [], [])
 
 
 def test_running_entry_expires_at_its_deadline_and_its_late_result_is_waste() -> None:
@@ -162,7 +162,7 @@ def test_running_entry_expires_at_its_deadline_and_its_late_result_is_waste() ->
     bundle = _dispatch(scheduler)
 
     assert scheduler.wake_at == 1.0
-    assert scheduler.decide(1.0) == Decisions([], [short])
+    assert scheduler.decide(1.0) == Decisions([], [short], [])
     assert scheduler.wake_at == 5.0
     assert scheduler.on_done(bundle.bundle_id, [], 1.5) == [long]
     assert scheduler.snapshot()["m"]["wasted_rows"] == 2
@@ -177,8 +177,8 @@ def test_result_that_comes_late_before_anyone_noticed_is_reported_as_expired() -
     assert scheduler.on_done(bundle.bundle_id, [], 1.2) == []
     assert scheduler.wake_at == 1.0
     scheduler.on_cancel(cancelled, 1.2)
-    assert scheduler.decide(1.2) == Decisions([], [late])
-    assert scheduler.decide(1.2) == Decisions([], [])
+    assert scheduler.decide(1.2) == Decisions([], [late], [])
+    assert scheduler.decide(1.2) == Decisions([], [], [])
 
 
 def test_wake_up_bundle_goes_out_without_replicas() -> None:
@@ -188,7 +188,7 @@ def test_wake_up_bundle_goes_out_without_replicas() -> None:
     wake_up = _dispatch(scheduler)
 
     assert wake_up.replica is None
-    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [])
     scheduler.on_replicas("m", ["a"], 1.0)
     assert _dispatch(scheduler, 1.0).replica == "a"
     assert scheduler.on_done(wake_up.bundle_id, [], 2.0) == wake_up.entries
@@ -256,7 +256,7 @@ def test_only_replica_gets_its_failed_entry_again() -> None:
     bundle = _dispatch(scheduler)
     scheduler.on_failed(bundle.bundle_id, 0.0, replica_lost=True)
 
-    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [])
     assert scheduler.wake_at == 1.0
     assert _dispatch(scheduler, 1.0).replica == "a"
 
@@ -270,7 +270,7 @@ def test_timed_out_bundle_is_tried_elsewhere_and_its_replica_waits_for_an_answer
 
     assert scheduler.on_timeout(stuck.bundle_id, 5.0) == Requeue([entry], [], [])
     assert scheduler.snapshot()["m"]["held_replicas"] == ["a"]
-    assert scheduler.decide(5.0) == Decisions([], [])
+    assert scheduler.decide(5.0) == Decisions([], [], [])
     assert scheduler.on_done(stuck.bundle_id, [], 8.0) == []
     assert scheduler.snapshot()["m"]["held_replicas"] == []
     assert _dispatch(scheduler, 8.0).replica == "a"
@@ -313,7 +313,7 @@ def test_failed_wake_up_bundle_is_no_try_and_the_next_one_waits() -> None:
     scheduler = make_scheduler(replicas=())
     (entry,) = accept(scheduler, make_entry())
     assert scheduler.on_failed(_dispatch(scheduler).bundle_id, 0.0, replica_lost=False) == Requeue([entry], [], [])
-    assert scheduler.decide(0.0) == Decisions([], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [])
     assert scheduler.wake_at == 1.0
     again = _dispatch(scheduler, 1.0)
     assert scheduler.on_failed(again.bundle_id, 1.0, replica_lost=True) == Requeue([entry], [], [])
@@ -390,7 +390,7 @@ def test_quarantine_leaves_entries_where_they_are() -> None:
     scheduler.quarantine("m", "a", 0.5)
 
     assert scheduler.load("m") == 0
-    assert scheduler.decide(1.0) == Decisions([], [quick])
+    assert scheduler.decide(1.0) == Decisions([], [quick], [])
     assert scheduler.on_done(bundle.bundle_id, [], 2.0) == [slow]
 
 
@@ -479,12 +479,14 @@ def test_snapshot_is_json() -> None:
             "low": {"entries": 1, "rows": 1, "bytes": 4},
         },
         "credit_s": {"high": 0.0, "normal": 0.0, "low": 0.0},
+        "overhead_s": 0.002,
         "running_rows": 2,
         "replicas": ["a"],
         "held_replicas": [],
         "slots": 1,
         "slots_in_use": 1,
         "latency_s": {"0": {"1": pytest.approx(0.006), "2": pytest.approx(0.007)}},
+        "window_s": None,
         "wasted_rows": 0,
     }
     assert json.loads(json.dumps(scheduler.totals())) == {

@@ -5,23 +5,27 @@ A plain model of what must hold runs beside it: who is queued, who runs in which
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduling_builders import HIGH, LOW, NORMAL, make_class, make_entry
+from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entry
 
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
 
 _MODELS = {
-    "m": ModelScheduling("m", max_rows=4, slo_s=0.5, window=2),
-    "n": ModelScheduling("n", max_rows=2, slo_s=0.5, window=1),
+    "m": ModelScheduling("m", max_rows=4, slo_s=0.5, window=2, fallbacks=("light", "tiny")),
+    "n": ModelScheduling("n", max_rows=2, slo_s=0.5, window=1, bytes_per_row=2, resident_bytes=3),
+    "o": ModelScheduling("o", max_rows=4, slo_s=0.5, window=2, bytes_per_row=1, resident_bytes=3, weight=4.0),
 }
+_GROUP = DeviceGroup("g", ("n", "o"), concurrency=1, memory_bytes=12)
+_POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
 _TOTAL_BYTES = 60
 _MODEL = st.sampled_from(sorted(_MODELS))
 _VARIANT = st.sampled_from(["", "", "light", "tiny"])
@@ -40,27 +44,48 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.tries: dict[int, int] = {}
         self.returned: set[int] = set()
+        self.asked: dict[int, tuple[str, bool]] = {}
+        self.lanes: dict[int, str] = {}
         self.in_flight: dict[int, Dispatch] = {}
         self.timed_out: dict[int, Dispatch] = {}
         self.replicas: dict[str, list[str]] = {name: [] for name in _MODELS}
         # Bundles at a replica before it vanished, or was quarantined, take no slot of it now.
         self.holding: dict[int, str | None] = {}
 
-    @initialize(shares=st.booleans(), seeded=st.booleans(), started=st.booleans())
-    def start(self, shares: bool, seeded: bool, started: bool) -> None:
-        """One process with small limits."""
+    @initialize(
+        shares=st.booleans(),
+        seeded=st.booleans(),
+        started=st.booleans(),
+        grouped=st.booleans(),
+        early_drop=st.booleans(),
+        policies=st.tuples(*[st.sampled_from(_POLICIES)] * len(_MODELS)),
+    )
+    def start(
+        self, shares: bool, seeded: bool, started: bool, grouped: bool, early_drop: bool, policies: tuple[Policy, ...]
+    ) -> None:
+        """One process with small limits, and perhaps two models that share a device."""
         self.shares = shares
+        self.seeded = seeded
+        self.grouped = set(_GROUP.models) if grouped else set()
+        self.models = {
+            model.name: replace(model, policy=policy, early_drop=early_drop)
+            for model, policy in zip(_MODELS.values(), policies, strict=True)
+        }
         self.classes = {
             HIGH: make_class(entries=5, nbytes=40, overflow="demote"),
             NORMAL: make_class(entries=6, nbytes=40, overflow="demote", min_share=0.2 if shares else 0.0),
             LOW: make_class(entries=7, nbytes=40, min_share=0.2 if shares else 0.0),
         }
         self.scheduler = Scheduler(
-            _MODELS.values(), self.classes, ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001)
+            self.models.values(),
+            self.classes,
+            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001),
+            [_GROUP] if grouped else [],
         )
         if seeded:
             profile = [(1, 0, 0.02), (4, 0, 0.05), (1, 8, 0.1), (4, 8, 0.3)]
-            self.scheduler.seed("m", [(*point, "") for point in profile])
+            for name in _MODELS:
+                self.scheduler.seed(name, [(*point, "") for point in profile])
             self.scheduler.seed("m", [(rows, bucket, seconds / 4, "light") for rows, bucket, seconds in profile])
         if started:
             for name in _MODELS:
@@ -76,9 +101,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         bucket=st.sampled_from([0, 8, 16]),
         nbytes=st.integers(0, 15),
         variant=_VARIANT,
+        exact=st.booleans(),
     )
     def arrive(
-        self, model: str, priority: Priority, timeout: float, rows: int, bucket: int, nbytes: int, variant: str
+        self,
+        model: str,
+        priority: Priority,
+        timeout: float,
+        rows: int,
+        bucket: int,
+        nbytes: int,
+        variant: str,
+        exact: bool,
     ) -> None:
         """A request comes in."""
         entry = make_entry(
@@ -90,6 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             nbytes=nbytes,
             arrival=self.now,
             variant=variant,
+            exact=exact,
         )
         rejection = self.scheduler.on_arrival(entry, self.now)
         if rejection is None:
@@ -99,6 +134,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.accepted.append(entry)
             self.queued[entry.id] = entry
             self.tries[entry.id] = 0
+            self.asked[entry.id] = (variant, exact)
+            self.lanes[entry.id] = entry.lane
         else:
             assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded"}
             assert (rejection.code == "deadline_exceeded") == (timeout <= 0)
@@ -114,7 +151,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def burst(self, model: str, priority: Priority, count: int, nbytes: int, variants: list[str]) -> None:
         """Many requests come in at once."""
         for i in range(count):
-            self.arrive(model, priority, 3.0 + i % 3, 1, 0, nbytes, variants[i % len(variants)])
+            self.arrive(model, priority, 3.0 + i % 3, 1, 0, nbytes, variants[i % len(variants)], i % 5 == 0)
 
     @precondition(lambda self: self.accepted)
     @rule(index=_INDEX)
@@ -208,27 +245,40 @@ class SchedulerMachine(RuleBasedStateMachine):
         for entry in decisions.expired:
             assert entry.deadline <= self.now
             self.end(entry)
+        for entry in decisions.given_up:
+            assert self.models[entry.model].early_drop
+            assert entry.deadline > self.now
+            assert entry.id in self.queued
+            assert self.tries[entry.id] == 0
+            assert not entry.probe
+            self.end(entry)
         assert all(entry.deadline > self.now for entry in (*self.queued.values(), *self.running.values()))
         for dispatch in decisions.dispatches:
             self.check_dispatch(dispatch)
         for name, picture in self.scheduler.snapshot().items():
             assert self.scheduler.usable(name) == len(picture["replicas"]) - len(picture["held_replicas"])
-            if picture["slots_in_use"] < picture["slots"] - len(picture["held_replicas"]) * _MODELS[name].window:
-                assert not self.fresh(name), "a slot is free and work waits"
+            self.check_free_slots(name, picture)
+        wake_at = self.scheduler.wake_at
+        assert wake_at is None or wake_at > self.now, "a second decision at this moment has nothing to do"
 
     # ------------------------------------------------------------------ checks
 
     def check_dispatch(self, dispatch: Dispatch) -> None:
         """One bundle: who is in it, in which order, and where it goes."""
         entries = dispatch.entries
-        most = _MODELS[dispatch.model].max_rows
+        model = self.models[dispatch.model]
+        most = model.max_rows
         assert entries
         assert all(e.id in self.queued and e.model == dispatch.model for e in entries)
         assert all(e.state is EntryState.RUNNING for e in entries)
         assert dispatch.rows == sum(e.rows for e in entries)
         assert dispatch.rows <= most or len(entries) == 1
         assert dispatch.bucket == max(e.bucket for e in entries)
-        assert len({e.variant for e in entries}) == 1, "variants never share a bundle"
+        assert {e.variant for e in entries} == {dispatch.variant}, "variants never share a bundle"
+        for entry in entries:
+            asked, exact = self.asked[entry.id]
+            allowed = {asked} if asked or exact else {"", *model.fallbacks}
+            assert dispatch.variant in allowed, "only what may be answered by a fallback is"
         fresh = self.tries[entries[0].id] == 0
         assert len(entries) == 1 or all(self.tries[e.id] == 0 for e in entries), "a retried entry travels alone"
         for entry in entries:
@@ -247,27 +297,66 @@ class SchedulerMachine(RuleBasedStateMachine):
             and (bundle_id in self.in_flight or bundle_id == dispatch.bundle_id)
             and (bundle_id == dispatch.bundle_id or self.in_flight[bundle_id].model == dispatch.model)
         ]
-        assert len(at_replica) <= (1 if dispatch.replica is None else _MODELS[dispatch.model].window)
+        assert len(at_replica) <= (1 if dispatch.replica is None else model.window)
+        self.in_flight[dispatch.bundle_id] = dispatch
+        self.running.update((e.id, e) for e in entries)
+        if dispatch.model in self.grouped:
+            self.check_device()
+        self.check_order(dispatch, fresh)
 
+    def check_free_slots(self, name: str, picture: dict[str, Any]) -> None:
+        """While a slot is free, what waits does so because its policy wants to, and knows until when."""
+        model = self.models[name]
+        free = picture["slots"] - len(picture["held_replicas"]) * model.window - picture["slots_in_use"]
+        waiting = self.fresh(name)
+        if free <= 0 or not waiting or name in self.grouped:
+            return
+        assert model.policy != "eager", "a slot is free and work waits"
+        assert self.scheduler.wake_at is not None
+        known = picture["latency_s"] or picture.get("variants")
+        assert known or picture["slots_in_use"], "nobody waits at an idle replica for what is not known"
+
+    def check_device(self) -> None:
+        """On a shared device one bundle runs and one is staged, and all that are there fit into its memory."""
+        there = [
+            dispatch
+            for bundle_id, dispatch in self.in_flight.items()
+            if bundle_id in self.holding and dispatch.model in self.grouped and dispatch.replica is not None
+        ]
+        assert len(there) <= 2 * _GROUP.concurrency
+        taken = sum(
+            min(dispatch.rows, self.models[dispatch.model].max_rows) * self.models[dispatch.model].bytes_per_row
+            for dispatch in there
+        )
+        assert taken <= _GROUP.memory_bytes - sum(self.models[name].resident_bytes for name in _GROUP.models)
+
+    def check_order(self, dispatch: Dispatch, fresh: bool) -> None:
+        """Earliest deadline first within a class, and strict classes without shares.
+
+        With early drop, entries may stay behind that can still be in time at another replica, and not at this one.
+        """
+        entries = dispatch.entries
+        if not self.shares:
+            above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
+            assert not above, "classes are strict without shares"
+
+        lane = self.lanes[entries[0].id]
+        self.lanes.update((entry.id, entry.lane) for entry in entries)
+        if not fresh or (self.models[dispatch.model].early_drop and self.scheduler.latency(dispatch.model).known):
+            return
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             assert chosen == sorted(chosen)
             waiting = [
                 (e.deadline, e.id)
                 for e in self.fresh(dispatch.model)
-                if e.priority is priority and e.variant == entries[0].variant
+                if e.priority is priority and self.lanes[e.id] == lane
             ]
-            if chosen and waiting and fresh:
+            if chosen and waiting:
                 assert chosen[-1] < min(waiting), "earliest deadline first"
         others = [(e.deadline, e.id) for e in self.fresh(dispatch.model) if e.priority is entries[0].priority]
-        if fresh and others:
+        if others:
             assert (entries[0].deadline, entries[0].id) < min(others), "the head is the earliest of all variants"
-        if not self.shares:
-            above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
-            assert not above, "classes are strict without shares"
-
-        self.in_flight[dispatch.bundle_id] = dispatch
-        self.running.update((e.id, e) for e in entries)
 
     def check_requeue(self, living: list[Entry], result: Requeue) -> None:
         """Every living entry of a failed bundle is requeued, refused or expired; at most two replicas get it."""
@@ -360,7 +449,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         assert self.ended == {e.id for e in self.accepted}
-        assert self.scheduler.decide(self.now) == ([], [])
+        assert self.scheduler.decide(self.now) == ([], [], [])
         assert self.scheduler.wake_at is None
         totals = self.scheduler.totals()
         assert (totals["bytes"], totals["bundles"]) == (0, 0)

@@ -202,13 +202,16 @@ class ModelCodec:
             chosen[output.name] = binary
         return list(chosen.items())
 
-    def encode(self, request_id: str | None, selection: list[tuple[str, bool]], tensors: Tensors) -> Encoded:
+    def encode(
+        self, request_id: str | None, selection: list[tuple[str, bool]], tensors: Tensors, variant: str = ""
+    ) -> Encoded:
         """Encode a response. In JSON, NaN and infinities become null; ask for binary to get them.
 
         Args:
             request_id: The ``id`` of the request, to be echoed.
             selection: As `select` returned it.
             tensors: The model's outputs.
+            variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -228,6 +231,8 @@ class ModelCodec:
         response: dict[str, object] = {"model_name": self.info.name, "model_version": self.info.version}
         if request_id:
             response["id"] = request_id
+        if variant:
+            response["parameters"] = {"variant": variant}
         response["outputs"] = outputs
         header = orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)
         if not blobs:

@@ -46,16 +46,18 @@ class InferEndpoint:
             self._bodies.release(len(body))
         selection = codec.select(parsed)
         answer = await self._service.submit(model, tensors, remaining(codec.info, options, monotonic() - arrived))
-        request_id = parsed.request.id
+        reply_of = (parsed.request.id, selection, answer.value, answer.variant)
         if self._bodies.is_large(sum(array.nbytes for array in answer.value.values())):
-            encoded, header_length = await self._bodies.offload(codec.encode, request_id, selection, answer.value)
+            encoded, header_length = await self._bodies.offload(codec.encode, *reply_of)
         else:
-            encoded, header_length = codec.encode(request_id, selection, answer.value)
+            encoded, header_length = codec.encode(*reply_of)
         reply = [
             (b"content-type", b"application/json" if header_length is None else b"application/octet-stream"),
             (b"content-length", b"%d" % len(encoded)),
             (b"x-priority", answer.priority.label.encode()),
         ]
+        if answer.variant:
+            reply.append((b"x-variant", answer.variant.encode()))
         if header_length is not None:
             reply.append((b"inference-header-content-length", b"%d" % header_length))
         return Rendered(200, reply, encoded)
@@ -81,6 +83,7 @@ class InferEndpoint:
             priority=parameters.priority,
             timeout_us=parameters.timeout,
             variant=parameters.variant,
+            fallback=parameters.fallback,
         )
         # The class is known only now, and tensor data is still untouched.
         self._service.precheck(codec.info.name, options.priority, len(body))

@@ -61,6 +61,7 @@ class RequestParameters(msgspec.Struct, gc=False):
         timeout: Microseconds; 0 for the default.
         binary_data_output: Whether outputs without their own setting come as binary.
         variant: Name of the model's variant to run; empty for the exact model.
+        fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
         sequence_id: Part of the protocol's sequence extension, which is refused.
     """
 
@@ -68,6 +69,7 @@ class RequestParameters(msgspec.Struct, gc=False):
     timeout: int = 0
     binary_data_output: bool = False
     variant: str = ""
+    fallback: bool | None = None
     sequence_id: int | str = 0
 
 

@@ -1,0 +1,156 @@
+"""The simulator beside the real server, under the same arrivals: ``python -m benchmarks.calibration``.
+
+Writes ``calibration.json``, ``calibration.md`` and ``calibration.svg``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.calibration_cases import Case, Load, cases
+from benchmarks.calibration_measure import measure_around, measure_profile, observe
+from benchmarks.calibration_predict import predict, scenario_of
+from benchmarks.calibration_report import draw, render
+from benchmarks.calibration_results import Measured, Report, Run
+from benchmarks.calibration_server import Cores, PinnedServer
+from benchmarks.failure import BenchmarkError
+from benchmarks.machine import describe
+from benchmarks.open_loop_workload import Workload
+from benchmarks.server import OUT, ROOT
+from benchmarks.session import ending_in_order, quiet_machine
+from serve_app.config import ServeFile, load_file
+from serve_app.config.profile import Profile
+from serve_app.simulation.workloads import generate
+
+_CONFIG = ROOT / "benchmarks" / "calibration.yaml"
+_PUBLISHED = ROOT / "docs" / "benchmarks"
+_ROWS = {"wide": 32, "minilm": 8}
+_BUCKETS = {"minilm": 16}
+
+
+def calibrate(seconds: float, repetitions: int, models: Sequence[str], progress: Progress) -> Report:
+    """Measure, serve and simulate.
+
+    Every repetition measures every model's profile and overheads again, and then serves every workload once, with
+    arrivals of its own. Nothing is simulated while the server runs.
+
+    Args:
+        seconds: Length of a workload.
+        repetitions: How often.
+        models: Which of the configuration's.
+        progress: Shows how far it is.
+
+    Raises:
+        BenchmarkError: The server or the load generator failed.
+        ConfigError: The configuration is not valid or a model is not there.
+    """
+    file, cores, machine = load_file(_CONFIG), Cores.choose(), describe({})
+    os.sched_setaffinity(0, {cores.rest})  # the models' core is for the models
+    loads = [
+        Load(name, _ROWS[name], _BUCKETS.get(name, 0), file.args.model_scheduling()[name].max_rows) for name in models
+    ]
+    shape_s, around_s = min(1.0, seconds / 30), max(3.0, seconds / 5)
+    task = progress.add_task("starting the server", total=None)
+    plan: dict[str, list[Case]] = {}
+    runs: list[Run] = []
+    measured: list[Measured] = []
+    with PinnedServer("calibration", file.document, cores) as server:
+        server.wait_ready()
+        for repetition in range(repetitions):
+            profiles: dict[str, Profile] = {}
+            for load in loads:
+                progress.update(task, description=f"measuring {load.model}")
+                profile = measure_profile(_CONFIG, load, cores, shape_s)
+                around = measure_around(server, load, profile, cores, around_s)
+                profiles[load.model] = profile
+                measured.append(Measured.of(load, repetition, profile, around))
+                progress.console.print(measured[-1].line(), highlight=False, soft_wrap=True)
+                plan.setdefault(load.model, cases(load, profile.curve(), seconds))
+            planned = [case for load in loads for case in plan[load.model]]
+            progress.update(task, total=repetitions * len(planned))
+            for case in planned:
+                progress.update(task, description=case.title)
+                run = _run(server, case, file, profiles[case.load.model], measured, repetition, cores)
+                runs.append(run)
+                progress.console.print(run.line(), highlight=False, soft_wrap=True)
+                progress.advance(task)
+    return Report(
+        date=datetime.now(UTC).date().isoformat(),
+        machine=machine,
+        seconds=seconds,
+        repetitions=repetitions,
+        network_s=file.args.process_limits().network_s,
+        measured=tuple(measured),
+        runs=tuple(runs),
+    )
+
+
+def _run(
+    server: PinnedServer,
+    case: Case,
+    file: ServeFile,
+    profile: Profile,
+    measured: Sequence[Measured],
+    repetition: int,
+    cores: Cores,
+) -> Run:
+    around = next(each.around for each in reversed(measured) if each.load.model == case.load.model)
+    arrivals = generate(scenario_of(case, file, profile, around), repetition)
+    observed = observe(server, case, Workload.of(arrivals), cores)
+    # The server is idle again; a simulation takes less time than what it simulates.
+    predicted = predict(case, file, profile, around, arrivals, repetition)
+    curve = profile.curve()
+    return Run(
+        case=case,
+        repetition=repetition,
+        observed=observed,
+        predicted=predicted,
+        slowdown=observed.execution_s / (observed.executions * curve(round(observed.batch_rows), case.load.bucket)),
+    )
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=5, help="Length of each workload.")] = 30.0,
+    repetitions: Annotated[int, typer.Option(min=1, help="Runs of each workload, each with its own arrivals.")] = 3,
+    model: Annotated[list[str] | None, typer.Option(help="Only this model; may be given several times.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One repetition of 10 s; published nowhere.")] = False,
+    publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = True,
+) -> None:
+    """Put the same arrivals to the real server and to the simulator, and compare what becomes of them."""
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if unknown := sorted(set(model or ()) - set(_ROWS)):
+        raise typer.BadParameter(f"no model {unknown[0]!r}; there are: {', '.join(_ROWS)}")
+    with ending_in_order(console):
+        quiet_machine(console)
+        with Progress(*columns, console=console) as progress:
+            chosen = (10.0, 1) if quick else (seconds, repetitions)
+            report = calibrate(*chosen, list(dict.fromkeys(model or _ROWS)), progress)
+        unsound = report.unsound()
+        published = publish and not quick and not model and not unsound
+        for folder in (OUT, *([_PUBLISHED] if published else [])):
+            _write(report, folder)
+        console.print(f"report: {(_PUBLISHED if published else OUT).relative_to(ROOT)}/calibration.md")
+        if unsound:
+            raise BenchmarkError(f"these figures are worth nothing, and are not published: {unsound}")
+
+
+def _write(report: Report, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+    (folder / "calibration.json").write_bytes(orjson.dumps(report, option=options))
+    (folder / "calibration.md").write_text(render(report, "calibration.svg"), encoding="utf-8")
+    draw(report, folder / "calibration.svg")
+
+
+if __name__ == "__main__":
+    typer.run(main)

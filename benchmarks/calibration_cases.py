@@ -1,0 +1,94 @@
+"""What calibration sends: three workloads for each of two models, as the simulator describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from serve_app.scheduling.entry import Priority
+from serve_app.simulation.scenario import Curve, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a model is asked.
+
+    Attributes:
+        model: Its name.
+        rows: Rows of a request: enough that the model is busy long before HTTP is.
+        bucket: Its cost bucket.
+        max_rows: Most rows of a batch.
+    """
+
+    model: str
+    rows: int
+    bucket: int
+    max_rows: int
+
+    def capacity(self, curve: Curve) -> float:
+        """Requests per second that full batches would serve without a pause."""
+        return self.max_rows / curve(self.max_rows, self.bucket) / self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload of one model.
+
+    Attributes:
+        name: Of the workload.
+        load: Of the model.
+        stream: The workload.
+        seconds: Its length.
+    """
+
+    name: str
+    load: Load
+    stream: Stream
+    seconds: float
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.load.model}, {self.name}"
+
+
+def cases(load: Load, curve: Curve, seconds: float) -> list[Case]:
+    """The workloads of a model, in proportion to what it can do.
+
+    Deadlines are multiples of a full batch's time T.
+
+    ============ ======================================================== ==========================================
+    poisson      0.7 of the capacity                                      5 T
+    gamma        0.6 of the capacity, gaps with CV 4                      8 T
+    flash crowd  0.45 of the capacity, 3 times that for a third of it     high (a fifth) 8 T, normal 16 T, low 40 T
+    ============ ======================================================== ==========================================
+
+    Args:
+        load: How the model is asked.
+        curve: What its batches cost.
+        seconds: Length of each.
+    """
+    capacity, full_s = load.capacity(curve), curve(load.max_rows, load.bucket)
+    shares: Mapping[Priority, float] = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
+    timeouts = {Priority.HIGH: 8 * full_s, Priority.NORMAL: 16 * full_s, Priority.LOW: 40 * full_s}
+    common = {"model": load.model, "rows": load.rows, "bucket": load.bucket}
+    return [
+        Case(name, load, Stream(**{**common, **settings}), seconds)  # type: ignore[arg-type]
+        for name, settings in (
+            ("Poisson", {"kind": "poisson", "rate": 0.7 * capacity, "timeout_s": 5 * full_s}),
+            ("gamma, CV 4", {"kind": "gamma", "rate": 0.6 * capacity, "cv": 4.0, "timeout_s": 8 * full_s}),
+            (
+                "flash crowd x3",
+                {
+                    "kind": "flash_crowd",
+                    "rate": 0.45 * capacity,
+                    "surge": 3.0,
+                    "surge_at_s": seconds / 3,
+                    "surge_s": seconds / 3,
+                    "share": shares,
+                    "timeouts_s": timeouts,
+                    "timeout_s": 16 * full_s,
+                },
+            ),
+        )
+    ]

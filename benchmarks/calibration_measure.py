@@ -1,0 +1,262 @@
+"""What calibration measures on the real server: costs of a batch, everything around it, and what became of a load."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from benchmarks.calibration_cases import Case, Load
+from benchmarks.calibration_server import Cores, Counters, PinnedServer, is_model
+from benchmarks.failure import BenchmarkError
+from benchmarks.open_loop import send_apart
+from benchmarks.open_loop_workload import Floats, Result, Workload
+from benchmarks.server import OUT, ROOT
+from serve_app.config.profile import Profile, read_profile
+from serve_app.scheduling.entry import Priority
+from serve_app.simulation.scenario import Overheads
+
+_FOLDER = OUT / "calibration"
+_ALONE_PER_S = 10.0
+_PATIENT_S = 60.0
+_OVERLOAD = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a request and a batch pay besides executions, measured; seconds.
+
+    Attributes:
+        overheads: Of a request that meets an idle server.
+        between_s: From the end of one execution to the beginning of the next while requests wait.
+        slowdown: Time of a full batch while requests keep arriving, as a multiple of the profile's.
+    """
+
+    overheads: Overheads
+    between_s: float
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What became of the requests of one class, or of all.
+
+    Attributes:
+        offered: How many were sent.
+        in_time: How many were answered by their deadline.
+        p50_s: Median latency of the answers; ``None`` without answers.
+        p99_s: 99th percentile.
+    """
+
+    offered: int
+    in_time: int
+    p50_s: float | None
+    p99_s: float | None
+
+    @property
+    def attainment(self) -> float:
+        """In time / offered."""
+        return self.in_time / self.offered
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the simulator says.
+
+    Attributes:
+        groups: As of `Observed`.
+        batch_rows: As of `Observed`.
+        utilisation: As of `Observed`.
+    """
+
+    groups: dict[str, Group]
+    batch_rows: float
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One run of the real server.
+
+    Attributes:
+        groups: By class's label, and ``all``.
+        batch_rows: Mean rows of an execution.
+        utilisation: Part of the workload's time that the session ran.
+        executions: How many there were.
+        execution_s: Their time in sum.
+        statuses: Requests by group and HTTP status; 0 where no answer came.
+        stall_p99_s: What the router and its core made a question wait that costs nothing; 99th percentile.
+        late_p99_s: How late the generator was.
+        generator_cpu: Part of a core that it used.
+        cpu: Part of a core that every kind of process used.
+        foreign: Part of the models' core and of the other that somebody else used: other programs, and other tenants
+            of the machine.
+    """
+
+    groups: dict[str, Group]
+    batch_rows: float
+    utilisation: float
+    executions: int
+    execution_s: float
+    statuses: dict[str, dict[str, int]]
+    stall_p99_s: float
+    late_p99_s: float
+    generator_cpu: float
+    cpu: dict[str, float]
+    foreign: dict[str, float]
+
+
+def measure_profile(config: Path, load: Load, cores: Cores, seconds: float) -> Profile:
+    """Profile a model on its core, with ``serve-app profile``.
+
+    Args:
+        config: The Serve file.
+        load: Of the model.
+        cores: Which core it is.
+        seconds: Time for each shape.
+
+    Raises:
+        BenchmarkError: It failed.
+    """
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    path = _FOLDER / f"profile-{load.model}.json"
+    command = [*cores.model_command, sys.executable, "-m", "serve_app.cli", "profile", str(config)]
+    command += ["--model", load.model, "--output", str(path), "--seconds", f"{seconds:g}"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if finished.returncode != 0:
+        raise BenchmarkError(f"serve-app profile failed: {(finished.stderr or finished.stdout).strip()[-2000:]}")
+    return read_profile(path)
+
+
+def measure_around(server: PinnedServer, load: Load, profile: Profile, cores: Cores, seconds: float) -> Around:
+    """Measure everything around executions: with single requests, and with more than the model can do for a while.
+
+    The way to the router and back is the client's latency less the router's time; the way to the replica and back is
+    the router's time less queue and execution. Each is split in halves.
+
+    Args:
+        server: Ready and idle.
+        load: Of the model.
+        profile: Of the model, just measured.
+        cores: Where the generator runs.
+        seconds: Length of each of the two measurements.
+
+    Raises:
+        BenchmarkError: Not all requests were answered.
+    """
+    alone: Floats = np.linspace(0.0, seconds, max(10, round(seconds * _ALONE_PER_S)), endpoint=False)
+    result, counted = _patient(server, load, alone, cores)
+    client_s = float(np.median(result.latency_s))
+    router_s = counted.total_s / counted.answered
+    inside_s = max(0.0, router_s - (counted.queue_s + counted.compute_s) / counted.answered)
+    outside_s = max(0.0, client_s - router_s)
+    overheads = Overheads(request_s=outside_s / 2, send_s=inside_s / 2, answer_s=(inside_s + outside_s) / 2)
+
+    curve = profile.curve()
+    many = max(4 * load.max_rows // load.rows, round(seconds * load.capacity(curve)))
+    arrival_s: Floats = np.linspace(0.0, seconds / _OVERLOAD, many, endpoint=False)
+    result, counted = _patient(server, load, arrival_s, cores)
+    execution_s = counted.execution_s / counted.executions
+    # All but the first batch follow another; the first requests' way in and the last answers' way out cancel out.
+    period_s = float(result.latency_s[-1] + arrival_s[-1] - result.latency_s[0]) / max(1.0, counted.executions - 1)
+    slowdown = execution_s / curve(round(counted.rows / counted.executions), load.bucket)
+    return Around(overheads, max(0.0, period_s - execution_s), slowdown)
+
+
+def observe(server: PinnedServer, case: Case, workload: Workload, cores: Cores) -> Observed:
+    """Put one workload on the real server.
+
+    Raises:
+        BenchmarkError: The server or the generator failed.
+    """
+    model = case.load.model
+    before = server.counters(model)
+    spent = _Spent.until_now(server, cores)
+    result = send_apart(server.url, workload, _FOLDER, cores.rest_command)
+    server.check_alive()
+    counted = server.counters(model).since(before)
+    spent = _Spent.until_now(server, cores).since(spent)
+    chosen = {"all": np.ones(len(workload), dtype=np.bool_)}
+    chosen |= {priority.label: workload.priority == priority for priority in Priority}
+    in_time = result.in_time(workload)
+    groups, statuses = {}, {}
+    for name, mask in chosen.items():
+        if mask.any():
+            latencies = result.latency_s[mask & (result.status == 200)]
+            p50, p99 = np.quantile(latencies, (0.5, 0.99)).tolist() if len(latencies) else (None, None)
+            groups[name] = Group(int(mask.sum()), int(in_time[mask].sum()), p50, p99)
+            counts = zip(*np.unique(result.status[mask], return_counts=True), strict=True)
+            statuses[name] = {str(status): int(count) for status, count in counts}
+    return Observed(
+        groups=groups,
+        batch_rows=counted.rows / counted.executions if counted.executions else 0.0,
+        utilisation=counted.execution_s / case.seconds,
+        executions=round(counted.executions),
+        execution_s=counted.execution_s,
+        statuses=statuses,
+        stall_p99_s=float(np.quantile(result.probe_s, 0.99)) if len(result.probe_s) else 0.0,
+        late_p99_s=result.late_p99_s,
+        generator_cpu=result.cpu,
+        cpu={role: seconds / case.seconds for role, seconds in spent.roles.items()},
+        foreign=spent.foreign(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """CPU time, cumulative, seconds: of the server by role, of this process and its children, and of whole cores."""
+
+    at: float
+    roles: dict[str, float]
+    own: float
+    model_core: float
+    rest_core: float
+
+    @classmethod
+    def until_now(cls, server: PinnedServer, cores: Cores) -> _Spent:
+        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        busy = [sum(core) - core.idle - core.iowait - core.guest - core.guest_nice for core in psutil.cpu_times(True)]
+        return cls(time.monotonic(), server.cpu_s(), own, busy[cores.model], busy[cores.rest])
+
+    def since(self, before: _Spent) -> _Spent:
+        roles = {role: seconds - before.roles.get(role, 0.0) for role, seconds in self.roles.items()}
+        return _Spent(
+            self.at - before.at,
+            roles,
+            self.own - before.own,
+            self.model_core - before.model_core,
+            self.rest_core - before.rest_core,
+        )
+
+    def foreign(self) -> dict[str, float]:
+        """What is left of each core's busy time. This process may run on either core; it does next to nothing."""
+        models = sum(seconds for role, seconds in self.roles.items() if is_model(role))
+        rest = sum(self.roles.values()) - models + self.own
+        return {
+            "model": max(0.0, self.model_core - models) / self.at,
+            "rest": max(0.0, self.rest_core - rest) / self.at,
+        }
+
+
+def _patient(server: PinnedServer, load: Load, arrival_s: Floats, cores: Cores) -> tuple[Result, Counters]:
+    """Send requests with plenty of time, all of which must be answered."""
+    count = len(arrival_s)
+    workload = Workload(
+        arrival_s,
+        np.full(count, load.model),
+        np.full(count, int(Priority.NORMAL)),
+        np.full(count, load.rows),
+        np.full(count, load.bucket),
+        np.full(count, _PATIENT_S),
+    )
+    before = server.counters(load.model)
+    result = send_apart(server.url, workload, _FOLDER, cores.rest_command)
+    if (result.status != 200).any():
+        raise BenchmarkError(f"{load.model}: {(result.status != 200).sum()} of {count} patient requests failed")
+    return result, server.counters(load.model).since(before)

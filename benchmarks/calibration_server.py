@@ -1,0 +1,205 @@
+"""The server that calibration measures: its model replicas tied to one core, everything else to another."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.server import _MARK, SERVE_APP_RUN, Server, role
+from serve_app.cli.processes import marked
+
+_START_WITHIN_S = 300.0
+_ASK_EVERY_S = 0.2
+_SETTLE_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core does what.
+
+    Attributes:
+        model: Of the replicas of the models.
+        rest: Of the router, the proxy, Ray's own processes and the load generator.
+    """
+
+    model: int
+    rest: int
+
+    @classmethod
+    def choose(cls) -> Cores:
+        """The first two that this process may use.
+
+        Raises:
+            BenchmarkError: There is only one.
+        """
+        usable = sorted(os.sched_getaffinity(0))
+        if len(usable) < 2:
+            raise BenchmarkError("calibration needs two cores, one of them for the model alone")
+        return cls(model=usable[1], rest=usable[0])
+
+    @property
+    def rest_command(self) -> tuple[str, ...]:
+        """Put before a command that shall share the core of the rest."""
+        return ("taskset", "--cpu-list", str(self.rest))
+
+    @property
+    def model_command(self) -> tuple[str, ...]:
+        """Put before a command that shall have the model's core."""
+        return ("taskset", "--cpu-list", str(self.model))
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Cumulative numbers of one model, as the router's metrics page and V2 statistics have them. Times in seconds.
+
+    Attributes:
+        executions: Runs of the model.
+        execution_s: Their time in the session.
+        rows: Rows that ran.
+        answered: Requests answered.
+        total_s: Time of those requests from the scheduler's door to the answer, in sum.
+        queue_s: The part of it in the router's queue.
+        compute_s: The part of it in the session.
+    """
+
+    executions: float
+    execution_s: float
+    rows: float
+    answered: float
+    total_s: float
+    queue_s: float
+    compute_s: float
+
+    def since(self, before: Counters) -> Counters:
+        """What was added since then.
+
+        Raises:
+            BenchmarkError: They began anew meanwhile, because the router was replaced.
+        """
+        added = Counters(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
+        if added.executions < 0 or added.answered < 0:
+            raise BenchmarkError("the router was replaced while it was measured; its log says why")
+        return added
+
+
+class PinnedServer(Server):
+    """A `Server` whose models have a core of their own.
+
+    Ray starts its workers with niceness 15, so that whatever else runs on the machine would hold them up: here they
+    are as nice as everybody.
+    """
+
+    def __init__(self, name: str, document: Mapping[str, Any], cores: Cores) -> None:
+        super().__init__(name, document, ("env", "RAY_worker_niceness=0", *SERVE_APP_RUN))
+        self._cores = cores
+        self._models = [model["name"] for model in document["applications"][0]["args"]["models"]]
+
+    def __enter__(self) -> PinnedServer:
+        super().__enter__()
+        return self
+
+    def wait_ready(self) -> None:
+        """Wait until every model can take work, then tie every process to its core.
+
+        It starts on all cores: Serve gives up on a start that takes too long.
+
+        Raises:
+            BenchmarkError: It has ended, or takes too long.
+        """
+        with httpx.Client() as client:
+            while True:
+                self.check_alive()
+                try:
+                    if client.get(f"{self.url}/v2/health/ready").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                if time.monotonic() - self.started_at > _START_WITHIN_S:
+                    raise BenchmarkError(f"{self.name} is not ready after {_START_WITHIN_S:.0f} s")
+                time.sleep(_ASK_EVERY_S)
+        processes = {process: role(process.cmdline()) for process in self._processes()}
+        missing = {f"replica of {model}" for model in self._models} - set(processes.values())
+        if missing:
+            raise BenchmarkError(f"no process of {self.name} is the {missing.pop()}")
+        for process, what in processes.items():
+            _pin(process.pid, self._cores.model if is_model(what) else self._cores.rest)
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time of all its processes by role, seconds."""
+        found: dict[str, float] = {}
+        for process in self._processes():
+            try:
+                times, name = process.cpu_times(), role(process.cmdline())
+            except psutil.Error:  # it has ended meanwhile
+                continue
+            found[name] = found.get(name, 0.0) + times.user + times.system
+        return found
+
+    def counters(self, model: str) -> Counters:
+        """The model's counters, once nothing of it is queued or running.
+
+        Raises:
+            BenchmarkError: It does not come to rest.
+        """
+        until = time.monotonic() + _SETTLE_WITHIN_S
+        with httpx.Client(timeout=_SETTLE_WITHIN_S) as client:
+            while time.monotonic() < until:
+                state = client.get(f"{self.url}/status").json()["models"][model]
+                if not state["running_rows"] and not any(queue["rows"] for queue in state["queues"].values()):
+                    stats = client.get(f"{self.url}/v2/models/{model}/stats").json()["model_stats"][0]
+                    return _counters(client.get(f"{self.url}/metrics").text, stats, model)
+                time.sleep(_ASK_EVERY_S)
+        raise BenchmarkError(f"{model} is still busy {_SETTLE_WITHIN_S:.0f} s after the last request")
+
+    def _processes(self) -> list[psutil.Process]:
+        found = []
+        for process in marked(_MARK, self._mark):
+            try:
+                found.append(psutil.Process(process.pid))
+            except psutil.Error:
+                continue
+        return found
+
+
+def is_model(role: str) -> bool:
+    """Whether this role (see `benchmarks.server.role`) is the replica of a model."""
+    return role.startswith("replica of ") and role != "replica of router"
+
+
+def _counters(page: str, stats: Mapping[str, Any], model: str) -> Counters:
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.labels.get("model") == model:
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    times = stats["inference_stats"]
+    return Counters(
+        executions=sums.get("serve_app_execution_seconds_count", 0.0),
+        execution_s=sums.get("serve_app_execution_seconds_sum", 0.0),
+        rows=sums.get("serve_app_batch_rows_sum", 0.0),
+        answered=times["success"]["count"],
+        total_s=times["success"]["ns"] / 1e9,
+        queue_s=times["queue"]["ns"] / 1e9,
+        compute_s=times["compute_infer"]["ns"] / 1e9,
+    )
+
+
+def _pin(pid: int, core: int) -> None:
+    """Tie every thread of a process to a core. Threads made meanwhile are found in the next round."""
+    tied: set[int] = set()
+    with suppress(FileNotFoundError):  # the process has ended meanwhile
+        while found := {int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()} - tied:
+            for thread in found:
+                with suppress(ProcessLookupError):  # the thread has ended meanwhile
+                    os.sched_setaffinity(thread, {core})
+            tied |= found

@@ -1,0 +1,244 @@
+"""What a decision costs: microseconds of the scheduler per entry, by what is queued: ``make bench-scheduler``.
+
+Only the scheduler runs, on a virtual clock: arrivals, decisions, answers, and the question when to decide again, which
+the dispatcher asks after every decision. The least of several repetitions is shown, in time of the processor, since
+everything else that runs on a machine can only add to it. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import pstats
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count, cycle
+from random import Random
+from time import thread_time
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+
+_MODEL = "model"
+_VARIANT = "light"
+_MAX_ROWS = 32
+_ALPHA_S, _BETA_S = 1e-4, 1e-5
+_SECONDS_PER_ROW = (_ALPHA_S + _BETA_S * _MAX_ROWS) / _MAX_ROWS
+_BETWEEN_S = 1e-6
+"""Between the arrivals of what is queued at the start."""
+_WARM_UP = 2_000
+_HORIZONS = 1.5
+"""Longest budget in overload, in times of what the queue takes."""
+_PROFILED_FUNCTIONS = 25
+_WIDTH = 110
+
+Policy = Literal["auto", "deferred", "eager", "window"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        title: What the table calls it.
+        policy: The batch policy.
+        priorities: Classes of the entries, in turns.
+        variants: Variants of the entries, in turns.
+        replicas: Replicas of the model.
+        load: What arrives for every row that is executed.
+        at_once: Entries that arrive between two decisions.
+        tight: Whether deadlines are near enough that entries are refused and given up.
+    """
+
+    title: str
+    policy: Policy = "auto"
+    priorities: tuple[Priority, ...] = (Priority.NORMAL,)
+    variants: tuple[str, ...] = ("",)
+    replicas: int = 1
+    load: float = 1.0
+    at_once: int = _MAX_ROWS
+    tight: bool = False
+
+
+_CASES = (
+    Case("bundles, auto"),
+    Case("bundles, deferred", policy="deferred"),
+    Case("bundles, eager", policy="eager"),
+    Case("bundles, window", policy="window"),
+    Case("bundles, auto, 16 replicas", replicas=16),
+    Case("three classes, auto", priorities=tuple(Priority)),
+    Case("three classes, deferred", policy="deferred", priorities=tuple(Priority)),
+    Case("three classes, eager", policy="eager", priorities=tuple(Priority)),
+    Case("two variants, auto", variants=("", _VARIANT)),
+    Case("one decision per arrival", at_once=1),
+    Case("one decision per arrival, three classes", at_once=1, priorities=tuple(Priority)),
+    Case("overload x3, auto", load=3.0, tight=True),
+    Case("overload x3, deferred", policy="deferred", load=3.0, tight=True),
+    Case("overload x3, three classes", load=3.0, tight=True, priorities=tuple(Priority)),
+)
+
+
+class Load:
+    """A scheduler with so many entries queued, and what keeps it busy.
+
+    Args:
+        case: What is measured.
+        queued: Entries queued at the start; as many stay queued.
+    """
+
+    def __init__(self, case: Case, queued: int) -> None:
+        self._case = case
+        classes = {priority: ClassSettings(1 << 30, 1 << 60, 60.0) for priority in Priority}
+        self._scheduler = Scheduler(
+            [ModelScheduling(_MODEL, _MAX_ROWS, slo_s=0.1, policy=case.policy)], classes, ProcessLimits(1 << 60)
+        )
+        profile = [(rows, 0, _ALPHA_S + _BETA_S * rows) for rows in (1, 2, 4, 8, 16, 32)]
+        self._scheduler.seed(_MODEL, [(*point, variant) for point in profile for variant in ("", _VARIANT)])
+        self._scheduler.on_replicas(_MODEL, [f"replica-{at}" for at in range(case.replicas)], 0.0)
+        self._random = Random(1)
+        self._ids = count(1)
+        self._kinds = cycle([(priority, variant) for priority in case.priorities for variant in case.variants])
+        self._now = 0.0
+        # The work that is queued takes this long; with tight deadlines about so many entries can be in time.
+        self._horizon_s = queued * _SECONDS_PER_ROW / case.replicas
+        self._ends: list[tuple[float, int, int, float, str]] = []
+        self._free: dict[str | None, float] = {}
+        for _ in range(queued):
+            self._now += _BETWEEN_S
+            self._scheduler.on_arrival(self._entry(), self._now)
+        self.refused = 0
+        self.given_up = 0
+
+    @property
+    def queued(self) -> int:
+        """Entries queued."""
+        return sum(length.entries for length in self._scheduler.queue_lengths(_MODEL).values())
+
+    def run(self, entries: int) -> float:
+        """Let so many entries arrive while bundles are dispatched and answered. Returns the seconds that it took.
+
+        Only the processor's time counts, and of it the scheduler's part, not the making of entries.
+        """
+        case, scheduler = self._case, self._scheduler
+        step_s = case.at_once * _SECONDS_PER_ROW / case.replicas / case.load
+        spent = 0.0
+        for _ in range(entries // case.at_once):
+            self._now += step_s
+            now = self._now
+            arriving = [self._entry() for _ in range(case.at_once)]
+            answers = self._answers()
+            begin = thread_time()
+            for end, bundle_id, rows, seconds, variant in answers:
+                scheduler.on_done(bundle_id, [(rows, 0, seconds, variant)], end)
+            for entry in arriving:
+                if scheduler.on_arrival(entry, now) is not None:
+                    self.refused += 1
+            decisions = scheduler.decide(now)
+            _ = scheduler.wake_at
+            spent += thread_time() - begin
+            self.given_up += len(decisions.given_up)
+            for dispatch in decisions.dispatches:
+                end = max(now, self._free.get(dispatch.replica, 0.0)) + dispatch.predicted_s
+                self._free[dispatch.replica] = end
+                heappush(self._ends, (end, dispatch.bundle_id, dispatch.rows, dispatch.predicted_s, dispatch.variant))
+        return spent
+
+    def _answers(self) -> list[tuple[float, int, int, float, str]]:
+        answers = []
+        while self._ends and self._ends[0][0] <= self._now:
+            answers.append(heappop(self._ends))
+        return answers
+
+    def _entry(self) -> Entry:
+        priority, variant = next(self._kinds)
+        budget = (
+            self._horizon_s * self._random.uniform(0.5, _HORIZONS) if self._case.tight else self._random.uniform(20, 40)
+        )
+        return Entry(next(self._ids), _MODEL, priority, self._now, self._now + budget, variant=variant)
+
+
+def measure(case: Case, queued: int, entries: int, repetitions: int) -> tuple[float, Load]:
+    """Measure one case, in a steady state.
+
+    Returns:
+        Seconds per entry, the least of the repetitions, and the load.
+    """
+    load = _steady(case, queued)
+    best = float("inf")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(repetitions):
+            load.refused = load.given_up = 0
+            best = min(best, load.run(entries) / entries)
+    finally:
+        gc.enable()
+    return best, load
+
+
+def _steady(case: Case, queued: int) -> Load:
+    """A load that has run for a while: in overload, until much is refused or given up."""
+    load = Load(case, queued)
+    load.run(max(_WARM_UP, int(_HORIZONS * case.load * queued) if case.tight else 0))
+    return load
+
+
+def profile(case: Case, queued: int, entries: int) -> None:
+    """Print where the time of one case goes."""
+    load = _steady(case, queued)
+    profiler = cProfile.Profile()
+    profiler.runcall(partial(load.run, entries))
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(_PROFILED_FUNCTIONS)
+
+
+def main(
+    queued: Annotated[
+        list[int] | None, typer.Option(min=100, help="Entries queued; may be given several times.")
+    ] = None,
+    entries: Annotated[int, typer.Option(min=1000, help="Entries per repetition.")] = 20_000,
+    repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of each case.")] = 5,
+    only: Annotated[str, typer.Option(help="Only the cases whose title contains this.")] = "",
+    profiled: Annotated[bool, typer.Option("--profile", help="Print where the time goes, too.")] = False,
+) -> None:
+    """Microseconds of the scheduler per entry."""
+    sizes = queued or [1_000, 10_000, 100_000]
+    cases = [case for case in _CASES if only in case.title]
+    if not cases:
+        raise typer.BadParameter(f"no case is called {only!r}; there are: {'; '.join(case.title for case in _CASES)}")
+    console = Console(width=_WIDTH)
+    table = Table(title="Microseconds per entry by entries queued; of the last: refused, given up and still queued")
+    table.add_column("case", no_wrap=True)
+    for size in sizes:
+        table.add_column(f"{size:,}", justify="right", no_wrap=True)
+    table.add_column("refused", justify="right")
+    table.add_column("given up", justify="right")
+    table.add_column("left", justify="right")
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("")
+        for case in cases:
+            cells = []
+            ended: list[str] = []
+            for size in sizes:
+                progress.update(task, description=f"{case.title}, {size:,} queued")
+                seconds, load = measure(case, size, entries, repetitions)
+                cells.append(f"{seconds * 1e6:.1f}")
+                ended = [f"{load.refused / entries:.0%}", f"{load.given_up / entries:.0%}", f"{load.queued:,}"]
+            table.add_row(case.title, *cells, *ended)
+    console.print(table)
+    if profiled:
+        for case in cases:
+            console.print(f"\n{case.title}, {sizes[-1]:,} queued")
+            profile(case, sizes[-1], entries)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,255 @@
+"""``serve-app profile``: measure what batches of a model cost on this machine, and write it down."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+import onnxruntime
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
+from serve_app import __version__
+from serve_app.cli.profile_report import draw, summary, table
+from serve_app.config import ModelConfig, load_file
+from serve_app.config.faults import nearest, shown
+from serve_app.config.locate import ModelLocation, home, is_remote
+from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
+from serve_app.config.profile_points import Point, fit_points
+from serve_app.errors import ConfigError
+from serve_app.inference.backend import Backend
+from serve_app.inference.device import resolve_device
+from serve_app.inference.onnx import OnnxBackend
+from serve_app.inference.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
+from serve_app.inference.warmup import tensor_inputs
+
+PlotFormat = Literal["svg", "png"]
+
+ALWAYS = (0.05, 0.5, 0.95)
+"""Quantiles that every profile has: the server's prior and the simulator's noise are made of them."""
+
+_TABLE_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How to measure.
+
+    Attributes:
+        seconds: Time to spend running each shape.
+        quantiles: Quantiles of the times to keep, besides `ALWAYS`; more than 0 and less than 1.
+        rows: Numbers of rows; empty for those of `sweep_rows`.
+        threads: Threads per session, where they are not to be the configured ones.
+    """
+
+    seconds: float = 2.0
+    quantiles: tuple[float, ...] = (0.5, 0.95, 0.99)
+    rows: tuple[int, ...] = ()
+    threads: int | None = None
+
+
+def profile_file(
+    config: Path,
+    names: Sequence[str],
+    wish: Wish,
+    out: Console,
+    *,
+    everything: bool = False,
+    output: Path | None = None,
+    plot: PlotFormat | None = None,
+) -> None:
+    """Measure models of a Serve file one after the other, write a profile of each, and show it.
+
+    Args:
+        config: The Serve file.
+        names: Which models; a file with a single one needs none.
+        wish: How to measure.
+        out: Where tables go.
+        everything: Measure every model.
+        output: The profile of a single model; by default where the configuration expects it, or
+            ``profiles/<model>.json`` in ``SERVE_APP_HOME``.
+        plot: Also draw it, beside the profile.
+
+    Raises:
+        ConfigError: The file or the choice is wrong, or a model cannot be loaded.
+        ServeAppError: A model failed.
+    """
+    models = _chosen(load_file(config).args.models, names, everything=everything)
+    if output is not None and len(models) > 1:
+        raise ConfigError(("--output names one file, and several models are to be measured",))
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(("--plot needs matplotlib: pip install 'serve-app[simulate]'",))
+    for model in models:
+        path = output or _default_output(model)
+        profile = profile_model(model, wish, out)
+        profile.write(path)
+        # A narrow window may break lines, but figures must not lose their ends.
+        out.print(table(profile), width=max(out.width, _TABLE_WIDTH), crop=False)
+        for line in summary(profile):
+            out.print(line, highlight=False, soft_wrap=True)
+        out.print(f"[green]written:[/] {path}", highlight=False, soft_wrap=True)
+        if plot is not None:
+            picture = path.with_suffix(f".{plot}")
+            draw(profile, picture)
+            out.print(f"[green]drawn:[/] {picture}", highlight=False, soft_wrap=True)
+
+
+def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
+    """Load a model as its replicas do, and measure it.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+        ServeAppError: It failed at a shape.
+    """
+    if wish.threads is not None:
+        model = model.model_copy(
+            update={"resources": model.resources.model_copy(update={"threads": wish.threads})}
+        )  # fmt: skip
+    locations = model.locations()
+    gpu_available = model.resources.gpus > 0 and _has_gpu()
+    with_gpu = resolve_device(model.resources.device, gpu_available, model.name) == "cuda"
+    before, gpu_before = resident_bytes(), gpu_bytes() if with_gpu else None
+    backends: dict[str, Backend] = {}
+    try:
+        for variant, location in locations.items():
+            backend = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=gpu_available))
+            backend.load()
+            backends[variant] = backend
+            if backend.note is not None:
+                out.print(f"[yellow]note:[/] {backend.note}", highlight=False, soft_wrap=True)
+        memory = Memory(
+            before_load_bytes=before,
+            after_load_bytes=resident_bytes(),
+            gpu_before_load_bytes=gpu_before,
+            gpu_after_load_bytes=gpu_bytes() if with_gpu else None,
+        )
+        began, waited = monotonic(), waited_s()
+        measurements = _sweep(model, backends, locations, wish, out)
+        elapsed, waited_in_all = monotonic() - began, waited_s()
+        device = backends[""].device
+    finally:
+        for loaded in backends.values():
+            loaded.close()
+    points = tuple(_point(measurement, wish) for measurement in measurements)
+    return Profile(
+        format=FORMAT,
+        serve_app=__version__,
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=model.name,
+        task=model.task,
+        version=locations[""].version,
+        files={variant: sha256(location.model_file) for variant, location in locations.items()},
+        device=device,
+        threads=model.resources.threads,
+        machine=_machine(device),
+        memory=memory,
+        held_up=None if waited is None or waited_in_all is None else max(0.0, waited_in_all - waited) / elapsed,
+        points=points,
+        fits=fit_points(points),
+    )
+
+
+def _sweep(
+    model: ModelConfig,
+    backends: Mapping[str, Backend],
+    locations: Mapping[str, ModelLocation],
+    wish: Wish,
+    out: Console,
+) -> list[Measurement]:
+    exact = backends[""]
+    processor = model.make_processor(exact.signature, locations[""])
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+        task = bar.add_task(model.name, total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                description=f"{model.name}: {progress.shape}",
+                completed=progress.measured_s,
+                total=progress.expected_s,
+            )
+
+        return sweep(
+            backends,
+            tensor_inputs(exact.signature) if processor is None else processor.example,
+            rows=wish.rows or sweep_rows(model.batching.max_rows),
+            buckets=(0,) if processor is None else processor.buckets,
+            seconds=wish.seconds,
+            on_progress=show,
+        )
+
+
+def _point(measurement: Measurement, wish: Wish) -> Point:
+    shape = measurement.shape
+    return Point.of(
+        measurement.seconds,
+        (*ALWAYS, *wish.quantiles),
+        rows=shape.rows,
+        bucket=shape.bucket,
+        variant=shape.variant,
+        peak_rss_bytes=measurement.peak_rss_bytes,
+        gpu_bytes=measurement.gpu_bytes,
+    )
+
+
+def _chosen(models: Sequence[ModelConfig], names: Sequence[str], *, everything: bool) -> list[ModelConfig]:
+    by_name = {model.name: model for model in models}
+    problems = []
+    for name in names:
+        if name not in by_name:
+            guess = nearest(name, by_name)
+            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(by_name)}"
+            problems.append(f"has no model {shown(name)}; {hint}")
+    if everything and names:
+        problems.append("--all and --model exclude each other")
+    if not everything and not names and len(models) > 1:
+        problems.append(f"holds several models; choose with --model ({', '.join(by_name)}) or --all")
+    if problems:
+        raise ConfigError(tuple(problems))
+    return [by_name[name] for name in dict.fromkeys(names)] or list(models)
+
+
+def _default_output(model: ModelConfig) -> Path:
+    if model.profile is not None and not is_remote(model.profile):
+        return home(os.environ) / model.profile
+    return home(os.environ) / "profiles" / f"{model.name}.json"
+
+
+def _has_gpu() -> bool:
+    from serve_app.cli.doctor import has_gpu  # noqa: PLC0415 - brings Ray
+
+    return has_gpu()
+
+
+def _machine(device: str) -> Machine:
+    return Machine(
+        cpu=_after_colon(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        cores=len(os.sched_getaffinity(0)),
+        gpu=_gpu_name() if device == "cuda" else None,
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        onnxruntime=onnxruntime.__version__,
+    )
+
+
+def _gpu_name() -> str | None:
+    told = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return _after_colon(told[0], "Model") if told else None
+
+
+def _after_colon(path: Path, key: str) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key)
+    return next(found, None)

@@ -1,0 +1,305 @@
+"""Profiles: what batches of a model cost on some machine, as ``serve-app profile`` has measured and written it.
+
+The server takes one as its prior (``models[].profile``), until a replica has warmed up and requests have been run. The
+simulator takes one as the truth: a curve of mean execution times, and the scatter around it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import fsspec
+from pydantic import Field, ValidationError, model_validator
+
+from serve_app.config.faults import Location, misfit, problems_of, shown
+from serve_app.config.locate import ModelLocation, home, is_remote
+from serve_app.config.measured_curve import MeasuredCurve
+from serve_app.config.profile_points import Bytes, Fit, Point
+from serve_app.config.values import Positive, Section
+from serve_app.errors import ConfigError
+from serve_app.payloads import Execution
+from serve_app.simulation.scenario import Curve, Noise
+
+FORMAT = 1
+"""Version of the file's format. It is raised when an older reader would misunderstand the file."""
+
+PRIOR_QUANTILE = 0.95
+"""The quantile that the server's prior consists of: the one that `serve_app.scheduling.latency.LatencyModel` predicts.
+
+Fed with medians it would promise what half of the executions do not keep, until it has seen enough of them.
+"""
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_CENTRAL = (0.05, 0.95)
+_CENTRAL_SIGMAS = 3.2897
+"""Standard deviations between the 5% and 95% quantile of a normal distribution."""
+_ENOUGH_RUNS = 20
+
+
+class Machine(Section):
+    """What the model was measured on."""
+
+    cpu: str
+    """Name of the processor."""
+
+    cores: Positive
+    """Cores that the process could use."""
+
+    gpu: str | None = None
+    """Name of the GPU, where the model ran on one."""
+
+    system: str
+    """Operating system and architecture."""
+
+    python: str
+    """Version of Python."""
+
+    onnxruntime: str
+    """Version of ONNX Runtime."""
+
+
+class Memory(Section):
+    """Memory around loading the model and its variants. Each point has its own peak."""
+
+    before_load_bytes: Bytes | None = None
+    """Resident set of the process before anything was loaded."""
+
+    after_load_bytes: Bytes | None = None
+    """Resident set with all sessions made."""
+
+    gpu_before_load_bytes: Bytes | None = None
+    """Memory in use on the GPU, by whomever, before anything was loaded."""
+
+    gpu_after_load_bytes: Bytes | None = None
+    """The same with all sessions made."""
+
+
+class Profile(Section):
+    """What ``serve-app profile`` has measured of one model. Times are seconds in the session, batches run warm."""
+
+    format: int
+    """Version of this format."""
+
+    serve_app: str
+    """Version of the product that wrote it."""
+
+    measured: str
+    """When, in UTC."""
+
+    model: str
+    """Name of the model in its configuration."""
+
+    task: str
+    """Its task."""
+
+    version: str
+    """Its version."""
+
+    files: dict[str, str]
+    """SHA-256 of every `model.onnx` that ran, by variant; the model's own is under the empty name."""
+
+    device: str
+    """Where it ran: `cpu` or `cuda`."""
+
+    threads: Positive
+    """Threads that a session computed with on the CPU."""
+
+    machine: Machine
+    """What it ran on."""
+
+    memory: Memory
+    """What it needed."""
+
+    held_up: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Part of the time that the measurement was ready to run and had no core, because other work had it."""
+
+    shapes: tuple[Point, ...] = Field(strict=False, alias="points")
+    """Every shape measured."""
+
+    fits: tuple[Fit, ...] = Field(strict=False)
+    """A line through every bucket of every variant."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Profile:
+        faults: list[tuple[Location, str]] = []
+        if not any(point.variant == "" for point in self.shapes):
+            faults.append((("points",), "holds no point of the model itself (variant '')"))
+        if "" not in self.files:
+            faults.append((("files",), "does not have the model itself, under the empty name"))
+        faults.extend(
+            (("files",), f"{shown(variant)} must have 64 hexadecimal digits, got {shown(digest)}")
+            for variant, digest in self.files.items()
+            if not _SHA256.fullmatch(digest)
+        )
+        places: dict[tuple[str, int, int], int] = {}
+        for number, point in enumerate(self.shapes):
+            key = (point.variant, point.bucket, point.rows)
+            if key in places:
+                faults.append((("points", number), f"is about the same shape as points[{places[key]}]"))
+            places.setdefault(key, number)
+            if point.variant and point.variant not in self.files:
+                faults.append((("points", number, "variant"), f"files has no {shown(point.variant)}"))
+        fitted = [(fit.variant, fit.bucket) for fit in self.fits]
+        lines = dict.fromkeys((point.variant, point.bucket) for point in self.shapes)
+        faults.extend(
+            (("fits",), f"needs one for variant {shown(variant)}, bucket {bucket}; found {fitted.count(line)}")
+            for line in lines
+            for variant, bucket in (line,)
+            if fitted.count(line) != 1
+        )
+        if faults:
+            raise misfit(faults)
+        return self
+
+    def points(self, quantile: float = PRIOR_QUANTILE) -> list[Execution]:
+        """Every shape as the scheduler takes it: ``(rows, bucket, seconds, variant)``.
+
+        Args:
+            quantile: Which of a shape's times, 0 to 1.
+        """
+        return [Execution(shape.rows, shape.bucket, shape.quantile(quantile), shape.variant) for shape in self.shapes]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants measured, without the model itself."""
+        return tuple(dict.fromkeys(point.variant for point in self.shapes if point.variant))
+
+    def curve(self, variant: str = "", quantile: float | None = None) -> Curve:
+        """The mean execution time of a variant. Raises KeyError when it was not measured.
+
+        Args:
+            variant: Name of the variant; empty for the model itself.
+            quantile: Take this quantile instead. The median is what a machine costs that was not disturbed, where the
+                one that was measured had other work too.
+        """
+        lines = []
+        for fit in sorted((fit for fit in self.fits if fit.variant == variant), key=lambda fit: fit.bucket):
+            points = sorted(
+                (point.rows, point.mean_s if quantile is None else point.quantile(quantile))
+                for point in self.shapes
+                if (point.variant, point.bucket) == (variant, fit.bucket)
+            )
+            if points:
+                rows, seconds = zip(*points, strict=True)
+                lines.append((fit.bucket, rows, seconds, fit.alpha_s, fit.beta_s))
+        if not lines:
+            raise KeyError(variant)
+        return MeasuredCurve(tuple(lines))
+
+    def noise(self, variant: str = "") -> Noise:
+        """The scatter of a variant's execution times around their mean, as a lognormal distribution.
+
+        A point's sigma is the distance of the logarithms of its 5% and 95% quantiles over 3.29: the few runs that
+        something else held up do not count, for they are stalls rather than scatter. The result is the median of those
+        points that were run often enough, or of all where none was. Raises KeyError when the variant was not measured.
+        """
+        points = [point for point in self.shapes if point.variant == variant]
+        if not points:
+            raise KeyError(variant)
+        often = [point for point in points if point.runs >= _ENOUGH_RUNS] or points
+        low, high = _CENTRAL
+        sigma = median(math.log(point.quantile(high) / point.quantile(low)) / _CENTRAL_SIGMAS for point in often)
+        return Noise("lognormal", sigma)
+
+    def write(self, path: Path) -> None:
+        """Write the file; folders are made.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        text = json.dumps(self.model_dump(mode="json", exclude_none=True, by_alias=True), indent=1) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError((f"{path}: cannot be written: {error.strerror}",)) from None
+
+
+def read_profile(path: str | Path, environ: Mapping[str, str] | None = None) -> Profile:
+    """Read a profile.
+
+    Args:
+        path: Relative to ``SERVE_APP_HOME`` (the working directory by default), absolute, or an fsspec URI.
+        environ: Environment variables; by default those of this process.
+
+    Raises:
+        ConfigError: With one line per fault, each naming the file, and the field in it where there is one.
+    """
+    try:
+        return _parse(_read(str(path), environ))
+    except ConfigError as error:
+        raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
+
+
+def check_profile(profile: Profile, model: str, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
+    """Say what makes this the profile of another model, one line per fault. Reads the model's files.
+
+    Args:
+        profile: The profile.
+        model: Name of the model that is to be served.
+        locations: Its files and those of its variants, by variant.
+    """
+    problems = []
+    if profile.model != model:
+        problems.append(f"model: it is the profile of {shown(profile.model)}, not of {shown(model)}")
+    for variant, location in locations.items():
+        known = profile.files.get(variant)
+        if known is not None and (found := sha256(location.model_file)) != known:
+            problems.append(
+                f"files[{variant!r}]: it was measured with another {location.model_file.name}"
+                f" (SHA-256 {known[:12]}..., the one in {location.folder} has {found[:12]}...);"
+                " measure again with serve-app profile"
+            )
+    return tuple(problems)
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: str, environ: Mapping[str, str] | None) -> str:
+    try:
+        if is_remote(path):
+            with fsspec.open(path, "rt", encoding="utf-8") as file:
+                return str(file.read())
+        return _local(path, environ).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError((f"is not UTF-8 text: byte {error.start}",)) from None
+    except FileNotFoundError:
+        looked = "" if is_remote(path) else f" (looked for {_local(path, environ)})"
+        raise ConfigError((f"no such file{looked}",)) from None
+    except OSError as error:
+        raise ConfigError((f"cannot be read: {error.strerror or error}",)) from None
+    except Exception as error:  # every filesystem behind fsspec has errors of its own
+        raise ConfigError((f"cannot be read: {type(error).__name__}: {error}",)) from error
+
+
+def _local(path: str, environ: Mapping[str, str] | None) -> Path:
+    return home(os.environ if environ is None else environ) / path
+
+
+def _parse(text: str) -> Profile:
+    try:
+        data: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError((f"line {error.lineno}, column {error.colno}: is not JSON: {error.msg}",)) from None
+    if not isinstance(data, dict) or "format" not in data:
+        raise ConfigError(("is not a profile: it has no key format; serve-app profile writes one",))
+    if data["format"] != FORMAT:
+        raise ConfigError(
+            (f"format: is {shown(data['format'])}, this version reads {FORMAT}; measure again with serve-app profile",)
+        )
+    try:
+        return Profile.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, data, Profile.model_json_schema())) from None

@@ -1,0 +1,294 @@
+"""What a scenario file holds. Times ending in ``_ms`` are milliseconds, in ``_s`` seconds; unknown keys are faults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from serve_app.config.faults import Location, misfit, nearest, shown
+from serve_app.config.router import ClassesConfig
+from serve_app.config.scenario_models import DeviceConfig, SimulatedModelConfig
+from serve_app.config.scenario_systems import OURS, AnySystem, system_config
+from serve_app.config.scenario_workload import AnyStream, Factor
+from serve_app.config.values import Delay, Positive, Seconds, Section
+from serve_app.scheduling.entry import Priority
+from serve_app.simulation.scenario import WEIGHTS, Failure, Noise, Overheads
+
+Fault: TypeAlias = tuple[Location, str]
+Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
+
+
+class OverheadsConfig(Section):
+    """What a request pays besides executions, the same in every system."""
+
+    request_ms: Millis = 0.0
+    """From the client to the scheduler's queue."""
+
+    send_ms: Millis = 0.0
+    """A batch's way to a replica."""
+
+    answer_ms: Millis = 0.0
+    """A batch's way back to the client."""
+
+    between_ms: Millis = 0.0
+    """From the end of an execution until its replica can begin the next."""
+
+    def simulated(self) -> Overheads:
+        """The values for the simulator."""
+        return Overheads(self.request_ms / 1000, self.send_ms / 1000, self.answer_ms / 1000, self.between_ms / 1000)
+
+
+class NoiseConfig(Section):
+    """How true execution times scatter around what the models cost."""
+
+    kind: Literal["none", "uniform", "lognormal", "measured"] = "none"
+    """`uniform`: within `spread` of the mean; `lognormal`: with `spread` as sigma, the mean kept.
+
+    `measured`: lognormal with the widest scatter that the models' profiles hold.
+    """
+
+    spread: float = Field(default=0.0, ge=0, le=3, allow_inf_nan=False)
+    """0.2 is +-20% for `uniform`."""
+
+    stall_every_s: Delay = 0.0
+    """Mean time between stalls of a replica; 0 for none."""
+
+    stall_s: Delay = 0.0
+    """How long a stall holds up the execution it falls in."""
+
+    @model_validator(mode="after")
+    def _check(self) -> NoiseConfig:
+        if self.spread > 0 and self.kind in {"none", "measured"}:
+            raise misfit([(("spread",), f"does nothing with kind: {self.kind}; name uniform or lognormal")])
+        if self.kind == "uniform" and self.spread >= 1:
+            raise misfit([(("spread",), f"must be less than 1 with kind: uniform, got {self.spread:g}")])
+        if (self.stall_every_s > 0) != (self.stall_s > 0):
+            raise misfit([(("stall_s",), "stall_every_s and stall_s go together: set both or neither")])
+        return self
+
+    def simulated(self) -> Noise:
+        """The values for the simulator."""
+        kind = "lognormal" if self.kind == "measured" else self.kind
+        return Noise(kind, self.spread, self.stall_every_s, self.stall_s)
+
+
+class FailureConfig(Section):
+    """A replica that dies."""
+
+    model: str
+    """Name of the model."""
+
+    replica: int = Field(default=0, ge=0)
+    """Which of its replicas, from 0."""
+
+    at_s: Delay
+    """When it dies."""
+
+    down_s: Seconds
+    """Until its successor is there."""
+
+    def simulated(self) -> Failure:
+        """The values for the simulator."""
+        return Failure(self.model, self.replica, self.at_s, self.down_s)
+
+
+class WeightsConfig(Section):
+    """Worth of one request answered in time."""
+
+    high: Factor = WEIGHTS[Priority.HIGH]
+    """Of class `high`."""
+
+    normal: Factor = WEIGHTS[Priority.NORMAL]
+    """Of class `normal`."""
+
+    low: Factor = WEIGHTS[Priority.LOW]
+    """Of class `low`."""
+
+    def by_priority(self) -> dict[Priority, float]:
+        """The weights by priority."""
+        return {Priority.HIGH: self.high, Priority.NORMAL: self.normal, Priority.LOW: self.low}
+
+
+class SweepConfig(Section):
+    """One number of the whole scenario that takes several values, one after another. Exactly one key."""
+
+    load: Annotated[tuple[Factor, ...], Field(strict=False)] = ()
+    """All rates are scaled alike, so that the most loaded model has this load (without surges)."""
+
+    streams: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    """Cameras of every `video` stream."""
+
+    slo_scale: Annotated[tuple[Factor, ...], Field(strict=False)] = ()
+    """Every deadline and every `slo_ms` is this many times what a batch with one request takes."""
+
+    noise: Annotated[tuple[Annotated[float, Field(ge=0, le=3)], ...], Field(strict=False)] = ()
+    """`noise.spread`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SweepConfig:
+        given = [name for name in SweepConfig.model_fields if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(f"needs values for exactly one of {', '.join(SweepConfig.model_fields)}")
+        values = self.values
+        if any(after <= before for before, after in pairwise(values)):
+            raise misfit([((self.key,), "values must rise")])
+        return self
+
+    @property
+    def key(self) -> str:
+        """What is swept."""
+        return next(name for name in SweepConfig.model_fields if getattr(self, name))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values, rising."""
+        return tuple(float(value) for value in getattr(self, self.key))
+
+
+class ScenarioFile(Section):
+    """A scenario and the systems that are compared in it."""
+
+    name: str = Field(min_length=1)
+    """Title of the report."""
+
+    description: str = ""
+    """What it shows, for the report."""
+
+    duration_s: Seconds | None = None
+    """How long requests arrive. Either this or `requests`."""
+
+    requests: Positive | None = None
+    """Mean number of requests that arrive; the duration follows from the rates."""
+
+    warm_up_s: Delay = 0.0
+    """Requests before this are served and not counted."""
+
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = (1, 2, 3, 4, 5)
+    """One run per seed; bands and intervals are over them."""
+
+    routers: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Router processes, each with a scheduler of its own."""
+
+    classes: ClassesConfig = ClassesConfig()
+    """Queues and deadlines per class, as in the server's configuration."""
+
+    models: Annotated[tuple[SimulatedModelConfig, ...], Field(strict=False)]
+    """The models."""
+
+    devices: Annotated[tuple[DeviceConfig, ...], Field(strict=False)] = ()
+    """Devices that models share."""
+
+    overheads: OverheadsConfig = OverheadsConfig()
+    """What requests pay besides executions."""
+
+    noise: NoiseConfig = NoiseConfig()
+    """How execution times scatter."""
+
+    failures: Annotated[tuple[FailureConfig, ...], Field(strict=False)] = ()
+    """Replicas that die."""
+
+    weights: WeightsConfig = WeightsConfig()
+    """Worth of the classes."""
+
+    workload: Annotated[tuple[AnyStream, ...], Field(strict=False)]
+    """What arrives; streams may overlap."""
+
+    systems: Annotated[tuple[AnySystem, ...], Field(strict=False)] = (system_config(OURS),)
+    """What is compared: names, or mappings with options."""
+
+    bound: Literal["auto", "none"] = "auto"
+    """Whether the best that any system could do is calculated: exactly where possible, else an upper bound."""
+
+    sweep: SweepConfig | None = None
+    """A number that takes several values."""
+
+    @field_validator("models", "workload", "systems", "seeds")
+    @classmethod
+    def _check_not_empty(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not given:  # not min_length: pydantic would not count items that have faults
+            raise ValueError("needs at least one")
+        return given
+
+    @model_validator(mode="after")
+    def _check(self) -> ScenarioFile:
+        faults = [
+            *_repeated("models", [model.name for model in self.models]),
+            *_repeated("devices", [device.name for device in self.devices]),
+            *_repeated("systems", [system.title for system in self.systems], name=None),
+            *_repeated("seeds", list(self.seeds), name=None),
+            *self._time_faults(),
+            *self._reference_faults(),
+            *self._sweep_faults(),
+        ]
+        if faults:
+            raise misfit(faults)
+        return self
+
+    def _time_faults(self) -> Iterator[Fault]:
+        if self.duration_s is None and self.requests is None:
+            yield ("duration_s",), "required, or requests"
+        if self.duration_s is not None and self.requests is not None:
+            yield ("requests",), "cannot stand beside duration_s; leave one of them out"
+        end_s = self.duration_s
+        if end_s is None:
+            return
+        if self.warm_up_s >= end_s:
+            yield ("warm_up_s",), f"must be less than duration_s {end_s:g}, got {self.warm_up_s:g}"
+        for number, stream in enumerate(self.workload):
+            if getattr(stream, "start_s", 0.0) >= end_s:
+                yield ("workload", number, "start_s"), f"must be less than duration_s {end_s:g}"
+            if getattr(stream, "surge_at_s", 0.0) >= end_s:
+                yield ("workload", number, "surge_at_s"), f"must be less than duration_s {end_s:g}"
+        for number, failure in enumerate(self.failures):
+            if failure.at_s >= end_s:
+                yield ("failures", number, "at_s"), f"must be less than duration_s {end_s:g}, got {failure.at_s:g}"
+
+    def _reference_faults(self) -> Iterator[Fault]:
+        models = {model.name: model for model in self.models}
+        devices = [device.name for device in self.devices]
+        for number, model in enumerate(self.models):
+            if model.device is not None and model.device not in devices:
+                yield ("models", number, "device"), _unknown("device", model.device, devices)
+        for number, stream in enumerate(self.workload):
+            if stream.model_name and stream.model_name not in models:
+                yield ("workload", number, "model"), _unknown("model", stream.model_name, models)
+        for number, failure in enumerate(self.failures):
+            if failure.model not in models:
+                yield ("failures", number, "model"), _unknown("model", failure.model, models)
+            elif failure.replica >= models[failure.model].replicas:
+                have = models[failure.model].replicas
+                yield ("failures", number, "replica"), f"must be less than the model's replicas {have}"
+
+    def _sweep_faults(self) -> Iterator[Fault]:
+        if self.sweep is None:
+            return
+        key = self.sweep.key
+        kinds = [stream.kind for stream in self.workload]
+        if key == "streams" and "video" not in kinds:
+            yield ("sweep", "streams"), "there is no stream of kind video"
+        if key == "noise" and self.noise.kind in {"none", "measured"}:
+            yield ("sweep", "noise"), f"does nothing with noise.kind: {self.noise.kind}; name uniform or lognormal"
+        if key == "noise" and self.noise.kind == "uniform" and max(self.sweep.values) >= 1:
+            yield ("sweep", "noise"), "must be less than 1 with noise.kind: uniform"
+        fixed = {"load": ("video", "trace"), "slo_scale": ("trace",)}.get(key, ())
+        for kind in fixed:
+            if kind in kinds:
+                yield ("sweep", key), f"cannot change workload[{kinds.index(kind)}], which is of kind {kind}"
+
+
+def _repeated(section: str, values: Sequence[object], name: str | None = "name") -> Iterator[Fault]:
+    for number, value in enumerate(values):
+        first = values.index(value)
+        if first < number:
+            place: Location = (section, number) if name is None else (section, number, name)
+            yield place, f"{shown(value)} stands at {section}[{first}] too"
+
+
+def _unknown(what: str, word: str, known: Iterable[str]) -> str:
+    names = list(known)
+    guess = nearest(word, names)
+    hint = f"did you mean {guess}?" if guess else f"there are: {', '.join(names)}" if names else "there are none"
+    return f"unknown {what} {shown(word)}; {hint}"

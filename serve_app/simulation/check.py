@@ -1,0 +1,115 @@
+"""Which scenarios are possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+from serve_app.errors import ConfigError
+from serve_app.scheduling.entry import Priority
+from serve_app.simulation.scenario import Scenario, SimulatedModel, Stream
+
+
+def check(scenario: Scenario) -> None:
+    """Raise ConfigError, with one line per fault that names the field, for a scenario that cannot be simulated."""
+    problems = tuple(f"scenario {scenario.name}: {problem}" for problem in _problems(scenario))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(scenario: Scenario) -> Iterator[str]:
+    names = [model.scheduling.name for model in scenario.models]
+    devices = [device.name for device in scenario.devices]
+    if not scenario.models:
+        yield "models: there must be at least one"
+    for kind, listed in (("models", names), ("devices", devices)):
+        for twice in sorted({name for name in listed if listed.count(name) > 1}):
+            yield f"{kind}: {twice!r} is there more than once"
+    if not (isfinite(scenario.duration_s) and scenario.duration_s > 0.0):
+        yield f"duration_s: must be above 0, got {scenario.duration_s:g}"
+    if not 0.0 <= scenario.warm_up_s < scenario.duration_s:
+        yield f"warm_up_s: must be from 0 to below the duration, got {scenario.warm_up_s:g}"
+    if scenario.routers < 1:
+        yield f"routers: must be at least 1, got {scenario.routers}"
+    for priority in Priority:
+        if priority not in scenario.classes:
+            yield f"classes: {priority.label} is missing"
+        if priority not in scenario.weights:
+            yield f"weights: {priority.label} is missing"
+    for device in scenario.devices:
+        if device.concurrency < 1:
+            yield f"devices.{device.name}.concurrency: must be at least 1, got {device.concurrency}"
+        if not 0.0 <= device.interference < 1.0:
+            yield f"devices.{device.name}.interference: must be from 0 to below 1, got {device.interference:g}"
+    for model in scenario.models:
+        yield from _model_problems(model, devices)
+    for place, stream in enumerate(scenario.workload):
+        for problem in _stream_problems(stream, names):
+            yield f"workload[{place}].{problem}"
+    for place, failure in enumerate(scenario.failures):
+        if failure.model not in names:
+            yield f"failures[{place}].model: unknown model {failure.model!r}; there are: {', '.join(names)}"
+        for field in ("replica", "at_s", "down_s", "noticed_s"):
+            if not getattr(failure, field) >= 0:
+                yield f"failures[{place}].{field}: must be at least 0, got {getattr(failure, field)}"
+    noise = scenario.noise
+    for field in ("spread", "stall_every_s", "stall_s"):
+        if not getattr(noise, field) >= 0.0:
+            yield f"noise.{field}: must be at least 0, got {getattr(noise, field):g}"
+    if noise.kind == "uniform" and noise.spread >= 1.0:
+        yield f"noise.spread: must be below 1 for uniform noise, got {noise.spread:g}"
+    for field in ("request_s", "send_s", "answer_s"):
+        if not getattr(scenario.overheads, field) >= 0.0:
+            yield f"overheads.{field}: must be at least 0, got {getattr(scenario.overheads, field):g}"
+
+
+def _model_problems(model: SimulatedModel, devices: list[str]) -> Iterator[str]:
+    where = f"models.{model.scheduling.name}"
+    if model.device is not None and model.device not in devices:
+        yield f"{where}.device: unknown device {model.device!r}; there are: {', '.join(devices) or 'none'}"
+    if model.replicas < 0 or (model.replicas == 0 and model.autoscaling is None):
+        yield f"{where}.replicas: must be at least 1, or 0 with autoscaling; got {model.replicas}"
+    if not model.startup_s >= 0.0:
+        yield f"{where}.startup_s: must be at least 0, got {model.startup_s:g}"
+    if model.scheduling.max_rows < 1:
+        yield f"{where}.max_rows: must be at least 1, got {model.scheduling.max_rows}"
+    for rows in (1, max(1, model.scheduling.max_rows)):
+        seconds = model.curve(rows, 0)
+        if not (isfinite(seconds) and seconds > 0.0):
+            yield f"{where}.curve: a batch of {rows} rows must take more than 0 s, got {seconds:g}"
+    scaling = model.autoscaling
+    if scaling is not None:
+        if not 0 <= scaling.min_replicas <= scaling.max_replicas or scaling.max_replicas < 1:
+            yield f"{where}.autoscaling: needs 0 <= min_replicas <= max_replicas, and 1 <= max_replicas"
+        if not scaling.target_rows > 0.0:
+            yield f"{where}.autoscaling.target_rows: must be above 0, got {scaling.target_rows:g}"
+        if not scaling.interval_s > 0.0:
+            yield f"{where}.autoscaling.interval_s: must be above 0, got {scaling.interval_s:g}"
+
+
+def _stream_problems(stream: Stream, models: list[str]) -> Iterator[str]:
+    if stream.kind in {"trace", "long_tail"}:
+        if stream.kind == "trace" and not stream.path:
+            yield "path: a trace needs a file"
+    elif stream.model not in models:
+        yield f"model: unknown model {stream.model!r}; there are: {', '.join(models)}"
+    if stream.kind == "trace":
+        return
+    positive = ["timeout_s", "rows"]
+    positive += {"video": ["streams", "fps"], "gamma": ["rate", "cv"], "flash_crowd": ["rate", "surge"]}.get(
+        stream.kind, ["rate"]
+    )
+    for field in positive:
+        value = getattr(stream, field)
+        if not (isfinite(value) and value > 0):
+            yield f"{field}: must be above 0, got {value}"
+    if not 0.0 <= stream.jitter <= 1.0:
+        yield f"jitter: must be from 0 to 1, got {stream.jitter:g}"
+    if not stream.start_s >= 0.0:
+        yield f"start_s: must be at least 0, got {stream.start_s:g}"
+    if stream.share and abs(sum(stream.share.values()) - 1.0) > 1e-6:
+        yield f"share: must be 1 in sum, got {sum(stream.share.values()):g}"
+    for field in ("share", "timeouts_s"):
+        for priority, value in getattr(stream, field).items():
+            if not value >= 0.0 or (field == "timeouts_s" and value == 0.0):
+                yield f"{field}.{priority.label}: must be above 0, got {value:g}"

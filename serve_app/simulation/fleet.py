@@ -1,0 +1,135 @@
+"""How many replicas a model has: start-up, autoscaling, deaths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from serve_app.scheduling.scaling import desired_replicas
+from serve_app.simulation.loop import Event, Loop
+from serve_app.simulation.machine import Machine
+from serve_app.simulation.scenario import Failure, SimulatedModel
+
+_ROUNDING_S = 1e-9
+
+
+class Fleet:
+    """The replicas of one model.
+
+    Args:
+        model: What they run.
+        loop: Of the simulation.
+        make_machine: Makes the replica of this number, counted from 1.
+        tell: Called with this fleet when the list has changed.
+        waiting_rows: The model's rows that wait for an execution.
+
+    Attributes:
+        model: As given.
+        listed: Replicas that systems know, by name, in the order in which they came.
+        target: How many there should be.
+        running_rows: Rows that execute now.
+    """
+
+    def __init__(
+        self,
+        model: SimulatedModel,
+        loop: Loop,
+        make_machine: Callable[[Fleet, int], Machine],
+        tell: Callable[[Fleet], None],
+        waiting_rows: Callable[[str], int],
+    ) -> None:
+        self.model = model
+        self.name = model.scheduling.name
+        self.listed: dict[str, Machine] = {}
+        self.target = model.replicas
+        self.running_rows = 0
+        self._loop = loop
+        self._make_machine = make_machine
+        self._tell = tell
+        self._waiting_rows = waiting_rows
+        self._starting: list[Event] = []
+        self._last = 0
+        # Which direction autoscaling has wished for, and since when.
+        self._wish: tuple[int, float] | None = None
+
+    def start(self) -> None:
+        """List the first replicas and begin to watch the load."""
+        for _ in range(self.model.replicas):
+            self._list()
+        self._tell(self)
+        if self.model.autoscaling is not None:
+            self._loop.at(self.model.autoscaling.interval_s, self._autoscale)
+
+    def fail(self, failure: Failure) -> None:
+        """A replica dies now."""
+        alive = self._alive()
+        if failure.replica >= len(alive):
+            return
+        machine = alive[failure.replica]
+        machine.gone = now = self._loop.now
+        self._start(failure.down_s)
+        self._loop.at(now + min(failure.noticed_s, failure.down_s), partial(self._unlist, machine))
+        machine.die()
+
+    def _alive(self) -> list[Machine]:
+        return [machine for machine in self.listed.values() if not machine.dead]
+
+    def _list(self) -> None:
+        self._last += 1
+        machine = self._make_machine(self, self._last)
+        machine.listed()
+        self.listed[machine.name] = machine
+
+    def _unlist(self, machine: Machine) -> None:
+        if machine.gone is None:
+            machine.gone = self._loop.now
+        if self.listed.pop(machine.name, None) is not None:
+            self._tell(self)
+
+    def _start(self, after_s: float) -> None:
+        """One more replica is wished for."""
+
+        def up() -> None:
+            self._starting.remove(event)
+            self._list()
+            self._tell(self)
+
+        event = self._loop.at(self._loop.now + after_s, up)
+        self._starting.append(event)
+
+    def _stop_one(self) -> None:
+        """One replica too many: the last that starts, else the last listed, which finishes what it has been sent."""
+        if self._starting:
+            self._starting.pop().cancel()
+        elif alive := self._alive():
+            self._unlist(alive[-1])
+
+    def _autoscale(self) -> None:
+        """As Ray Serve does: the number changes once a wish has been seen for its direction's delay."""
+        settings = self.model.autoscaling
+        assert settings is not None
+        now = self._loop.now
+        self._loop.at(now + settings.interval_s, self._autoscale)
+        wanted = desired_replicas(
+            self._waiting_rows(self.name) + self.running_rows,
+            settings.target_rows,
+            self.target,
+            settings.min_replicas,
+            settings.max_replicas,
+        )
+        direction = (wanted > self.target) - (wanted < self.target)
+        if not direction:
+            self._wish = None
+            return
+        if self._wish is None or self._wish[0] != direction:
+            self._wish = (direction, now)
+        delay_s = settings.upscale_delay_s if direction > 0 else settings.downscale_delay_s
+        if now - self._wish[1] < delay_s - _ROUNDING_S:
+            return
+        self._wish = None
+        while self.target < wanted:
+            self.target += 1
+            self._start(self.model.startup_s)
+        while self.target > wanted:
+            self.target -= 1
+            self._stop_one()

@@ -1,0 +1,286 @@
+"""Machines: replicas that execute one batch at a time, and the devices that replicas share.
+
+A replica with a device of its own runs at full speed. Replicas on one device share it like processes on a processor:
+``n`` running executions progress at ``min(1, concurrency / n)`` of full speed each, less the interference, and what is
+left of each is computed anew whenever ``n`` changes (processor sharing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+import numpy as np
+
+from serve_app.simulation.loop import Event, Loop
+from serve_app.simulation.scenario import Device, Noise
+from serve_app.simulation.system import Execution, Request
+
+_CHUNK = 1024
+_EPSILON_S = 1e-12
+
+
+class NoiseSource:
+    """What makes a replica's true execution times differ from the curve: factors and stalls, by seed.
+
+    Args:
+        noise: How they scatter.
+        seed: Of this replica. Two systems under test with one seed meet the same noise at a replica's n-th execution.
+    """
+
+    __slots__ = ("_factors", "_noise", "_rng", "_stalls")
+
+    def __init__(self, noise: Noise, seed: Sequence[int]) -> None:
+        self._noise = noise
+        self._rng = np.random.default_rng([*seed, 0])
+        self._stalls = np.random.default_rng([*seed, 1])
+        self._factors: list[float] = []
+
+    def factor(self) -> float:
+        """The next execution's time as a multiple of its mean."""
+        if not self._factors:
+            if self._noise.kind == "none" or self._noise.spread == 0.0:
+                return 1.0
+            spread = self._noise.spread
+            if self._noise.kind == "uniform":
+                drawn = self._rng.uniform(1.0 - spread, 1.0 + spread, _CHUNK)
+            else:
+                drawn = self._rng.lognormal(-spread * spread / 2.0, spread, _CHUNK)
+            self._factors = np.maximum(drawn, 1e-3).tolist()
+        return self._factors.pop()
+
+    def next_stall_s(self) -> float:
+        """Seconds to the next stall; ``inf`` when there are none."""
+        every = self._noise.stall_every_s
+        return float(self._stalls.exponential(every)) if every > 0.0 and self._noise.stall_s > 0.0 else inf
+
+
+class Running:
+    """An execution that has begun.
+
+    Attributes:
+        requests: Whose batch it is.
+        rows: Rows, padding included.
+        work_s: What is left of it, seconds at full speed. Kept up to date by a shared device only.
+        began: When it began to compute.
+        done: Called with how it ended.
+    """
+
+    __slots__ = ("began", "done", "requests", "rows", "work_s")
+
+    def __init__(
+        self, requests: Sequence[Request], rows: int, work_s: float, began: float, done: Callable[[Execution], None]
+    ) -> None:
+        self.requests = requests
+        self.rows = rows
+        self.work_s = work_s
+        self.began = began
+        self.done = done
+
+
+class Processor:
+    """Where executions make progress. This one belongs to a single replica, so nothing slows it down."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._event: Event | None = None
+
+    def add(self, running: Running, end: Callable[[], None]) -> None:
+        """Let it compute what is left of it, and call ``end`` then."""
+        self._event = self._loop.at(self._loop.now + running.work_s, end)
+
+    def remove(self, running: Running) -> None:
+        """Stop it where it is."""
+        if self._event is not None:
+            running.work_s = max(0.0, self._event.when - self._loop.now)
+            self._event.cancel()
+            self._event = None
+
+
+class SharedProcessor(Processor):
+    """A device that several replicas compute on.
+
+    Args:
+        loop: Of the simulation.
+        device: Its speed.
+    """
+
+    __slots__ = ("_device", "_running", "_since")
+
+    def __init__(self, loop: Loop, device: Device) -> None:
+        super().__init__(loop)
+        self._device = device
+        self._running: dict[Running, Callable[[], None]] = {}
+        self._since = 0.0
+
+    def speed(self, running: int) -> float:
+        """How fast each of that many executions progresses, 1 being full speed."""
+        if running <= 1:
+            return 1.0
+        return min(1.0, self._device.concurrency / running) * (1.0 - self._device.interference)
+
+    def add(self, running: Running, end: Callable[[], None]) -> None:
+        """See `Processor.add`."""
+        self._progress()
+        self._running[running] = end
+        self._plan()
+
+    def remove(self, running: Running) -> None:
+        """See `Processor.remove`."""
+        self._progress()
+        self._running.pop(running, None)
+        self._plan()
+
+    def _progress(self) -> None:
+        """Note what has been computed since the last change."""
+        done_s = (self._loop.now - self._since) * self.speed(len(self._running))
+        self._since = self._loop.now
+        if done_s > 0.0:
+            for running in self._running:
+                running.work_s = max(0.0, running.work_s - done_s)
+
+    def _plan(self) -> None:
+        if self._event is not None:
+            self._event.cancel()
+            self._event = None
+        if self._running:
+            least_s = min(running.work_s for running in self._running)
+            self._event = self._loop.at(self._loop.now + least_s / self.speed(len(self._running)), self._end)
+
+    def _end(self) -> None:
+        self._progress()
+        least_s = min(running.work_s for running in self._running)
+        ended = [running for running in self._running if running.work_s <= least_s + _EPSILON_S]
+        ends = [self._running.pop(running) for running in ended]
+        self._plan()
+        for end in ends:
+            end()
+
+
+class Machine:
+    """One replica: starting, listed, draining, or dead.
+
+    Args:
+        name: As systems know it, like ``wide#1``.
+        model: Name of its model.
+        loop: Of the simulation.
+        processor: What it computes on.
+        noise: Of its execution times.
+        stall_s: How long a stall lasts.
+        between_s: From the end of an execution until the next can begin.
+
+    Attributes:
+        running: What it executes now.
+        dead: Whether it has died.
+        born: When it was listed first; ``None`` while it starts.
+        gone: When it left the list or died.
+        busy_until: End of its last execution.
+    """
+
+    __slots__ = (
+        "_between_s",
+        "_held",
+        "_held_until",
+        "_loop",
+        "_noise",
+        "_processor",
+        "_stall_s",
+        "_stalls",
+        "born",
+        "busy_until",
+        "dead",
+        "gone",
+        "model",
+        "name",
+        "on_end",
+        "running",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        loop: Loop,
+        processor: Processor,
+        noise: NoiseSource,
+        stall_s: float,
+        between_s: float,
+        on_end: Callable[[Machine, Running, bool], None],
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.on_end = on_end
+        self.running: Running | None = None
+        self.dead = False
+        self.born: float | None = None
+        self.gone: float | None = None
+        self.busy_until = 0.0
+        self._loop = loop
+        self._processor = processor
+        self._noise = noise
+        self._stall_s = stall_s
+        self._between_s = between_s
+        self._held_until = -inf
+        self._held: Event | None = None
+        self._stalls: Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<Machine {self.name} {'dead' if self.dead else 'busy' if self.running else 'idle'}>"
+
+    def listed(self) -> None:
+        """It is up."""
+        self.born = self._loop.now
+        self._await_stall()
+
+    def execute(self, requests: Sequence[Request], rows: int, mean_s: float, done: Callable[[Execution], None]) -> None:
+        """Begin an execution; the caller has seen that the machine is idle and alive."""
+        now = self._loop.now
+        self.running = Running(requests, rows, mean_s * self._noise.factor(), max(now, self._held_until), done)
+        if self._held_until > now:
+            self._held = self._loop.at(self._held_until, self._resume)
+        else:
+            self._processor.add(self.running, self._end)
+
+    def die(self) -> None:
+        """What runs fails now."""
+        self.dead = True
+        if self._stalls is not None:
+            self._stalls.cancel()
+        if self.running is not None:
+            self._pause()
+            self._end(failed=True)
+
+    def _end(self, failed: bool = False) -> None:
+        running = self.running
+        assert running is not None
+        self.running = None
+        self._held_until = max(self._held_until, self._loop.now + self._between_s)
+        self.on_end(self, running, failed)
+
+    def _await_stall(self) -> None:
+        after_s = self._noise.next_stall_s()
+        if after_s < inf:
+            self._stalls = self._loop.at(self._loop.now + after_s, self._stall)
+
+    def _stall(self) -> None:
+        self._held_until = max(self._held_until, self._loop.now + self._stall_s)
+        if self.running is not None:
+            self._pause()
+            self._held = self._loop.at(self._held_until, self._resume)
+        if self.gone is None:
+            self._await_stall()
+
+    def _pause(self) -> None:
+        assert self.running is not None
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+        else:
+            self._processor.remove(self.running)
+
+    def _resume(self) -> None:
+        self._held = None
+        assert self.running is not None
+        self._processor.add(self.running, self._end)

@@ -1,0 +1,146 @@
+"""serve_app itself as a system under test: the scheduler and the gate that serve, driven by the virtual clock.
+
+What the dispatcher does around a scheduler, `serve_app.simulation.router` does here, and what the worker does around a
+gate, `serve_app.simulation.replica`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.simulation.replica import SimulatedReplica
+from serve_app.simulation.router import SimulatedRouter
+from serve_app.simulation.scenario import Scenario, SimulatedModel
+from serve_app.simulation.system import Request, World
+
+_TOTAL_BYTES = 1 << 60
+
+
+class ServeApp:
+    """serve_app, one `Scheduler` per router and one `Gate` per replica.
+
+    Args:
+        network_s: The schedulers' allowance for everything around an execution, seconds; ``None``: the default of
+            2 ms, or what the scenario's overheads are if that is more.
+        bundle_timeout_s: After this long without an answer a replica counts as wedged.
+        spread: How requests are spread over routers. Frames of one video stream always take the same router, as what
+            travels on one connection does.
+        policy: A batch policy for all models instead of their own.
+        newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
+        co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
+    """
+
+    name = "serve_app"
+
+    def __init__(
+        self,
+        *,
+        network_s: float | None = None,
+        bundle_timeout_s: float = 30.0,
+        spread: Literal["round_robin", "random"] = "round_robin",
+        policy: str | None = None,
+        newest_frame_wins: bool = True,
+        co_schedule: bool = True,
+    ) -> None:
+        self._co_schedule = co_schedule
+        self._network_s = network_s
+        self._bundle_timeout_s = bundle_timeout_s
+        self._spread = spread
+        self._policy = policy
+        self._newest_frame_wins = newest_frame_wins
+        self._next_router = 0
+        self._rng = np.random.default_rng(0)
+        self._models: dict[str, SimulatedModel] = {}
+        self._replicas: dict[str, SimulatedReplica] = {}
+        self._routers: list[SimulatedRouter] = []
+        self._seeded: set[tuple[str, int]] = set()
+
+    def start(self, world: World) -> None:
+        """See `System.start`."""
+        self._world = world
+        scenario, overheads = world.scenario, world.overheads
+        network_s = self._network_s
+        if network_s is None:
+            network_s = max(0.002, overheads.send_s + overheads.answer_s)
+        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s)
+        self._models = {model.scheduling.name: model for model in scenario.models}
+        settings = [self._settings(model.scheduling) for model in scenario.models]
+        groups = _groups(scenario) if self._co_schedule else []
+        self._routers = [
+            SimulatedRouter(
+                world,
+                Scheduler(settings, scenario.classes, limits, groups),
+                self._replicas,
+                self._bundle_timeout_s,
+                self._newest_frame_wins,
+            )
+            for _ in range(scenario.routers)
+        ]
+
+    def replicas(self, model: str, names: Sequence[str]) -> None:
+        """See `System.replicas`."""
+        for name in names:
+            if name not in self._replicas:
+                self._replicas[name] = SimulatedReplica(
+                    self._world, model, name, self._models[model].scheduling.max_rows
+                )
+        for router in self._routers:
+            router.on_replicas(model, names)
+
+    def arrive(self, request: Request) -> None:
+        """See `System.arrive`."""
+        if (request.model, request.bucket) not in self._seeded:
+            self._seed(request.model, request.bucket)
+        routers = self._routers
+        if len(routers) == 1:
+            router = routers[0]
+        elif request.stream >= 0:
+            router = routers[request.stream % len(routers)]
+        elif self._spread == "random":
+            router = routers[int(self._rng.integers(len(routers)))]
+        else:
+            router = routers[self._next_router]
+            self._next_router = (self._next_router + 1) % len(routers)
+        request_s = self._world.overheads.request_s
+        if request_s > 0.0:
+            self._world.at(self._world.now + request_s, partial(router.arrive, request))
+        else:
+            router.arrive(request)
+
+    def queued_rows(self, model: str) -> int:
+        """See `System.queued_rows`: in the routers' queues, on the way to replicas, and at their gates."""
+        in_routers = sum(router.scheduler.load(model) for router in self._routers)
+        return max(0, in_routers - self._world.load(model))
+
+    def _settings(self, settings: ModelScheduling) -> ModelScheduling:
+        return settings if self._policy is None else replace(settings, policy=cast("Any", self._policy))
+
+    def _seed(self, model: str, bucket: int) -> None:
+        """Give the schedulers what a warm-up profile would tell of this cost bucket."""
+        self._seeded.add((model, bucket))
+        known = self._models[model]
+        if not known.known:
+            return
+        most = known.scheduling.max_rows
+        sizes = sorted({1 << power for power in range(most.bit_length())} | {most})
+        points = [(rows, bucket, known.curve(rows, bucket), "") for rows in sizes]
+        for variant, curve in known.variants.items():
+            points += [(rows, bucket, curve(rows, bucket), variant) for rows in sizes]
+        for router in self._routers:
+            router.scheduler.seed(model, points)
+
+
+def _groups(scenario: Scenario) -> list[DeviceGroup]:
+    """Which models share a device, as a server's configuration says it."""
+    members = {
+        device: tuple(model.scheduling.name for model in scenario.models if model.device == device.name)
+        for device in scenario.devices
+    }
+    return [DeviceGroup(device.name, names, device.concurrency) for device, names in members.items() if names]

@@ -1,0 +1,227 @@
+"""The world around a serving system: clock, clients, replicas, and what executions cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from serve_app.simulation.fleet import Fleet
+from serve_app.simulation.loop import Event, Loop
+from serve_app.simulation.machine import Machine, NoiseSource, Processor, Running, SharedProcessor
+from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage
+from serve_app.simulation.scenario import Overheads, Scenario
+from serve_app.simulation.system import Execution, Request, System
+from serve_app.simulation.workloads import Arrivals
+
+_ROUNDING_S = 1e-9
+"""Sums of virtual times differ by rounding: an answer this much after the deadline is still in time."""
+
+
+class SimulatedWorld:
+    """A `serve_app.simulation.system.World`.
+
+    Args:
+        scenario: What is simulated; has been checked.
+        seed: Of the noise.
+        step_s: How often the queue is looked at, virtual seconds.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int, step_s: float) -> None:
+        self._scenario = scenario
+        self._seed = seed
+        self._step_s = step_s
+        self._answer_s = scenario.overheads.answer_s
+        self._loop = Loop()
+        self._machines: dict[str, Machine] = {}
+        self._devices = {device.name: SharedProcessor(self._loop, device) for device in scenario.devices}
+        self._fleets = {
+            model.scheduling.name: Fleet(model, self._loop, self._make_machine, self._tell, self._waiting_rows)
+            for model in scenario.models
+        }
+        self._places = {name: place for place, name in enumerate(self._fleets)}
+        self._records = Records(0)
+        self._open = 0
+        self.usage = Usage()
+        self.queued_rows: list[int] = []
+        self.replicas: list[int] = []
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self._loop.now
+
+    @property
+    def scenario(self) -> Scenario:
+        """What is simulated."""
+        return self._scenario
+
+    @property
+    def overheads(self) -> Overheads:
+        """What a request pays besides executions."""
+        return self._scenario.overheads
+
+    @property
+    def events(self) -> int:
+        """Arrivals and actions so far."""
+        return self._loop.events
+
+    def run(self, system: System, arrivals: Arrivals) -> Records:
+        """Let the system serve the arrivals. Ends when all have ended, or when no answer can be in time any more."""
+        self._records = Records(len(arrivals))
+        self._open = len(arrivals)
+        self._system = system
+        system.start(self)
+        for fleet in self._fleets.values():
+            fleet.start()
+        for failure in self._scenario.failures:
+            self._loop.at(failure.at_s, partial(self._fleets[failure.model].fail, failure))
+        self._sample()
+        overheads = self._scenario.overheads
+        last = float(arrivals.deadline.max()) if len(arrivals) else 0.0
+        end = max(self._scenario.duration_s, last) + overheads.request_s + overheads.send_s + overheads.answer_s
+        self._loop.run(arrivals.requests(), system.arrive, end + _ROUNDING_S)
+        for machine in self._machines.values():
+            if machine.running is not None:
+                self._charge(machine.running.requests, self._count(machine, machine.running))
+            self._count_replica(machine)
+        return self._records
+
+    # ------------------------------------------------------------------ as `World`
+
+    def at(self, when: float, action: Callable[[], None]) -> Event:
+        """See `World.at`."""
+        return self._loop.at(when, action)
+
+    def execute(
+        self,
+        model: str,
+        replica: str,
+        requests: Sequence[Request],
+        rows: int,
+        bucket: int,
+        done: Callable[[Execution], None],
+        variant: str = "",
+    ) -> None:
+        """See `World.execute`. Raises ValueError also for an unknown replica or variant, and for no rows."""
+        machine = self._machines.get(replica)
+        if machine is None or machine.model != model:
+            raise ValueError(f"model {model} has no replica {replica}")
+        if machine.running is not None:
+            raise ValueError(f"replica {replica} is busy")
+        if rows < 1 or not requests:
+            raise ValueError(f"a batch needs requests and rows, got {len(requests)} and {rows}")
+        if machine.dead:
+            self._loop.at(self._loop.now, partial(done, Execution(0.0, failed=True)))
+            return
+        fleet = self._fleets[model]
+        if not variant:
+            curve = fleet.model.curve
+        elif variant in fleet.model.variants:
+            curve = fleet.model.variants[variant]
+        else:
+            raise ValueError(f"model {model} has no variant {variant!r}")
+        fleet.running_rows += rows
+        machine.execute(requests, rows, curve(rows, bucket), done)
+
+    def idle(self, replica: str) -> bool:
+        """See `World.idle`."""
+        return self._machines[replica].running is None
+
+    def answer(self, request: Request, left: float | None = None) -> None:
+        """See `World.answer`."""
+        if request.ended is not None:
+            return
+        arrives = (self._loop.now if left is None else left) + self._answer_s
+        request.answered = True
+        self._records.latency_s[request.id] = arrives - request.arrival
+        self._end(request, arrives, IN_TIME if arrives <= request.deadline + _ROUNDING_S else LATE)
+
+    def drop(self, request: Request) -> None:
+        """See `World.drop`."""
+        if request.ended is None:
+            self._end(request, self._loop.now, REPLACED if request.replaced else DROPPED)
+
+    def load(self, model: str) -> int:
+        """See `World.load`."""
+        return self._fleets[model].running_rows
+
+    # ------------------------------------------------------------------ requests
+
+    def _end(self, request: Request, when: float, outcome: int) -> None:
+        request.ended = when
+        self._records.outcome[request.id] = outcome
+        self._open -= 1
+        if not self._open and self._loop.now >= self._scenario.duration_s:
+            self._loop.stop()
+
+    def _executed(self, machine: Machine, running: Running, failed: bool) -> None:
+        """An execution has ended: charge for it and tell the system."""
+        seconds = self._count(machine, running)
+        self._fleets[machine.model].running_rows -= running.rows
+        if not failed:
+            self._charge(running.requests, seconds)
+        elif self._loop.now >= self._scenario.warm_up_s:
+            self.usage.failed_s += seconds
+        running.done(Execution(seconds, failed))
+
+    def _count(self, machine: Machine, running: Running) -> float:
+        """Take an execution into the sums. Returns how long it ran."""
+        now, usage = self._loop.now, self.usage
+        machine.busy_until = now
+        warm_up_s = self._scenario.warm_up_s
+        if running.began >= warm_up_s:
+            usage.executions += 1
+            usage.rows += running.rows
+        usage.busy_s += max(0.0, min(now, self._scenario.duration_s) - max(running.began, warm_up_s))
+        return max(0.0, now - running.began)
+
+    def _charge(self, requests: Sequence[Request], seconds: float) -> None:
+        charged = self._records.server_s
+        per_row = seconds / sum([request.rows for request in requests])
+        for request in requests:
+            request.server_s += per_row * request.rows
+            charged[request.id] = request.server_s
+            if request.ended is not None:
+                self._records.vain_s[request.id] += per_row * request.rows
+
+    # ------------------------------------------------------------------ replicas
+
+    def _make_machine(self, fleet: Fleet, number: int) -> Machine:
+        name = f"{fleet.name}#{number}"
+        device = fleet.model.device
+        noise = self._scenario.noise
+        machine = self._machines[name] = Machine(
+            name,
+            fleet.name,
+            self._loop,
+            Processor(self._loop) if device is None else self._devices[device],
+            NoiseSource(noise, (self._seed, self._places[fleet.name], number)),
+            noise.stall_s,
+            self._scenario.overheads.between_s,
+            self._executed,
+        )
+        return machine
+
+    def _tell(self, fleet: Fleet) -> None:
+        self._system.replicas(fleet.name, tuple(fleet.listed))
+
+    def _waiting_rows(self, model: str) -> int:
+        return self._system.queued_rows(model)
+
+    def _count_replica(self, machine: Machine) -> None:
+        """Add a replica's time on the list or at work, as far as it is counted."""
+        duration_s = self._scenario.duration_s
+        gone = duration_s if machine.gone is None else max(machine.gone, machine.busy_until)
+        born = machine.born if machine.born is not None else gone
+        self.usage.replica_s += max(0.0, min(gone, duration_s) - max(born, self._scenario.warm_up_s))
+
+    # ------------------------------------------------------------------ watching
+
+    def _sample(self) -> None:
+        now = self._loop.now
+        self.queued_rows.append(sum(self._system.queued_rows(name) for name in self._fleets))
+        self.replicas.append(sum(len(fleet.listed) for fleet in self._fleets.values()))
+        if now + _ROUNDING_S < self._scenario.duration_s:
+            self._loop.at(len(self.queued_rows) * self._step_s, self._sample)
+        elif not self._open:
+            self._loop.stop()

@@ -1,0 +1,142 @@
+"""The scheduler's experiments: parts are really taken away and put back, and the report tells what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from benchmarks.scheduling import parts, poisson, shared_device, streams, variety
+from benchmarks.scheduling.__main__ import EXPERIMENTS, write
+from benchmarks.scheduling.ablations import ABLATIONS, taken_away
+from benchmarks.scheduling.conditions import MODEL, WIDE, one_model, rate_at, scenario
+from benchmarks.scheduling.contenders import OURS, TRITON, Case, TritonWithoutCancels, ours
+from benchmarks.scheduling.experiment import Experiment, Finding, Table
+from benchmarks.scheduling.laboratory import Laboratory
+from serve_app.simulation.check import check
+from serve_app.simulation.run import simulate
+from serve_app.simulation.scenario import Scenario, Stream
+
+
+def _overload(load: float = 2.0, seconds: float = 1.0) -> Scenario:
+    model = one_model(0.06)
+    stream = Stream("poisson", MODEL, rate=rate_at(load, model), timeout_s=0.06)
+    return scenario("overload", model, [stream], seconds, warm_up_s=0.2)
+
+
+@pytest.fixture
+def lab() -> Laboratory:
+    """Two seeds, very short workloads, all in this process."""
+    return Laboratory((1, 2), (1001,), 0.02, processes=1)
+
+
+@pytest.mark.parametrize("part", sorted(ABLATIONS))
+def test_taking_a_part_away_touches_what_is_there_and_puts_it_back(part: str) -> None:
+    """An ablation names attributes that exist, replaces them only for its time, and still serves."""
+    before = [getattr(owner, name) for owner, name, _ in ABLATIONS[part].replaced]
+    contender = ours(part)
+    with taken_away(contender.without):
+        assert [getattr(owner, name) for owner, name, _ in ABLATIONS[part].replaced] != before or not before
+        result = simulate(contender.on(_overload(0.5, 0.5)), contender.make_system, 1)
+    assert [getattr(owner, name) for owner, name, _ in ABLATIONS[part].replaced] == before
+    assert result.total.unfinished == 0
+    assert result.total.in_time > 0
+
+
+def test_every_part_has_a_trial_in_a_possible_scenario(lab: Laboratory) -> None:
+    """No ablation is forgotten, and all scenarios pass the check."""
+    trials = parts.trials(lab)
+    assert {trial.part for trial in trials} == set(ABLATIONS)
+    for trial in trials:
+        check(trial.scenario)
+
+
+def test_early_drop_is_what_saves_an_overloaded_server(lab: Laboratory) -> None:
+    """A case compares contenders under the same arrivals, and the gain of a part is what it adds."""
+    case = Case(_overload(), {OURS: ours(), "without": ours("early drop")}, (), bound=True)
+    measured = lab.run([case])[0]
+    offered = [[result.total.offered for result in results] for results in measured.results.values()]
+    assert offered[0] == offered[1]
+    assert measured.gain(OURS, "without", lambda result: result.attainment).mean > 0.1
+    assert 0.5 < measured.of_bound(OURS).mean <= 1.0
+    assert sorted(measured.bounds) == [1, 2]
+
+
+def test_the_same_seed_gives_the_same_result(lab: Laboratory) -> None:
+    """A run is reproducible, the tuned baseline included."""
+    case = Case(_overload(1.0, 0.5), tuned=(TRITON,), tune_s=0.5)
+    one, two = lab.run([case, case])
+    assert one.settings == two.settings
+    for system in (OURS, TRITON):
+        for first, second in zip(one.results[system], two.results[system], strict=True):
+            assert first.total == second.total
+
+
+def test_a_setting_is_taken_away_in_the_scenario() -> None:
+    """Parts that are settings change the scenario that the contender meets, and no other."""
+    base = _overload()
+    assert ours("early drop").on(base).models[0].scheduling.early_drop is False
+    assert base.models[0].scheduling.early_drop is True
+    assert all(settings.min_share == 0.0 for settings in ours("guaranteed share").on(base).classes.values())
+
+
+def test_triton_without_cancels_answers_old_frames() -> None:
+    """Where no client calls a frame back, none is replaced."""
+    model = one_model(0.1)
+    stream = Stream("video", MODEL, streams=40, timeout_s=0.1)
+    frames = scenario("frames", model, [stream], 1.0, warm_up_s=0.0)
+    assert simulate(frames, TritonWithoutCancels, 1).total.replaced == 0
+    assert simulate(frames, ours().make_system, 1).total.replaced > 0
+
+
+def test_the_most_streams_are_interpolated_where_the_wanted_part_is_crossed() -> None:
+    """Between 20 streams all in time and 22 with 0.98, 0.99 is at 21."""
+    assert streams._most_of([(20.0, [1.0]), (22.0, [0.98])]) == [pytest.approx(21.0)]
+    assert streams._most_of([(20.0, [1.0]), (22.0, [1.0])]) == [22.0]
+    assert streams._most_of([(20.0, [0.5]), (22.0, [0.4])]) == [20.0]
+
+
+def test_scenarios_that_no_other_test_runs_are_possible(lab: Laboratory, tmp_path: Path) -> None:
+    """Shared devices, the long tail, and the trace that is written and read back."""
+    for chosen in shared_device.SETTINGS:
+        check(shared_device.setting(lab, 100.0, chosen))
+    check(variety.long_tail(lab))
+    path = tmp_path / "trace.csv"
+    variety.write_trace(path, 2.0)
+    traced = scenario("trace", one_model(0.15), [Stream("trace", path=str(path))], 1.0)
+    assert simulate(traced, ours().make_system, 1).total.offered > 100
+    assert path.read_text().splitlines()[0] == "arrival,model,class,rows,deadline"
+
+
+def test_the_curve_of_wide_meets_its_points() -> None:
+    """It passes through what was measured and rises in between."""
+    assert [round(1e3 * WIDE(rows), 2) for rows in (1, 8, 32, 64)] == [1.51, 3.0, 7.28, 11.35]
+    seconds = [WIDE(rows) for rows in range(1, 65)]
+    assert seconds == sorted(seconds)
+
+
+def test_an_experiment_gives_findings_a_table_and_a_figure(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest Poisson experiment judges its two aims."""
+    monkeypatch.setattr(poisson, "LOADS", (0.2,))
+    monkeypatch.setattr(poisson, "SCALES", (10.0,))
+    monkeypatch.setattr(poisson, "BASELINES", ())
+    found = poisson.run(replace(lab, scale=0.05))
+    assert [finding.met for finding in found.findings] == [True, True]
+    assert found.tables[0].rows[0][:3] == ["10 x L(1)", "0.2", "100.0 ±0.0%"]
+    assert list(found.figures) == [""]
+
+
+def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
+    """A run of some experiments leaves the others' sections; the summary names every aim."""
+    for name, met in (("poisson", True), ("bursts", False)):
+        finding = Finding(name, f"aim of {name}", "measured", met)
+        table = Table(["a", "b"], [["1", "2"]])
+        write([Experiment(name, f"Title of {name}", "Text.", [finding], [table])], (1, 2), tmp_path, quick=False)
+    written = (tmp_path / "scheduling.md").read_text()
+    assert "| poisson | aim of poisson | measured | yes |" in written
+    assert "| bursts | aim of bursts | measured | **no** |" in written
+    assert written.index("## Title of poisson") < written.index("## Title of bursts")
+    assert list(orjson.loads((tmp_path / "scheduling.json").read_bytes())["experiments"]) == ["poisson", "bursts"]
+    assert set(EXPERIMENTS) >= {"poisson", "bursts"}

@@ -1,0 +1,373 @@
+"""Models that share a device: whose bundle is next, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+import pytest
+from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, accept, make_class, make_entry, make_scheduler
+
+from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+
+_GROUP = DeviceGroup("g", ("m", "n"))
+_HEAVY = [(1, 0, 0.05), (8, 0, 0.4)]
+
+
+def _model(name: str, policy: Policy = "auto", **changes: float) -> ModelScheduling:
+    return ModelScheduling(name, 32, 1.0, policy=policy, **changes)  # type: ignore[arg-type]
+
+
+def _shared(*models: ModelScheduling, group: DeviceGroup = _GROUP, share: float = 0.0) -> Scheduler:
+    """Models ``m`` and ``n`` on one device."""
+    return make_scheduler(
+        models=models or (_model("m"), _model("n")),
+        groups=[group],
+        profile=AFFINE,
+        normal=make_class(min_share=share),
+        low=make_class(min_share=share),
+    )
+
+
+def _models(scheduler: Scheduler, now: float = 0.0) -> list[str]:
+    """Decide; the models that bundles went to, in order."""
+    return [dispatch.model for dispatch in scheduler.decide(now).dispatches]
+
+
+def _only(scheduler: Scheduler, now: float = 0.0) -> Dispatch:
+    (dispatch,) = scheduler.decide(now).dispatches
+    return dispatch
+
+
+# ------------------------------------------------------------------ one after the other
+
+
+def test_models_without_a_group_do_not_wait_for_each_other() -> None:
+    """Each replica has a device of its own."""
+    scheduler = make_scheduler(models=("m", "n"), profile=AFFINE)
+    accept(scheduler, make_entry(model="m"), make_entry(model="n"))
+
+    assert _models(scheduler) == ["m", "n"]
+
+
+def test_one_execution_at_a_time_and_the_next_staged_just_in_time() -> None:
+    """The second bundle goes when the first is predicted to end, a third one when an answer has come."""
+    scheduler = _shared()
+    accept(scheduler, make_entry(deadline=1.0), make_entry(model="n", deadline=2.0))
+    first = _only(scheduler)
+    assert first.model == "m"
+    assert scheduler.wake_at == pytest.approx(0.006)
+    assert _models(scheduler, 0.005) == []
+
+    assert _models(scheduler, 0.0061) == ["n"]
+    accept(scheduler, make_entry(deadline=1.0, arrival=0.0061), now=0.0061)
+    assert _models(scheduler, 0.007) == []
+    scheduler.on_done(first.bundle_id, [(1, 0, 0.0065, "")], 0.0075)
+    assert _models(scheduler, 0.0075) == []
+    assert _models(scheduler, 0.0075 + 0.0061) == ["m"]
+
+
+def test_an_answer_starts_the_next_at_once() -> None:
+    """Earlier than predicted."""
+    scheduler = _shared()
+    accept(scheduler, make_entry(deadline=1.0), make_entry(model="n", deadline=2.0))
+    scheduler.on_done(_only(scheduler).bundle_id, [(1, 0, 0.002, "")], 0.003)
+
+    assert _models(scheduler, 0.003) == ["n"]
+
+
+def test_eager_models_stage_at_once_and_no_more_than_one() -> None:
+    """One runs and one waits behind it."""
+    scheduler = _shared(_model("m", "eager"), _model("n", "eager"))
+    for deadline in (1.0, 2.0, 3.0):
+        accept(scheduler, make_entry(deadline=deadline, rows=32), make_entry(model="n", deadline=deadline, rows=32))
+
+    assert _models(scheduler) == ["m", "n"]
+
+
+def test_a_device_may_run_several_at_once() -> None:
+    """As many as it is said to."""
+    scheduler = _shared(group=DeviceGroup("g", ("m", "n"), concurrency=2))
+    accept(scheduler, make_entry(deadline=1.0), make_entry(model="n", deadline=2.0))
+    assert _models(scheduler) == ["m", "n"]
+    accept(scheduler, make_entry(deadline=3.0), now=0.001)
+
+    assert _models(scheduler, 0.001) == []
+    assert scheduler.wake_at == pytest.approx(0.006)
+    assert _models(scheduler, 0.0061) == ["m"]
+
+
+# ------------------------------------------------------------------ order
+
+
+def test_the_more_urgent_class_goes_first() -> None:
+    """Whichever model it is of and whatever the deadlines are."""
+    scheduler = _shared()
+    accept(scheduler, make_entry(NORMAL, 1.0), make_entry(HIGH, 9.0, model="n"))
+
+    assert _models(scheduler) == ["n"]
+
+
+def test_in_a_class_the_one_with_the_least_slack_goes_first() -> None:
+    """What its own execution takes is not slack: 200 ms that take 150 are tighter than 100 ms that take 6."""
+    for heavy, first in ((AFFINE, "m"), ([(1, 0, 0.15), (32, 0, 0.6)], "n")):
+        scheduler = make_scheduler(models=("m", "n"), groups=[_GROUP])
+        scheduler.seed("m", [(*point, "") for point in AFFINE])
+        scheduler.seed("n", [(*point, "") for point in heavy])
+        accept(scheduler, make_entry(deadline=0.1), make_entry(model="n", deadline=0.2))
+        assert _models(scheduler) == [first]
+
+
+def test_weight_divides_the_slack() -> None:
+    """Half a second counts as an eighth for a model of weight four; classes come before it."""
+    scheduler = _shared(_model("m"), _model("n", weight=4.0))
+    accept(scheduler, make_entry(deadline=0.2), make_entry(model="n", deadline=0.5))
+    assert _models(scheduler) == ["n"]
+
+    scheduler = _shared(_model("m"), _model("n", weight=4.0))
+    accept(scheduler, make_entry(HIGH, 0.2), make_entry(model="n", deadline=0.5))
+    assert _models(scheduler) == ["m"]
+
+
+# ------------------------------------------------------------------ blocking
+
+
+def _after_a_high(scheduler: Scheduler, budget: float) -> None:
+    """One request of the class ``high`` at model ``m`` was served a second ago."""
+    accept(scheduler, make_entry(HIGH, budget))
+    scheduler.on_done(_only(scheduler).bundle_id, [(1, 0, 0.006, "")], 0.006)
+
+
+def _low_rows(scheduler: Scheduler, model: str) -> int:
+    """Rows of the bundle that goes a second later when 32 rows of the class ``low`` wait, one each."""
+    accept(scheduler, *[make_entry(LOW, 60.0, model=model, arrival=1.0) for _ in range(32)], now=1.0)
+    return _only(scheduler, 1.0).rows
+
+
+def test_a_long_low_batch_is_cut_to_what_a_high_one_can_bear() -> None:
+    """A high request with 30 ms leaves less than 24 ms for what runs when it comes: 5 ms and 1 ms per row."""
+    scheduler = _shared()
+    _after_a_high(scheduler, 0.03)
+
+    assert 8 <= _low_rows(scheduler, "n") <= 17
+
+
+def test_patient_high_requests_cut_nothing() -> None:
+    """A second is enough for any batch."""
+    scheduler = _shared()
+    _after_a_high(scheduler, 1.0)
+
+    assert _low_rows(scheduler, "n") == 32
+
+
+def test_a_model_alone_is_cut_only_where_no_other_replica_is_free() -> None:
+    """The high request can go there."""
+    for replicas, full in ((("a",), False), (("a", "b"), True)):
+        scheduler = make_scheduler(profile=AFFINE, replicas=replicas, slo_s=1.0)
+        _after_a_high(scheduler, 0.03)
+        assert (_low_rows(scheduler, "m") == 32) is full
+
+
+def test_another_device_is_not_cut() -> None:
+    """What does not share the device blocks nobody there."""
+    scheduler = make_scheduler(models=("m", "n"), profile=AFFINE, slo_s=1.0)
+    _after_a_high(scheduler, 0.03)
+
+    assert _low_rows(scheduler, "n") == 32
+
+
+def _with_regular_highs(policy: Policy = "auto") -> tuple[Scheduler, float]:
+    """A high request at ``m`` every 100 ms with 20 ms to go, for 10 s; model ``n`` takes 50 ms for a row.
+
+    Gives the moment at which the latest one was answered.
+    """
+    scheduler = make_scheduler(models=(_model("m", policy), _model("n", policy)), groups=[_GROUP])
+    scheduler.seed("m", [(*point, "") for point in AFFINE])
+    scheduler.seed("n", [(*point, "") for point in _HEAVY])
+    now = 0.0
+    for at in range(100):
+        now = at * 0.1
+        accept(scheduler, make_entry(HIGH, now + 0.02, arrival=now), now=now)
+        scheduler.on_done(_only(scheduler, now).bundle_id, [(1, 0, 0.006, "")], now + 0.006)
+    return scheduler, now + 0.006
+
+
+def test_a_heavy_low_batch_is_held_back_when_a_high_one_is_due() -> None:
+    """60 ms after the last one there is no time for 50 ms; right after the next one there is."""
+    scheduler, now = _with_regular_highs()
+    accept(scheduler, make_entry(LOW, now + 60.0, model="n", arrival=now + 0.06), now=now + 0.06)
+    assert _models(scheduler, now + 0.06) == []
+    wake_at = scheduler.wake_at
+    assert wake_at is not None
+    assert now + 0.06 < wake_at <= now + 0.06 + 0.05
+
+    due = now + 0.094
+    accept(scheduler, make_entry(HIGH, due + 0.02, arrival=due), now=due)
+    high = _only(scheduler, due)
+    assert high.model == "m"
+    scheduler.on_done(high.bundle_id, [(1, 0, 0.006, "")], due + 0.006)
+    assert _models(scheduler, due + 0.006) == ["n"]
+
+
+def test_a_heavy_low_batch_goes_when_nothing_urgent_is_due() -> None:
+    """Right after a high one there are 90 ms."""
+    scheduler, now = _with_regular_highs()
+    accept(scheduler, make_entry(LOW, now + 60.0, model="n", arrival=now), now=now)
+
+    assert _models(scheduler, now) == ["n"]
+
+
+def test_a_light_low_batch_is_never_held_back() -> None:
+    """A high one that comes meanwhile can wait for it."""
+    scheduler, now = _with_regular_highs()
+    accept(scheduler, make_entry(LOW, now + 60.0, arrival=now + 0.09), now=now + 0.09)
+
+    assert _models(scheduler, now + 0.09) == ["m"]
+
+
+def test_heavy_low_batches_go_again_when_the_highs_have_ended() -> None:
+    """Claims and the expectation of more fade."""
+    scheduler, now = _with_regular_highs()
+    later = now + 120.0
+    accept(scheduler, make_entry(LOW, later + 60.0, model="n", arrival=later), now=later)
+
+    assert _models(scheduler, later) == ["n"]
+
+
+# ------------------------------------------------------------------ shares
+
+
+def _saturate(scheduler: Scheduler, seconds: float, classes: dict[str, Priority]) -> dict[str, float]:
+    """Keep 5 entries of 8 rows of one class queued at every model, and run; gives the server time per model."""
+    served = dict.fromkeys(classes, 0.0)
+    running: list[tuple[float, int, Dispatch]] = []
+    now = free = 0.0
+    while now < seconds:
+        for model, priority in classes.items():
+            for _ in range(5 - scheduler.queue_lengths(model)[priority].entries):
+                scheduler.on_arrival(make_entry(priority, now + 1e6, model=model, rows=8, arrival=now), now)
+        for dispatch in scheduler.decide(now).dispatches:
+            free = max(now, free) + dispatch.predicted_s
+            served[dispatch.model] += dispatch.predicted_s
+            heappush(running, (free, dispatch.bundle_id, dispatch))
+        now, _, done = heappop(running)
+        scheduler.on_done(done.bundle_id, [(done.rows, 0, done.predicted_s, "")], now)
+    return served
+
+
+def test_without_a_share_the_lower_model_waits() -> None:
+    """Classes are strict over models, too."""
+    served = _saturate(_shared(), 5.0, {"m": HIGH, "n": LOW})
+
+    assert served["n"] == 0.0
+
+
+def test_the_members_of_a_group_have_one_account() -> None:
+    """What one of them used is used for both."""
+    scheduler = _shared(share=0.2)
+    _saturate(scheduler, 1.0, {"m": HIGH, "n": LOW})
+    picture = scheduler.snapshot()
+
+    assert picture["m"]["credit_s"] == picture["n"]["credit_s"]
+    assert picture["m"]["credit_s"]["low"] != 0.0
+
+
+# ------------------------------------------------------------------ memory
+
+
+def _with_memory(memory_bytes: int) -> Scheduler:
+    """Both models hold 10 bytes; a row of ``m`` takes 1 byte, one of ``n`` 2."""
+    return _shared(
+        _model("m", "eager", resident_bytes=10, bytes_per_row=1),
+        _model("n", "eager", resident_bytes=10, bytes_per_row=2),
+        group=DeviceGroup("g", ("m", "n"), memory_bytes=memory_bytes),
+    )
+
+
+def test_bundles_are_cut_to_the_memory_that_is_free() -> None:
+    """What is staged counts as well as what runs."""
+    scheduler = _with_memory(20 + 24)
+    accept(scheduler, *[make_entry(HIGH) for _ in range(16)], *[make_entry(model="n") for _ in range(16)])
+
+    assert [(d.model, d.rows) for d in scheduler.decide(0.0).dispatches] == [("m", 16), ("n", 4)]
+
+
+def test_a_bundle_waits_for_memory() -> None:
+    """Its head needs more than is left beside what runs; it goes when that has ended."""
+    scheduler = _with_memory(20 + 24)
+    accept(scheduler, *[make_entry(HIGH) for _ in range(16)], make_entry(model="n", rows=10))
+    first = _only(scheduler)
+    assert first.model == "m"
+    scheduler.on_done(first.bundle_id, [(16, 0, 0.021, "")], 0.021)
+
+    assert _models(scheduler, 0.021) == ["n"]
+
+
+def test_memory_of_zero_is_no_limit() -> None:
+    """Nobody said how much there is."""
+    scheduler = _with_memory(0)
+    accept(scheduler, *[make_entry(HIGH) for _ in range(32)], *[make_entry(model="n") for _ in range(32)])
+
+    assert [d.rows for d in scheduler.decide(0.0).dispatches] == [32, 32]
+
+
+# ------------------------------------------------------------------ bookkeeping
+
+
+def _replica_lost(scheduler: Scheduler, running: Dispatch) -> None:
+    scheduler.on_failed(running.bundle_id, 0.001, replica_lost=True)
+
+
+def _replica_vanished(scheduler: Scheduler, running: Dispatch) -> None:
+    scheduler.on_replicas(running.model, [], 0.001)
+
+
+def _quarantined(scheduler: Scheduler, running: Dispatch) -> None:
+    scheduler.quarantine(running.model, running.replica, 0.001)
+
+
+def _timed_out(scheduler: Scheduler, running: Dispatch) -> None:
+    scheduler.on_timeout(running.bundle_id, 0.001)
+
+
+@pytest.mark.parametrize("end", [_replica_lost, _replica_vanished, _quarantined, _timed_out])
+def test_a_bundle_that_is_lost_frees_the_device(end: Callable[[Scheduler, Dispatch], None]) -> None:
+    """Whichever way it was lost; a late answer changes nothing."""
+    scheduler = _shared()
+    accept(scheduler, make_entry(rows=320), make_entry(model="n"))
+    running = _only(scheduler)
+    assert _models(scheduler, 0.001) == []
+    end(scheduler, running)
+    other = [dispatch for dispatch in scheduler.decide(0.001).dispatches if dispatch.model == "n"]
+    assert len(other) == 1
+
+    scheduler.on_done(running.bundle_id, [], 0.002)
+    accept(scheduler, make_entry(model="n", arrival=0.002), now=0.002)
+    assert _models(scheduler, 0.002) == []
+    scheduler.on_done(other[0].bundle_id, [], 0.003)
+    assert _models(scheduler, 0.003)
+
+
+def test_a_wake_up_bundle_that_is_given_up_frees_the_device() -> None:
+    """It went to no replica, and nothing was executed."""
+    scheduler = _shared()
+    scheduler.on_replicas("m", [], 0.0)
+    accept(scheduler, make_entry(rows=320))
+    wake_up = _only(scheduler)
+    assert (wake_up.model, wake_up.replica) == ("m", None)
+    accept(scheduler, make_entry(model="n", deadline=5.0))
+    scheduler.quarantine("m", None, 0.001)
+    scheduler.on_failed(wake_up.bundle_id, 0.001, replica_lost=False)
+
+    assert "n" in {dispatch.model for dispatch in scheduler.decide(0.001).dispatches}
+
+
+def test_groups_are_checked() -> None:
+    """Members must exist and be in one group."""
+    with pytest.raises(ValueError, match="device group g: there is no model x"):
+        make_scheduler(models=("m",), groups=[DeviceGroup("g", ("m", "x"))])
+    with pytest.raises(ValueError, match="device group h: model n is in two groups"):
+        make_scheduler(models=("m", "n"), groups=[_GROUP, DeviceGroup("h", ("n",))])

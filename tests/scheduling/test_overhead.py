@@ -1,0 +1,73 @@
+"""What comes on top of executions, and how early they end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.scheduling.overhead import Earliness, Overhead
+
+
+def _overhead(*samples: float) -> Overhead:
+    overhead = Overhead(0.002)
+    for seconds in samples:
+        overhead.observe(seconds)
+    return overhead
+
+
+def test_a_few_samples_are_not_enough() -> None:
+    """Until four bundles were seen it is what was assumed."""
+    assert _overhead().seconds == 0.002
+    assert _overhead(0.03, 0.03, 0.03).seconds == 0.002
+    assert _overhead(0.03, 0.03, 0.03, 0.03).seconds == pytest.approx(0.03)
+
+
+def test_it_is_a_high_quantile_and_not_the_worst() -> None:
+    """One stall in twenty changes nothing much."""
+    assert _overhead(*[0.003] * 19, 2.0).seconds == pytest.approx(0.003)
+    assert _overhead(*[0.003] * 16, *[0.009] * 4).seconds == pytest.approx(0.009)
+
+
+def test_measurements_replace_the_assumption() -> None:
+    """Also downwards, to a tenth of it: no call is free, and executions that end early say nothing of it."""
+    assert _overhead(*[0.0005] * 20).seconds == pytest.approx(0.0005)
+    assert _overhead(*[0.0] * 20).seconds == pytest.approx(0.0002)
+    assert _overhead(*[-0.05] * 20).seconds == pytest.approx(0.0002)
+
+
+def test_it_forgets() -> None:
+    """32 bundles later the old ones do not count."""
+    assert _overhead(*[0.5] * 50, *[0.003] * 32).seconds == pytest.approx(0.003)
+
+
+def test_executions_that_take_as_long_as_predicted_are_not_early() -> None:
+    """Nor are those that take longer."""
+    earliness = Earliness()
+    assert earliness.part == 0.0
+    for _ in range(40):
+        earliness.observe(1.3)
+
+    assert earliness.part == 0.0
+
+
+def test_earliness_is_that_of_the_earliest_quarter() -> None:
+    """One in four takes 60% of the predicted time, the others 90%: up to 40% earlier. One in eight is too few."""
+    earliness = Earliness()
+    for at in range(32):
+        earliness.observe(0.6 if at % 4 == 0 else 0.9)
+    assert earliness.part == pytest.approx(0.4)
+
+    for at in range(32):
+        earliness.observe(0.6 if at % 8 == 0 else 0.9)
+    assert earliness.part == pytest.approx(0.1)
+
+
+@given(st.lists(st.floats(0.0, 10.0), max_size=100))
+def test_parts_are_parts(ratios: list[float]) -> None:
+    """Whatever executions do, no more than all of the predicted time is left over."""
+    earliness = Earliness()
+    for ratio in ratios:
+        earliness.observe(ratio)
+
+    assert 0.0 <= earliness.part <= 1.0

@@ -1,0 +1,311 @@
+"""serve_app's own scheduler and gate in the simulated world."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation_builders import HIGH, LOW, NORMAL, make_arrivals, make_classes, make_model, make_scenario
+
+from serve_app.simulation.ours import ServeApp
+from serve_app.simulation.results import Result
+from serve_app.simulation.run import simulate
+from serve_app.simulation.scenario import (
+    Affine,
+    Device,
+    Failure,
+    Noise,
+    Overheads,
+    Scenario,
+    SimulatedAutoscaling,
+    Stream,
+)
+from serve_app.simulation.system import Execution, Request, World
+
+
+class _Watch:
+    """Passes everything on to the world and notes what the system does.
+
+    Attributes:
+        ends: How many answers and drops each request got, by id.
+        batches: Beginning, replica, rows, bucket and requests of every execution.
+        too_late: Models and ids of requests that were late already when their execution began.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.ends: Counter[int] = Counter()
+        self.batches: list[tuple[float, str, int, int, tuple[int, ...]]] = []
+        self.too_late: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world, name)
+
+    def answer(self, request: Request, left: float | None = None) -> None:
+        self.ends[request.id] += 1
+        self._world.answer(request, left)
+
+    def drop(self, request: Request) -> None:
+        self.ends[request.id] += 1
+        self._world.drop(request)
+
+    def execute(
+        self,
+        model: str,
+        replica: str,
+        requests: Sequence[Request],
+        rows: int,
+        bucket: int,
+        done: Callable[[Execution], None],
+        variant: str = "",
+    ) -> None:
+        now = self._world.now
+        self.batches.append((now, replica, rows, bucket, tuple(request.id for request in requests)))
+        latest = now - self._world.overheads.send_s
+        self.too_late += [(model, request.id) for request in requests if request.deadline <= latest]
+        self._world.execute(model, replica, requests, rows, bucket, done, variant)
+
+
+class _Watched(ServeApp):
+    watch: Any
+
+    def start(self, world: World) -> None:
+        self.watch = _Watch(world)
+        self.gone: set[str] = set()
+        super().start(self.watch)
+
+    def replicas(self, model: str, names: Sequence[str]) -> None:
+        if not names:
+            self.gone.add(model)
+        super().replicas(model, names)
+
+
+def _watched(scenario: Scenario, *requests: tuple[float, float], rows: int = 1, **options: Any) -> tuple[Result, Any]:
+    system = _Watched(**options)
+    arrivals = make_arrivals(*requests, rows=rows) if requests else None
+    return simulate(scenario, lambda: system, 1, arrivals=arrivals), system.watch
+
+
+_STREAMS = st.builds(
+    Stream,
+    st.sampled_from(["poisson", "gamma", "periodic", "video"]),
+    st.sampled_from(["a", "b"]),
+    rate=st.floats(1.0, 400.0),
+    cv=st.floats(0.5, 4.0),
+    timeout_s=st.floats(0.005, 1.0),
+    rows=st.integers(1, 8),
+    bucket=st.sampled_from([0, 64]),
+    streams=st.integers(1, 4),
+    share=st.sampled_from([{}, {HIGH: 0.2, NORMAL: 0.4, LOW: 0.4}]),
+)
+_FAILURES = st.builds(
+    Failure,
+    st.sampled_from(["a", "b"]),
+    st.integers(0, 2),
+    at_s=st.floats(0.0, 1.5),
+    down_s=st.floats(0.0, 1.0),
+    noticed_s=st.floats(0.0, 0.5),
+)
+_MILLISECONDS = st.sampled_from([0.0, 0.0005, 0.004])
+_SCALING = SimulatedAutoscaling(1, 3, 8.0, upscale_delay_s=0.2, downscale_delay_s=0.3, interval_s=0.1)
+_SCENARIOS = st.builds(
+    partial(make_scenario, duration_s=1.5),
+    models=st.builds(
+        lambda count, window, scaling, known: (
+            make_model("a", replicas=count, window=window, known=known, autoscaling=scaling, startup_s=0.1),
+            make_model("b", curve=Affine(0.002, 0.002), replicas=1),
+        ),
+        st.integers(1, 3),
+        st.integers(1, 3),
+        st.sampled_from([None, _SCALING]),
+        st.booleans(),
+    ),
+    workload=st.lists(_STREAMS, min_size=1, max_size=3).map(tuple),
+    failures=st.lists(_FAILURES, max_size=4).map(tuple),
+    routers=st.integers(1, 3),
+    overheads=st.builds(Overheads, _MILLISECONDS, _MILLISECONDS, _MILLISECONDS),
+    noise=st.builds(
+        Noise,
+        st.sampled_from(["none", "uniform", "lognormal"]),
+        st.floats(0.0, 0.4),
+        st.sampled_from([0.0, 0.5]),
+        st.just(0.1),
+    ),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(_SCENARIOS, st.integers(0, 1000), st.sampled_from([0.05, 30.0]))
+def test_whatever_fails_every_request_ends_once_and_none_is_run_too_late(
+    scenario: Scenario, seed: int, bundle_timeout_s: float
+) -> None:
+    """With replicas that die, stall, start and stop, several routers, and bundles that time out."""
+    system = _Watched(bundle_timeout_s=bundle_timeout_s)
+    result = simulate(scenario, lambda: system, seed)
+    assert 0 == result.total.unfinished
+    assert result.total.offered == sum(system.watch.ends.values()) == len(system.watch.ends)
+    # A bundle that waits for a replica to start takes the budget along that it had when it was sent.
+    assert {model for model, _ in system.watch.too_late} <= system.gone
+    assert all(rows <= 8 for _, _, rows, _, _ in system.watch.batches)
+
+
+def test_a_request_pays_every_overhead_once() -> None:
+    """To the queue, to the replica, its execution, and back."""
+    scenario = make_scenario(overheads=Overheads(0.001, 0.002, 0.004))
+    result, watch = _watched(scenario, (1.0, 2.0))
+    assert 0.001 + 0.002 + 0.006 + 0.004 == pytest.approx(result.total.p50_s)
+    assert [1.003] == pytest.approx([began for began, *_ in watch.batches])
+
+
+def test_what_arrives_at_one_instant_travels_in_one_bundle() -> None:
+    """One decision for all of them."""
+    _, watch = _watched(make_scenario(), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
+    assert [(1.0, "m#1", 3, 0, (0, 1, 2))] == watch.batches
+
+
+def test_bundles_of_several_routers_are_merged_at_the_gate() -> None:
+    """What waits while the replica is busy runs together, as far as it fits."""
+    scenario = make_scenario(models=(make_model(curve=Affine(0.1, 0.0), slo_s=1.0),), routers=3)
+    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.0), (1.02, 3.0), (1.03, 3.0))
+    assert [(0,), (1, 2, 3)] == [ids for *_, ids in watch.batches]
+    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.0), (1.02, 3.0), (1.03, 3.0), rows=4)
+    assert [4, 8, 4] == [rows for _, _, rows, *_ in watch.batches]
+
+
+def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
+    """And is answered once, after the last."""
+    result, watch = _watched(make_scenario(), (1.0, 2.0), rows=19)
+    assert [8, 8, 3] == [rows for _, _, rows, *_ in watch.batches]
+    assert 3 * 0.005 + 19 * 0.001 == pytest.approx(result.total.p50_s)
+    assert result.total.server_s == pytest.approx(result.total.p50_s)
+
+
+def test_a_new_frame_takes_the_place_of_the_one_that_waits() -> None:
+    """Not of one that was sent already; where this is switched off, frames queue up."""
+    stream = Stream("video", "m", streams=1, fps=30.0, timeout_s=0.5)
+    scenario = make_scenario(
+        stream, models=(make_model(max_rows=1, curve=Affine(0.09, 0.0), slo_s=0.2, window=1),), routers=2
+    )
+    newest = simulate(scenario, ServeApp, 1)
+    assert newest.total.replaced > 150
+    assert newest.total.offered == newest.total.in_time + newest.total.replaced
+    assert newest.total.p99_s is not None
+    assert newest.total.p99_s < 0.19
+    every = simulate(scenario, partial(ServeApp, newest_frame_wins=False), 1)
+    assert 0 == every.total.replaced
+    assert every.total.dropped > 100
+
+
+def test_what_a_dying_replica_held_is_answered_by_another() -> None:
+    """Also what waited at its gate. Only the time of the execution that died is waste."""
+    scenario = make_scenario(
+        models=(make_model(curve=Affine(0.5, 0.0), replicas=2, slo_s=5.0),),
+        failures=(Failure("m", 0, 1.25, 5.0),),
+        duration_s=10.0,
+    )
+    result, watch = _watched(scenario, *[(1.0 + 0.01 * number, 9.0) for number in range(6)])
+    assert 6 == result.total.in_time
+    assert 0.25 == pytest.approx(result.wasted_s)
+    first = {replica for _, replica, _, _, ids in watch.batches if 0 in ids}
+    assert {"m#1", "m#2"} == first
+
+
+def test_a_replica_that_does_not_answer_for_long_loses_its_work_to_others() -> None:
+    """A bundle's time-out lets its requests be answered elsewhere while their replica stalls."""
+    scenario = make_scenario(
+        Stream("periodic", "m", rate=100.0, timeout_s=2.0),
+        models=(make_model(replicas=4),),
+        noise=Noise(stall_every_s=10.0, stall_s=4.0),
+        duration_s=30.0,
+    )
+    impatient = simulate(scenario, partial(ServeApp, bundle_timeout_s=0.3), 5)
+    patient = simulate(scenario, ServeApp, 5)
+    assert patient.total.offered - patient.total.in_time > 5
+    assert impatient.total.offered == impatient.total.in_time
+    assert impatient.wasted_s > 0.0  # what ran twice
+
+
+def test_a_model_without_replicas_wakes_up() -> None:
+    """One bundle waits for the first replica and the rest follow."""
+    scaling = SimulatedAutoscaling(0, 1, target_rows=4.0, upscale_delay_s=0.0)
+    scenario = make_scenario(models=(make_model(replicas=0, startup_s=2.0, autoscaling=scaling),))
+    result, watch = _watched(scenario, (0.5, 9.0), (0.6, 9.0))
+    assert 2 == result.total.in_time
+    assert [3.0, 3.006] == pytest.approx([began for began, *_ in watch.batches])
+
+
+def test_an_unknown_curve_is_learnt() -> None:
+    """Without a prior the first batches teach it, and then it serves like one that was known."""
+    stream = Stream("poisson", "m", rate=800.0, timeout_s=0.1)
+    known, unknown = (
+        simulate(make_scenario(stream, models=(make_model(known=known),), warm_up_s=2.0), ServeApp, 1)
+        for known in (True, False)
+    )
+    assert known.attainment < 0.9
+    assert known.attainment == pytest.approx(unknown.attainment, abs=0.03)
+
+
+def test_requests_are_spread_over_routers_as_asked_for() -> None:
+    """In turn, or at random; the outcome is whole either way."""
+    scenario = make_scenario(
+        Stream("poisson", "m", rate=300.0, timeout_s=0.2), routers=4, models=(make_model(replicas=2),)
+    )
+    in_turn = simulate(scenario, ServeApp, 1)
+    at_random = simulate(scenario, partial(ServeApp, spread="random"), 1)
+    assert in_turn.total.offered == at_random.total.offered
+    assert in_turn.total.p99_s != at_random.total.p99_s
+    assert min(in_turn.attainment, at_random.attainment) > 0.95
+
+
+def test_more_than_a_class_holds_is_refused() -> None:
+    """The bounds of the classes count in the simulator as they do in the server."""
+    scenario = make_scenario(
+        Stream("poisson", "m", rate=3000.0, timeout_s=5.0), classes=make_classes(entries=10), duration_s=2.0
+    )
+    result = simulate(scenario, ServeApp, 1)
+    assert result.total.dropped > 2000
+    assert max(result.series.queued_rows) <= 10 + 2 * 8
+
+
+def test_high_is_served_before_low_in_an_overload() -> None:
+    """And low is not forgotten."""
+    share = {HIGH: 0.5, LOW: 0.5}
+    scenario = make_scenario(Stream("poisson", "m", rate=1100.0, timeout_s=0.1, share=share), warm_up_s=1.0)
+    result = simulate(scenario, ServeApp, 2)
+    assert result.classes["high"].attainment > 0.95 > result.classes["low"].attainment
+    assert result.classes["low"].in_time > 0
+
+
+@pytest.mark.parametrize("co_schedule", [True, False])
+def test_models_that_share_a_device_are_served_side_by_side(co_schedule: bool) -> None:
+    """Whether schedulers know of the sharing or not; the tight one is the better off for it."""
+    models = (
+        make_model("tight", curve=Affine(0.004, 0.001), device="gpu"),
+        make_model("heavy", curve=Affine(0.05, 0.01), device="gpu", slo_s=1.0),
+    )
+    scenario = make_scenario(
+        Stream("poisson", "tight", HIGH, rate=40.0, timeout_s=0.25),
+        Stream("poisson", "heavy", LOW, rate=30.0, timeout_s=2.0),
+        models=models,
+        devices=(Device("gpu", interference=0.1),),
+        duration_s=20.0,
+    )
+    result = simulate(scenario, partial(ServeApp, co_schedule=co_schedule), 1)
+    assert 0 == result.total.unfinished
+    assert min(tally.in_time for tally in result.models.values()) > 50
+    assert result.attainment > 0.8
+
+
+def test_a_fallback_stands_in_where_the_exact_model_would_be_late() -> None:
+    """It runs with its own cost, and more is answered in time than without it."""
+    stream = Stream("poisson", "m", rate=600.0, timeout_s=0.1)
+    plain = make_model(curve=Affine(0.02, 0.004), variants={"int8": Affine(0.004, 0.001)})
+    falling = replace(plain, scheduling=replace(plain.scheduling, fallbacks=("int8",)))
+    exact, light = (simulate(make_scenario(stream, models=(model,)), ServeApp, 1) for model in (plain, falling))
+    assert light.total.in_time > 1.5 * exact.total.in_time
