@@ -107,7 +107,7 @@ def test_the_simulator_has_the_servers_settings() -> None:
     (model,) = scenario.models
     assert model.scheduling == FILE.args.model_scheduling()["wide"]
     assert scenario.classes == FILE.args.class_settings()
-    assert scenario.overheads == around.overheads
+    assert scenario.overheads == replace(around.overheads, between_s=around.between_s)
     assert model.curve(64, 0) == pytest.approx(1.5 * CURVE(64))
 
 

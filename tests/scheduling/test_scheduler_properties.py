@@ -342,7 +342,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         lane = self.lanes[entries[0].id]
         self.lanes.update((entry.id, entry.lane) for entry in entries)
-        if not fresh or (self.models[dispatch.model].early_drop and self.scheduler.latency(dispatch.model).known):
+        known = self.scheduler.latency(dispatch.model, entries[0].variant).known
+        if not fresh or (self.models[dispatch.model].early_drop and known):
             return
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
