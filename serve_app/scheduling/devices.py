@@ -213,6 +213,8 @@ class Device:
             if self._gap_end < inf:
                 gap_s = self._gap_end - start
                 longest_s = (min(gap_s, longest_s[0]), min(gap_s, longest_s[1]), min(gap_s, longest_s[2]))
+        if candidate.spare_s < inf:
+            longest_s = (longest_s[0], min(candidate.spare_s, longest_s[1]), min(candidate.spare_s, longest_s[2]))
         most = settings.max_rows
         if self._memory_bytes and settings.bytes_per_row:
             free = self._memory_bytes - sum(running.nbytes for running in self._running.values())

@@ -21,6 +21,7 @@ from serve_app.scheduling.slots import Replica, Slots
 from serve_app.scheduling.variants import VariantLatency
 
 _PRIORITIES = tuple(Priority)
+_HIGH = Priority.HIGH
 
 
 class Candidate(NamedTuple):
@@ -33,6 +34,7 @@ class Candidate(NamedTuple):
         replica: Where it would go.
         ready: Every class of the model that could go, most urgent first.
         paid: Whether its class goes first on credit.
+        spare_s: How long it may take, if it goes first on credit, so that the waiting class ``high`` is still in time.
         slack_s: Time until it must begin, seconds, divided by the model's weight.
         alone_s: Predicted execution time of the head alone, seconds.
     """
@@ -43,6 +45,7 @@ class Candidate(NamedTuple):
     replica: Replica
     ready: list[Priority]
     paid: bool
+    spare_s: float
     slack_s: float
     alone_s: float
 
@@ -177,15 +180,22 @@ class ModelState:
                 heads.append((head, replica))
         if not ready:
             return None
-        chosen, paid = 0, False
+        chosen, paid, spare_s = 0, False, inf
         for at in range(1, len(ready)):
-            if shares.credit_s[ready[at]] > 0.0 and shares.may_go_first(ready[at], self._alone_s(heads[at][0])):
+            credit = shares.credit_s[ready[at]]
+            if credit > 0.0 and shares.may_go_first(ready[at], self._alone_s(heads[at][0])):
+                if ready[0] is _HIGH:
+                    spare_s = self._spare_s(*heads[0], now)
+                    if spare_s < self._alone_s(heads[at][0]):
+                        if credit < self._full_s(heads[at][0]):
+                            continue  # another time, when nothing of the class high waits
+                        spare_s = inf
                 chosen, paid = at, True
                 break
         head, replica = heads[chosen]
         alone_s = self._alone_s(head)
         slack_s = (head.deadline - now - alone_s) / self.settings.weight
-        return Candidate(self, ready[chosen], head, replica, ready, paid, slack_s, alone_s)
+        return Candidate(self, ready[chosen], head, replica, ready, paid, spare_s, slack_s, alone_s)
 
     def opens_at(self, candidate: Candidate, slack_from: float, max_rows: int, now: float) -> float:
         """When the policy lets a fresh candidate go, seconds; now or the past: at once.
@@ -230,6 +240,19 @@ class ModelState:
             )
         )
         return min(opens, latest)
+
+    def _spare_s(self, head: Entry, replica: Replica, now: float) -> float:
+        """How long something else may take first, so that all that is queued in the head's class can follow in time."""
+        settings = self.settings
+        rows = min(settings.max_rows, self.queue.fresh[head.priority - 1].rows)
+        own = execution_s(self.latencies.of(head.variant), max(rows, head.rows), head.bucket, settings.max_rows)
+        return head.deadline - max(now, replica.busy_until) - self.overhead.seconds - own
+
+    def _full_s(self, head: Entry) -> float:
+        """Predicted execution time of the largest batch within the model's target."""
+        latency, settings = self.latencies.of(head.variant), self.settings
+        rows, seconds_per_row = latency.best(head.bucket, settings.max_rows, settings.slo_s)
+        return rows * seconds_per_row
 
     def _alone_s(self, head: Entry) -> float:
         return execution_s(self.latencies.of(head.variant), head.rows, head.bucket, self.settings.max_rows)

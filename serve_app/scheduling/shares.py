@@ -4,7 +4,11 @@ Classes are near-strict: the most urgent class with work goes first. But every c
 predicted server time of each bundle that is dispatched while it has work waiting; once the credit covers what its
 head would cost, it goes first and pays for its part of the bundle. It may go into debt, since what follows the head
 can be larger than the head: over time it gets its share of server time, not more. What it gets in its turn, and rows
-that ride along in another class's bundle, are service too, and are paid from credit that is there, never by debt.
+that ride along in another class's bundle, are service too. They count for up to two seconds of its share in advance:
+a class that is served well anyway does not go first on top of that, and is not starved for long afterwards.
+
+While the class ``high`` has work waiting that would be late otherwise, the others wait with their credit until it is
+worth a full batch (`ModelState.candidate`).
 
 While predictions are 0.0 (nothing is known of the model), every bundle counts the same.
 """
@@ -16,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from serve_app.scheduling.entry import Priority
 
 _UNKNOWN_COST_S = 1e-6
+_REMEMBERED_S = 2.0
 
 
 class Shares:
@@ -67,9 +72,15 @@ class Shares:
         own = 1.0
         for priority, part in riders:
             own -= part
-            if credit[priority] > 0.0:
-                credit[priority] = max(0.0, credit[priority] - cost_s * part)
+            self._served(priority, cost_s * part)
         if paid:
             credit[chosen] -= cost_s * own
-        elif credit[chosen] > 0.0:
-            credit[chosen] = max(0.0, credit[chosen] - cost_s * own)
+        else:
+            self._served(chosen, cost_s * own)
+
+    def _served(self, priority: Priority, seconds: float) -> None:
+        """A class was served without going first on credit."""
+        credit = self.credit_s[priority]
+        least = -_REMEMBERED_S * self._min_share[priority]
+        if credit > least:
+            self.credit_s[priority] = max(least, credit - seconds)

@@ -334,6 +334,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Earliest deadline first within a class, and strict classes without shares.
 
         With early drop, entries may stay behind that can still be in time at another replica, and not at this one.
+        Riders of other classes may leave behind whom the bundle would be too long for.
         """
         entries = dispatch.entries
         if not self.shares:
@@ -353,7 +354,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 for e in self.fresh(dispatch.model)
                 if e.priority is priority and self.lanes[e.id] == lane
             ]
-            if chosen and waiting:
+            if chosen and waiting and priority is entries[0].priority:
                 assert chosen[-1] < min(waiting), "earliest deadline first"
         others = [(e.deadline, e.id) for e in self.fresh(dispatch.model) if e.priority is entries[0].priority]
         if others:

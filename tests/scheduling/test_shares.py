@@ -41,14 +41,14 @@ def test_pays_in_full_and_may_owe() -> None:
     assert shares.credit_s[LOW] == pytest.approx(0.1 + 0.05 - 1.0)
 
 
-def test_riders_pay_only_what_they_have() -> None:
-    """Riding along uses up credit and never makes debt."""
+def test_what_a_class_gets_anyway_counts_in_advance() -> None:
+    """Riding along uses up credit, and then up to two seconds of the share."""
     shares = _shares()
     shares.dispatched(2.0, [HIGH, NORMAL, LOW], HIGH, paid=False)
     shares.dispatched(1.0, [HIGH], HIGH, [(NORMAL, 0.05), (LOW, 0.5)], paid=False)
 
     assert shares.credit_s[NORMAL] == pytest.approx(0.05)
-    assert shares.credit_s[LOW] == 0.0
+    assert shares.credit_s[LOW] == pytest.approx(-0.1)
 
 
 def test_shares_hold_before_the_model_is_known() -> None:
