@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.scheduling.gate import Outlook
+
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
 
@@ -101,9 +103,15 @@ class WireEntry(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """Entries that a router sends to a replica in one call."""
+    """Entries that a router sends to a replica in one call.
+
+    Attributes:
+        entries: The entries.
+        sender: Names the router process.
+    """
 
     entries: list[WireEntry]
+    sender: str = ""
 
 
 class Embeddings(NamedTuple):
@@ -165,6 +173,7 @@ class BundleResult(NamedTuple):
         preprocess_s: Time in preprocessing.
         wait_s: Time between preprocessing and the session being free for it.
         postprocess_s: Time from the end of the run to the answer.
+        outlook: How busy the replica is, where other routers send to it too.
     """
 
     results: list[EntryResult]
@@ -172,3 +181,4 @@ class BundleResult(NamedTuple):
     preprocess_s: float
     wait_s: float
     postprocess_s: float
+    outlook: Outlook | None = None

@@ -52,6 +52,7 @@ class ModelDeployment:
             max_rows=config.batching.max_rows,
             preprocess_threads=config.resources.preprocess_threads,
             batch=self._batch_with_serve,
+            warm_up=self._warm_up,
         )
 
     async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter

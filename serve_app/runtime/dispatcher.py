@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 import itertools
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -112,6 +113,7 @@ class Dispatcher:
         self._observer = observer
         self._bundle_timeout_s = bundle_timeout_s
         self._ids = itertools.count(1)
+        self._name = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
         self._pump_scheduled = False
@@ -304,7 +306,8 @@ class Dispatcher:
             [
                 WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, dispatch.variant, entry.payload.payload)
                 for entry in entries
-            ]
+            ],
+            self._name,
         )
         nbytes = sum(entry.nbytes for entry in entries)
         watchdog = self._watch(dispatch)
@@ -343,7 +346,7 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now)
+        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook)
         self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
         answers: Mapping[int, Success | Failure] = {
             entry.id: answer for entry, answer in zip(entries, result.results, strict=True)

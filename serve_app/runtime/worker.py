@@ -2,7 +2,7 @@
 
     bundle -> preprocess (thread pool, while the previous batch runs)
            -> gate (waits for the session, by class and deadline)
-           -> one batch of one or more bundles -> backend (its own thread)
+           -> one batch of one or more bundles, without what could not end in time -> backend (its own thread)
            -> postprocess (thread pool) -> one result per entry
 
 Nothing here knows Ray. The model deployment passes in ``batch``, a function that turns "run these bundles" into "run
@@ -36,7 +36,7 @@ from serve_app.payloads import (
     WireEntry,
 )
 from serve_app.processors.processor import Processor
-from serve_app.scheduling.gate import Gate, Ticket
+from serve_app.scheduling.gate import Due, Foresight, Gate, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Staged:
         tensors: Per entry its tensors, or why there are none.
         results: Per entry its outcome, filled in on the way.
         rows: Rows it puts into a batch.
+        sender: Names the router that sent it.
+        waited_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
     """
 
     entries: list[WireEntry]
@@ -58,6 +60,8 @@ class Staged:
     tensors: list[Tensors | Failure]
     results: list[EntryResult | None]
     rows: int = 0
+    sender: str = ""
+    waited_s: float = 0.0
     executions: list[Execution] = field(default_factory=list)
     executed_at: float = 0.0
     finished_at: float = 0.0
@@ -103,6 +107,7 @@ class Worker:
         max_rows: Most rows in one batch.
         preprocess_threads: Size of the pool for decoding and postprocessing.
         batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
+        warm_up: The executions of its backends' warm-up: what it predicts from at first.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class Worker:
         max_rows: int,
         preprocess_threads: int,
         batch: BatchTogether,
+        warm_up: Sequence[Execution] = (),
     ) -> None:
         self._name = name
         self._backends = backends
@@ -122,7 +128,10 @@ class Worker:
         self._preprocess_threads = preprocess_threads
         self._pool = ThreadPoolExecutor(preprocess_threads, thread_name_prefix="processor")
         self._session_thread = ThreadPoolExecutor(1, thread_name_prefix="session")
-        self._gate = Gate()
+        self._foresight = Foresight(max_rows)
+        self._foresight.seed(warm_up)
+        self._gate = Gate(self._foresight)
+        self._reopening: asyncio.TimerHandle | None = None
         self._ids = itertools.count(1)
         self._granted: dict[int, asyncio.Future[bool]] = {}
         self._grants: dict[int, Grant] = {}
@@ -141,6 +150,7 @@ class Worker:
             [started + entry.budget_s for entry in bundle.entries],
             [_NOT_PREPROCESSED] * len(bundle.entries),
             [None] * len(bundle.entries),
+            sender=bundle.sender,
         )
         await self._preprocess(staged)
         preprocessed = time.monotonic()
@@ -156,6 +166,7 @@ class Worker:
             preprocessed - started,
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
+            self._gate.outlook(staged.sender, finished, staged.waited_s),
         )
 
     def stalled_s(self) -> float:
@@ -165,6 +176,9 @@ class Worker:
 
     def close(self) -> None:
         """Free threads and sessions. Idempotent."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._session_thread.shutdown(wait=True, cancel_futures=True)
         for backend in self._backends.values():
@@ -174,6 +188,7 @@ class Worker:
 
     async def _wait_and_run(self, staged: Staged) -> None:
         ticket = next(self._ids)
+        reached = time.monotonic()
         granted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._granted[ticket] = granted
         self._gate.add(
@@ -182,7 +197,10 @@ class Worker:
                 priority=min(entry.priority for entry in staged.entries),
                 deadline=min(staged.deadlines),
                 rows=staged.rows,
+                bucket=self._bucket(staged),
                 expires=max(staged.deadlines),
+                sender=staged.sender,
+                variant=staged.entries[0].variant,
             )
         )
         self._open_gate()
@@ -199,6 +217,8 @@ class Worker:
             return  # every entry's deadline has passed at the gate
         grant = self._grants.pop(ticket)
         staged.grant = grant
+        if self._gate.others_since(staged.sender, reached):
+            staged.waited_s = time.monotonic() - reached
         try:
             await self._run_together(staged)
         finally:
@@ -207,7 +227,12 @@ class Worker:
     def _open_gate(self) -> None:
         """Grant one batch if the session is free. All bundles of a batch are woken in the same turn of the loop."""
         while not self._busy:
-            decision = self._gate.grant(time.monotonic(), self._max_rows)
+            now = time.monotonic()
+            if (opens := self._gate.opens_at(now, self._max_rows)) > now:
+                if self._reopening is None:
+                    self._reopening = asyncio.get_running_loop().call_later(opens - now, self._reopen)
+                return
+            decision = self._gate.grant(now, self._max_rows)
             self._wake(decision.expired, may_run=False)
             if not decision.granted:
                 return
@@ -224,7 +249,12 @@ class Worker:
             if not self._granted[ticket].done():
                 self._granted[ticket].set_result(may_run)
 
+    def _reopen(self) -> None:
+        self._reopening = None
+        self._open_gate()
+
     def _session_free(self) -> None:
+        self._gate.ended(time.monotonic())
         self._busy = False
         self._open_gate()
 
@@ -236,12 +266,15 @@ class Worker:
         assert grant is not None
         grant.running = True
         try:
-            await asyncio.get_running_loop().run_in_executor(self._session_thread, self._execute, bundles)
+            loop = asyncio.get_running_loop()
+            for execution in await loop.run_in_executor(self._session_thread, self._execute, bundles):
+                self._foresight.observe(*execution)
         finally:
             grant.end()
         return bundles
 
-    def _execute(self, bundles: Sequence[Staged]) -> None:
+    def _execute(self, bundles: Sequence[Staged]) -> list[Execution]:
+        executions: list[Execution] = []
         started = time.monotonic()
         self._session_started_at = started
         try:
@@ -257,7 +290,7 @@ class Worker:
                         by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
             for variant, places in by_variant.items():
                 try:
-                    self._execute_variant(variant, places)
+                    executions += self._execute_variant(variant, places)
                 except Exception:
                     # E.g. a router that still knows a variant which a redeploy has removed.
                     logger.exception("%s could not run the entries for its variant %r", self._name, variant)
@@ -270,12 +303,17 @@ class Worker:
             finished = time.monotonic()
             for staged in bundles:
                 staged.finished_at = finished
+        return executions
 
-    def _execute_variant(self, variant: str, places: Sequence[tuple[Staged, int]]) -> None:
+    def _execute_variant(self, variant: str, places: Sequence[tuple[Staged, int]]) -> list[Execution]:
+        places = self._in_time(variant, places)
+        if not places:
+            return []
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = None
         if self._processor is not None:
-            inputs, buckets = self._pad(self._processor, places, inputs)
+            buckets = self._buckets(places, inputs)
+            inputs = self._pad(self._processor, places, inputs, buckets)
         ran = run_entries(self._backends[variant], inputs, self._max_rows, buckets, clock=self._progress)
         for (staged, index), outcome in zip(places, ran.outcomes, strict=True):
             if isinstance(outcome, ServeAppError):
@@ -285,32 +323,70 @@ class Worker:
         executions = [execution._replace(variant=variant) for execution in ran.executions]
         for staged in dict.fromkeys(staged for staged, _ in places):
             staged.executions.extend(executions)
+        return executions
+
+    def _in_time(self, variant: str, places: Sequence[tuple[Staged, int]]) -> list[tuple[Staged, int]]:
+        """Leave out the entries that could not be executed in time, and tell the gate how long the others take."""
+        now = time.monotonic()
+        inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
+        buckets = self._buckets(places, inputs)
+        due = [
+            Due(staged.deadlines[index], _rows(tensors), bucket)
+            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
+        ]
+        late = set(self._foresight.late(due, variant, now))
+        staying: list[tuple[Staged, int]] = []
+        rows: dict[int, int] = {}
+        for place, ((staged, index), entry) in enumerate(zip(places, due, strict=True)):
+            if place in late:
+                staged.results[index] = _NOT_IN_TIME
+            else:
+                staying.append((staged, index))
+                rows[entry.bucket] = rows.get(entry.bucket, 0) + entry.rows
+        predicted_s = sum(self._foresight.seconds(count, bucket, variant) for bucket, count in rows.items())
+        self._gate.begun(predicted_s, now)
+        return staying
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
         self._session_started_at = time.monotonic()
         return self._session_started_at
 
-    @staticmethod
-    def _pad(
-        processor: Processor, places: Sequence[tuple[Staged, int]], inputs: Sequence[Tensors]
-    ) -> tuple[list[Tensors], list[int]]:
-        """Pad what the processor made, so that it can share a run. Clients' own tensors run as they came.
+    def _buckets(self, places: Sequence[tuple[Staged, int]], inputs: Sequence[Tensors]) -> list[int]:
+        """The bucket that each entry costs in a run with the others, as the router prices it.
 
         Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
-        its own: entries of one bucket then still share a run. Returns the tensors, and the bucket that each costs as
-        the router prices it.
+        its own: entries of one bucket then still share a run. Clients' own tensors run as they came.
         """
-        made = [not isinstance(staged.entries[index].payload, dict) for staged, index in places]
+        processor = self._processor
+        if processor is None:
+            return [0] * len(places)
         buckets = [processor.bucket(tensors) for tensors in inputs]
         if processor.bucket_invariant:
+            made = [_is_made(staged, index) for staged, index in places]
             largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
-        padded = [
-            processor.pad(tensors, bucket) if ours else tensors
-            for tensors, bucket, ours in zip(inputs, buckets, made, strict=True)
+        return buckets
+
+    @staticmethod
+    def _pad(
+        processor: Processor,
+        places: Sequence[tuple[Staged, int]],
+        inputs: Sequence[Tensors],
+        buckets: Sequence[int],
+    ) -> list[Tensors]:
+        """Pad what the processor made to its bucket, so that it can share a run."""
+        return [
+            processor.pad(tensors, bucket) if _is_made(staged, index) else tensors
+            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
         ]
-        return padded, buckets
+
+    def _bucket(self, staged: Staged) -> int:
+        """The largest cost bucket of a bundle."""
+        if self._processor is None:
+            return 0
+        tensors = (tensors for tensors in staged.tensors if not isinstance(tensors, Failure))
+        return max((self._processor.bucket(each) for each in tensors), default=0)
 
     # --- processor ----------------------------------------------------------------------------------------------
 
@@ -386,6 +462,12 @@ class Worker:
 
 _NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")
 _EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
+_NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
+
+
+def _is_made(staged: Staged, index: int) -> bool:
+    """Whether the processor made an entry's tensors, rather than the client."""
+    return not isinstance(staged.entries[index].payload, dict)
 
 
 def _rows(tensors: Tensors) -> int:

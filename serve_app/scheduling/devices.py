@@ -193,7 +193,7 @@ class Device:
             if now < start - lead:
                 self.open_at = min(self.open_at, start - lead)
                 return None
-        slack_from = start + overhead_s
+        slack_from = start + overhead_s + replica.riders_s
         alone = candidate.alone_s
         if start + alone > self._gap_end:
             return None  # a more urgent one waits, and this would be in its way
@@ -215,7 +215,7 @@ class Device:
                 longest_s = (min(gap_s, longest_s[0]), min(gap_s, longest_s[1]), min(gap_s, longest_s[2]))
         if candidate.spare_s < inf:
             longest_s = (longest_s[0], min(candidate.spare_s, longest_s[1]), min(candidate.spare_s, longest_s[2]))
-        most = settings.max_rows
+        most = replica.most_rows(settings.max_rows)
         if self._memory_bytes and settings.bytes_per_row:
             free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
             most = max(0, min(most, free // settings.bytes_per_row))
@@ -234,7 +234,7 @@ class Device:
         else:
             room = Room(
                 slack_from,
-                second_start + overhead_s,
+                second_start + overhead_s + replica.riders_s,
                 most,
                 longest_s,
             )
@@ -248,7 +248,7 @@ class Device:
             )
             if not entries:
                 return None
-        predicted = execution_s(latencies.of(variant), rows, bucket, settings.max_rows)
+        predicted = replica.riders_s + execution_s(latencies.of(variant), rows, bucket, settings.max_rows)
         riders = _riders(entries, rows, priority) if len(entries) > 1 else ()
         self._held_since = None
         self.shares.dispatched(predicted, waiting, priority, riders, paid=paid)

@@ -1,8 +1,26 @@
-"""The replica's gate: bundles of several routers wait here, and one batch is granted when the session is free."""
+"""The replica's gate: bundles of several routers wait here, and one batch is granted when the session is free.
+
+Each router decides by what it knows: its own queue and its own bundles. What several of them send together may be more
+than can be in time, so the last word is here: an entry that would be late is not executed (`Foresight`), and routers
+are told how busy the replica is and which part of a batch is theirs (`Outlook`). So long as each keeps to its part,
+their bundles share batches and wait no longer than those of a single router.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp, inf
 from typing import NamedTuple
+
+from serve_app.scheduling.latency import LatencyModel
+
+_QUANTILE = 0.5
+_ALONE_PROBE_S = 1.0
+_PART_PROBE_S = 10.0
+_REMEMBERED_S = 10.0
+_ACTIVE_S = 1.0
+_SMALL = 0.25
+_LINGER_S = 0.002
 
 
 class Ticket(NamedTuple):
@@ -15,6 +33,8 @@ class Ticket(NamedTuple):
         rows: Rows of the bundle.
         bucket: Largest cost bucket in it.
         expires: Latest deadline in the bundle: after it nobody wants any of the answers. ``None``: as ``deadline``.
+        sender: Names the router that sent it.
+        variant: What it runs on.
     """
 
     id: int
@@ -23,6 +43,8 @@ class Ticket(NamedTuple):
     rows: int
     bucket: int = 0
     expires: float | None = None
+    sender: str = ""
+    variant: str = ""
 
 
 class Grant(NamedTuple):
@@ -41,15 +63,141 @@ class Grant(NamedTuple):
     bucket: int
 
 
+class Due(NamedTuple):
+    """An entry that is about to run.
+
+    Attributes:
+        deadline: On the replica's monotonic clock, seconds.
+        rows: Its rows.
+        bucket: Its cost bucket. Entries of different buckets run one after the other.
+    """
+
+    deadline: float
+    rows: int
+    bucket: int = 0
+
+
+class Foresight:
+    """What of a run can end in time, by what this replica's own executions took.
+
+    It predicts the median: an entry is left out when it is more likely late than not. So that a prediction that has
+    become wrong is corrected, a run is executed whole once in a while: after 1 s in which everything was left out, or
+    after 10 s in which something always was.
+
+    Args:
+        max_rows: Most rows in a batch.
+    """
+
+    __slots__ = ("_latencies", "_max_rows", "_ran_at", "_whole_at")
+
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._latencies: dict[str, LatencyModel] = {}
+        self._whole_at: dict[str, float] = {}
+        self._ran_at: dict[str, float] = {}
+
+    def seed(self, points: Sequence[tuple[int, int, float, str]]) -> None:
+        """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
+        for variant in dict.fromkeys(point[3] for point in points):
+            self._of(variant).seed(point[:3] for point in points if point[3] == variant)
+
+    def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
+        """Learn from one execution; see `LatencyModel.observe`."""
+        self._of(variant).observe(rows, bucket, seconds)
+
+    def seconds(self, rows: int, bucket: int, variant: str) -> float:
+        """Predicted execution time, in pieces where there are more rows than a batch holds; 0.0 when unknown."""
+        latency = self._latencies.get(variant)
+        if latency is None:
+            return 0.0
+        pieces, rest = divmod(rows, self._max_rows)
+        seconds = pieces * latency.predict(self._max_rows, bucket) if pieces else 0.0
+        return seconds + latency.predict(rest, bucket) if rest else seconds
+
+    def late(self, entries: Sequence[Due], variant: str, now: float) -> list[int]:
+        """Which entries of a run that begins now to leave out, so that all others end in time.
+
+        Those that could not be in time alone go first. Then, as long as the run ends after a deadline, the one with
+        the earliest goes: it would be late, and without it the others end earlier.
+
+        Args:
+            entries: Of the run.
+            variant: What they run on.
+            now: Seconds.
+
+        Returns:
+            Positions in ``entries``; none while nothing is known of the variant, and when it is time to run the whole.
+        """
+        rows: dict[int, int] = {}
+        hopeless: list[int] = []
+        staying: list[int] = []
+        for position, entry in enumerate(entries):
+            if now + self.seconds(entry.rows, entry.bucket, variant) > entry.deadline:
+                hopeless.append(position)
+            else:
+                staying.append(position)
+                rows[entry.bucket] = rows.get(entry.bucket, 0) + entry.rows
+        staying.sort(key=lambda position: entries[position].deadline)
+        dropped = 0
+        while dropped < len(staying):
+            end = now + sum(self.seconds(count, bucket, variant) for bucket, count in rows.items() if count)
+            tightest = entries[staying[dropped]]
+            if end <= tightest.deadline:
+                break
+            rows[tightest.bucket] -= tightest.rows
+            dropped += 1
+        left_out = hopeless + staying[:dropped]
+        if not left_out:
+            self._whole_at[variant] = self._ran_at[variant] = now
+            return left_out
+        nothing_runs = len(left_out) == len(entries)
+        patience, since = (_ALONE_PROBE_S, self._ran_at) if nothing_runs else (_PART_PROBE_S, self._whole_at)
+        if now - since.setdefault(variant, now) >= patience:
+            self._whole_at[variant] = self._ran_at[variant] = now
+            return []
+        if not nothing_runs:
+            self._ran_at[variant] = now
+        return left_out
+
+    def _of(self, variant: str) -> LatencyModel:
+        return self._latencies.setdefault(variant, LatencyModel(_QUANTILE))
+
+
+class Outlook(NamedTuple):
+    """What a replica tells a router, with an answer, where others send to it too.
+
+    Attributes:
+        busy_s: Predicted time until all that runs and waits at the replica is done, seconds.
+        bundles: The receiver's own bundles among that.
+        share: The part of a batch that is the receiver's, over 0 to 1: equal ones, but for routers that lately used
+            much less than that.
+        waited_s: How long the answered bundle waited at the gate, if others' work ran meanwhile, seconds.
+    """
+
+    busy_s: float
+    bundles: int
+    share: float
+    waited_s: float = 0.0
+
+
 class Gate:
     """Orders waiting bundles by class and then by deadline, and grants one batch at a time.
 
     It holds what the routers' windows let through: a few bundles per router, so sorting at every grant is cheap and
     its size needs no bound of its own.
+
+    Args:
+        foresight: Predicts when what is here will be done, for `outlook`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, foresight: Foresight | None = None) -> None:
+        self._foresight = foresight
         self._waiting: dict[int, Ticket] = {}
+        self._running: list[Ticket] = []
+        self._runs_until = 0.0
+        self._last_senders: set[str] = set()
+        self._freed_at = -inf
+        self._seen: dict[str, _Seen] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,6 +206,53 @@ class Gate:
     def rows(self) -> int:
         """Rows that wait."""
         return sum(ticket.rows for ticket in self._waiting.values())
+
+    def rows_of_others(self, sender: str) -> int:
+        """Rows that other routers than this one have waiting or running here."""
+        return sum(ticket.rows for ticket in (*self._waiting.values(), *self._running) if ticket.sender != sender)
+
+    def outlook(self, sender: str, now: float, waited_s: float = 0.0) -> Outlook | None:
+        """What to tell a router with an answer; ``None`` where no other one has lately sent anything.
+
+        Args:
+            sender: The router.
+            now: Seconds on the replica's monotonic clock.
+            waited_s: See `Outlook`.
+        """
+        here = (*self._waiting.values(), *self._running)
+        active = {other for other, seen in self._seen.items() if seen.at > now - _ACTIVE_S}
+        active.update(ticket.sender for ticket in here)
+        active.add(sender)
+        if len(active) == 1:
+            return None
+        busy_s = max(0.0, self._runs_until - now) if self._running else 0.0
+        if self._foresight is not None:
+            for variant in {ticket.variant for ticket in self._waiting.values()}:
+                waiting = [ticket for ticket in self._waiting.values() if ticket.variant == variant]
+                bucket = max(ticket.bucket for ticket in waiting)
+                busy_s += self._foresight.seconds(sum(ticket.rows for ticket in waiting), bucket, variant)
+        rows = {other: self._seen[other].lately(now) for other in active if other in self._seen}
+        total = max(1.0, sum(rows.values()))
+        small = _SMALL / len(active)
+        parts = [part / total for other, part in rows.items() if other != sender and part < small * total]
+        share = (1.0 - sum(parts)) / (len(active) - len(parts))
+        own = sum(ticket.sender == sender for ticket in here)
+        return Outlook(busy_s, own, share, waited_s)
+
+    def others_since(self, sender: str, moment: float) -> bool:
+        """Whether other routers' rows have run here since."""
+        return any(seen.at >= moment for other, seen in self._seen.items() if other != sender)
+
+    def opens_at(self, now: float, max_rows: int) -> float:
+        """When the next batch should be granted, seconds; ``now`` or the past: at once.
+
+        Routers learn of a free replica at the same time as of their answers. Those of the last batch get a moment to
+        send more, so that several go on sharing batches instead of taking turns with small ones.
+        """
+        waiting = {ticket.sender for ticket in self._waiting.values()}
+        if not waiting or self._last_senders <= waiting or self.rows >= max_rows:
+            return now
+        return self._freed_at + _LINGER_S
 
     def add(self, ticket: Ticket) -> None:
         """Let a bundle wait. Raises ValueError when its id waits already."""
@@ -70,7 +265,7 @@ class Gate:
         return self._waiting.pop(ticket_id, None) is not None
 
     def grant(self, now: float, max_rows: int) -> Grant:
-        """Form the next batch; what it names has left the gate.
+        """Form the next batch; what it names has left the gate, and runs until `ended`.
 
         The most urgent bundle goes, and behind it every further one, in order, whose rows still fit. A bundle of more
         than ``max_rows`` rows goes alone, when it is the most urgent.
@@ -86,19 +281,54 @@ class Gate:
         ]
         for ticket_id in expired:
             del self._waiting[ticket_id]
-        granted: list[int] = []
+        granted: list[Ticket] = []
         rows = bucket = 0
         for ticket in sorted(self._waiting.values(), key=_urgency):
             if granted and rows + ticket.rows > max_rows:
                 continue
-            granted.append(ticket.id)
+            granted.append(ticket)
             rows += ticket.rows
             bucket = max(bucket, ticket.bucket)
             if rows >= max_rows:
                 break
-        for ticket_id in granted:
-            del self._waiting[ticket_id]
-        return Grant(granted, expired, rows, bucket)
+        for ticket in granted:
+            del self._waiting[ticket.id]
+            self._seen.setdefault(ticket.sender, _Seen()).add(ticket.rows, now)
+        if granted:
+            self._running = granted
+            self._runs_until = now
+        return Grant([ticket.id for ticket in granted], expired, rows, bucket)
+
+    def begun(self, predicted_s: float, now: float) -> None:
+        """A run of what was granted begins, and is predicted to take so long."""
+        self._runs_until = now + predicted_s
+
+    def ended(self, now: float) -> None:
+        """What was granted last runs no more."""
+        self._last_senders = {ticket.sender for ticket in self._running}
+        for sender in self._last_senders:
+            self._seen.setdefault(sender, _Seen()).add(0, now)
+        self._running = []
+        self._freed_at = now
+        if len(self._seen) > len(self._last_senders):
+            self._seen = {sender: seen for sender, seen in self._seen.items() if seen.at > now - _REMEMBERED_S}
+
+
+class _Seen:
+    """Of one router: when anything of it last ran, and its rows, those of long ago counting little."""
+
+    __slots__ = ("_rows", "at")
+
+    def __init__(self) -> None:
+        self.at = -inf
+        self._rows = 0.0
+
+    def lately(self, now: float) -> float:
+        return self._rows * exp((self.at - now) / _ACTIVE_S) if self._rows else 0.0
+
+    def add(self, rows: int, now: float) -> None:
+        self._rows = self.lately(now) + rows
+        self.at = now
 
 
 def _urgency(ticket: Ticket) -> tuple[int, float, int]:

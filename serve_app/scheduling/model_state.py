@@ -11,6 +11,7 @@ from serve_app.scheduling.batching import Waiting, Window, batch_policy, target_
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Earliness, Overhead
 from serve_app.scheduling.probes import Probes
@@ -22,6 +23,7 @@ from serve_app.scheduling.variants import VariantLatency
 
 _PRIORITIES = tuple(Priority)
 _HIGH = Priority.HIGH
+_RECENT = 0.2
 
 
 class Candidate(NamedTuple):
@@ -134,15 +136,24 @@ class ModelState:
         latency = self.latencies.of(entry.variant)
         return budget - execution_s(latency, rows, entry.bucket, self.settings.max_rows) - self.overhead.seconds
 
-    def answered(self, bundle: Bundle, executions: Sequence[tuple[int, int, float, str]], now: float) -> None:
+    def answered(
+        self,
+        bundle: Bundle,
+        executions: Sequence[tuple[int, int, float, str]],
+        now: float,
+        outlook: Outlook | None = None,
+    ) -> None:
         """A replica answered a bundle: frees its slot, and learns.
 
         Args:
             bundle: The bundle.
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
+            outlook: What the replica told of itself, where other routers send to it too.
         """
-        predicted_s = self.slots.release(bundle.replica, bundle.id, now, answered=True)
+        replica = bundle.replica
+        sent = replica.sent.get(bundle.id, bundle.begins)
+        predicted_s = self.slots.release(replica, bundle.id, now, answered=True, outlook=outlook)
         executed = 0.0
         for rows, bucket, seconds, variant in executions:
             self.latencies.observe(rows, bucket, seconds, variant)
@@ -151,7 +162,20 @@ class ModelState:
             self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
             if predicted_s > 0.0:
                 self.earliness.observe(executed / predicted_s)
-            self.overhead.observe(now - bundle.begins - executed)
+            took = now - bundle.begins - executed
+            if outlook is not None and outlook.waited_s > 0.0:
+                # Others' work before it is no overhead.
+                took = min(took, now - sent - outlook.waited_s - executed)
+            self.overhead.observe(took)
+        if outlook is None:
+            replica.riders = replica.riders_s = 0.0
+        elif len(executions) == 1:
+            rows, bucket, _, variant = executions[0]
+            latency = self.latencies.of(variant)
+            most, share = self.settings.max_rows, replica.most_rows(self.settings.max_rows)
+            replica.riders += _RECENT * (max(0, rows - bundle.rows) - replica.riders)
+            with_riders = latency.predict(min(most, share + round(replica.riders)), bucket)
+            replica.riders_s = max(0.0, with_riders - latency.predict(share, bucket))
 
     def candidate(self, now: float, shares: Shares) -> Candidate | None:
         """What would go next, and where; ``None`` without a free slot or without anything that can go.

@@ -27,6 +27,7 @@ from serve_app.scheduling.bundles import Bundle, BundlesInFlight
 from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Rejection, Requeue
 from serve_app.scheduling.devices import Device, NextBundle
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
@@ -145,13 +146,20 @@ class Scheduler:
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
-    def on_done(self, bundle_id: int, executions: Sequence[tuple[int, int, float, str]], now: float) -> list[Entry]:
+    def on_done(
+        self,
+        bundle_id: int,
+        executions: Sequence[tuple[int, int, float, str]],
+        now: float,
+        outlook: Outlook | None = None,
+    ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
         Args:
             bundle_id: As dispatched; a bundle that is not known any more is ignored.
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
+            outlook: What the replica told of itself, where other routers send to it too.
 
         Returns:
             The entries to answer, now DONE. Those that expired or were cancelled are not among them.
@@ -160,7 +168,7 @@ class Scheduler:
         if bundle is None:
             return []
         model = self._models[bundle.model]
-        model.answered(bundle, executions, now)
+        model.answered(bundle, executions, now, outlook)
         self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
         useful = 0

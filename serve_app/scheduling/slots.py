@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 
+from serve_app.scheduling.gate import Outlook
+
 _HOLD_S = 1.0
 _LONGEST_HOLD_S = 30.0
 _NO_BUNDLE = (0, 0.0)
@@ -30,20 +32,31 @@ class Replica:
     Attributes:
         name: The replica's name.
         bundles: Id of every bundle in flight there -> (rows, predicted seconds).
+        sent: When each of those bundles was sent, seconds.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
         busy_until: When the predicted work ends.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
         level: The level of `Slots` that it is in; -1 when it is in none.
         listed: Whether it is in the latest list of replicas.
+        share: The part of a batch that is this router's there, over 0 to 1; 1 where no other router sends.
+        riders: Rows of other routers that lately shared a batch with a bundle from here, on average.
+        riders_s: How much longer they make an execution, seconds.
     """
 
-    __slots__ = ("bundles", "busy_until", "failures", "held_until", "level", "listed", "name", "suspects")
+    __slots__ = (
+        "bundles", "busy_until", "failures", "held_until", "level", "listed", "name",
+        "riders", "riders_s", "sent", "share", "suspects",
+    )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.bundles: dict[int, tuple[int, float]] = {}
+        self.sent: dict[int, float] = {}
         self.suspects: set[int] = set()
+        self.share = 1.0
+        self.riders = 0.0
+        self.riders_s = 0.0
         self.busy_until = -inf
         self.held_until: float | None = None
         self.failures = 0
@@ -52,6 +65,10 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} bundles={len(self.bundles)} held_until={self.held_until}>"
+
+    def most_rows(self, max_rows: int) -> int:
+        """Rows of a full batch that are this router's, of ``max_rows``."""
+        return max(1, int(max_rows * self.share + 1e-9))
 
     @property
     def rows(self) -> int:
@@ -119,16 +136,35 @@ class Slots:
     ) -> None:
         """Take a slot at a replica that `choose` returned."""
         replica.bundles[bundle_id] = (rows, predicted_s)
+        replica.sent[bundle_id] = now
         if suspect:
             replica.suspects.add(bundle_id)
         replica.busy_until = max(now, replica.busy_until) + predicted_s
         self._place(replica)
 
-    def release(self, replica: Replica, bundle_id: int, now: float, *, answered: bool) -> float:
-        """Free the slot of a bundle that was answered or failed. Returns its predicted time, seconds."""
+    def release(
+        self, replica: Replica, bundle_id: int, now: float, *, answered: bool, outlook: Outlook | None = None
+    ) -> float:
+        """Free the slot of a bundle that was answered or failed. Returns its predicted time, seconds.
+
+        Args:
+            replica: Where it was.
+            bundle_id: The bundle.
+            now: Seconds.
+            answered: Whether it was answered.
+            outlook: What the replica told of itself; ``None``: it has nothing but what came from here.
+        """
         predicted_s = replica.bundles.pop(bundle_id, _NO_BUNDLE)[1]
+        replica.sent.pop(bundle_id, None)
         replica.suspects.discard(bundle_id)
-        replica.busy_until = now + sum(predicted for _, predicted in replica.bundles.values())
+        in_flight = [predicted for _, predicted in replica.bundles.values()]
+        if outlook is not None:
+            # What it knows of is in its own prediction already; bundles reach it in the order sent.
+            replica.busy_until = now + outlook.busy_s + sum(in_flight[outlook.bundles :])
+            replica.share = outlook.share
+        else:
+            replica.busy_until = now + sum(in_flight)
+            replica.share = 1.0
         if answered:
             replica.failures = 0
             replica.held_until = None

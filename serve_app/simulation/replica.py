@@ -12,8 +12,8 @@ from itertools import count
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry
-from serve_app.scheduling.gate import Gate, Ticket
-from serve_app.simulation.system import Execution, Request, World
+from serve_app.scheduling.gate import Due, Foresight, Gate, Outlook, Ticket
+from serve_app.simulation.system import Execution, Request, Timer, World
 
 Observed = tuple[int, int, float, str]
 """Rows, bucket, seconds and variant of one execution, as `Scheduler.on_done` takes it."""
@@ -33,9 +33,16 @@ class Sent:
         executions: What ran for it.
         expired: Entries that were too late to run.
         left: When its answer left the replica.
+        sender: Name of the router that sent it.
+        reached_at: When it was at the gate.
+        waited_s: How long it waited at the gate, if others' work ran meanwhile, seconds.
+        outlook: What the replica tells its router with the answer.
     """
 
-    __slots__ = ("at", "behind_s", "dispatch", "done", "due", "executions", "expired", "failed", "left")
+    __slots__ = (
+        "at", "behind_s", "dispatch", "done", "due", "executions", "expired", "failed", "left", "outlook",
+        "reached_at", "sender", "waited_s",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,7 +51,12 @@ class Sent:
         due: float,
         done: Callable[[Sent], None],
         failed: Callable[[Sent], None],
+        sender: str = "",
     ) -> None:
+        self.sender = sender
+        self.reached_at = 0.0
+        self.waited_s = 0.0
+        self.outlook: Outlook | None = None
         self.done = done
         self.failed = failed
         self.dispatch = dispatch
@@ -80,14 +92,17 @@ class SimulatedReplica:
         self._name = name
         self._max_rows = max_rows
         self._answer_s = world.overheads.answer_s
-        self._gate = Gate()
+        self._foresight = Foresight(max_rows)
+        self._gate = Gate(self._foresight)
         self._waiting: dict[int, Sent] = {}
         self._tickets = count(1)
         self._busy = False
+        self._reopening: Timer | None = None
 
     def arrive(self, sent: Sent) -> None:
         """A bundle has reached the replica."""
-        sent.behind_s = self._world.now - sent.at
+        sent.reached_at = self._world.now
+        sent.behind_s = sent.reached_at - sent.at
         entries = sent.dispatch.entries
         deadlines = [entry.deadline for entry in entries]
         ticket = next(self._tickets)
@@ -98,13 +113,20 @@ class SimulatedReplica:
                 min([entry.priority for entry in entries]),
                 min(deadlines) + sent.behind_s,
                 sent.dispatch.rows,
-                expires=max(deadlines) + sent.behind_s,
+                sent.dispatch.bucket,
+                max(deadlines) + sent.behind_s,
+                sent.sender,
+                sent.dispatch.variant,
             )
         )
         self._open_gate()
 
     def _open_gate(self) -> None:
         while not self._busy:
+            if (opens := self._gate.opens_at(self._world.now, self._max_rows)) > self._world.now:
+                if self._reopening is None:
+                    self._reopening = self._world.at(opens, self._reopen)
+                return
             grant = self._gate.grant(self._world.now, self._max_rows)
             for ticket in grant.expired:
                 sent = self._waiting.pop(ticket)
@@ -113,34 +135,48 @@ class SimulatedReplica:
             if not grant.granted:
                 return
             bundles = [self._waiting.pop(ticket) for ticket in grant.granted]
-            runs = self._runs(bundles)
-            if runs:
-                self._busy = True
-                self._execute(bundles, runs, 0)
-            else:
-                for sent in bundles:
-                    self._reply(sent, sent.done)
+            now = self._world.now
+            for sent in bundles:
+                if self._gate.others_since(sent.sender, sent.reached_at):
+                    sent.waited_s = now - sent.reached_at
+            self._busy = True
+            self._run_next(bundles, self._lots(bundles), [], 0)
 
-    def _runs(self, bundles: Sequence[Sent]) -> list[_Run]:
-        """What a grant executes. Entries that are late already are left out."""
+    def _reopen(self) -> None:
+        self._reopening = None
+        self._open_gate()
+
+    def _lots(self, bundles: Sequence[Sent]) -> list[tuple[str, list[tuple[Sent, Entry]]]]:
+        """What a grant executes, by variant. Entries that are late already are left out."""
         now = self._world.now
-        open_runs: dict[str, _Run] = {}
-        runs: list[_Run] = []
+        lots: dict[str, list[tuple[Sent, Entry]]] = {}
         for sent in bundles:
-            variant = sent.dispatch.variant
             started = now - sent.behind_s
             for entry in sent.dispatch.entries:
                 if entry.deadline <= started:
                     sent.expired.append(entry)
-                    continue
-                run = open_runs.get(variant)
-                if run is None or run.rows + entry.rows > self._max_rows:
-                    run = open_runs[variant] = _Run([], 0, 0, variant, {})
-                    runs.append(run)
-                run.requests.append(entry.payload)
-                run.rows += entry.rows
-                run.senders[sent] = None
-                run.bucket = max(run.bucket, entry.bucket)
+                else:
+                    lots.setdefault(sent.dispatch.variant, []).append((sent, entry))
+        return list(lots.items())
+
+    def _runs(self, variant: str, lot: Sequence[tuple[Sent, Entry]]) -> list[_Run]:
+        """The runs of one variant, without the entries that could not end in time."""
+        largest = max(entry.bucket for _, entry in lot)
+        due = [Due(entry.deadline + sent.behind_s, entry.rows, largest) for sent, entry in lot]
+        late = set(self._foresight.late(due, variant, self._world.now))
+        runs: list[_Run] = []
+        run: _Run | None = None
+        for place, (sent, entry) in enumerate(lot):
+            if place in late:
+                sent.expired.append(entry)
+                continue
+            if run is None or run.rows + entry.rows > self._max_rows:
+                run = _Run([], 0, 0, variant, {})
+                runs.append(run)
+            run.requests.append(entry.payload)
+            run.rows += entry.rows
+            run.senders[sent] = None
+            run.bucket = max(run.bucket, entry.bucket)
         if len(runs) == 1 and runs[0].rows <= self._max_rows:
             return runs
         return [piece for run in runs for piece in self._pieces(run)]
@@ -152,7 +188,20 @@ class SimulatedReplica:
         sizes = [self._max_rows] * whole + ([rest] if rest else [])
         return [_Run(run.requests, size, run.bucket, run.variant, run.senders) for size in sizes]
 
-    def _execute(self, bundles: list[Sent], runs: list[_Run], place: int) -> None:
+    def _run_next(
+        self, bundles: list[Sent], lots: list[tuple[str, list[tuple[Sent, Entry]]]], runs: list[_Run], place: int
+    ) -> None:
+        """Execute the next run of a grant, or end it."""
+        while place == len(runs) and lots:
+            variant, lot = lots.pop(0)
+            runs, place = self._runs(variant, lot), 0
+        if place == len(runs):
+            self._gate.ended(self._world.now)
+            self._busy = False
+            self._open_gate()
+            for sent in bundles:
+                self._reply(sent, sent.done)
+            return
         run = runs[place]
 
         def done(execution: Execution) -> None:
@@ -160,20 +209,18 @@ class SimulatedReplica:
                 self._died(bundles)
                 return
             observed = (run.rows, run.bucket, execution.seconds, run.variant)
+            self._foresight.observe(*observed)
             for sent in run.senders:
                 sent.executions.append(observed)
-            if place + 1 < len(runs):
-                self._execute(bundles, runs, place + 1)
-                return
-            self._busy = False
-            self._open_gate()
-            for sent in bundles:
-                self._reply(sent, sent.done)
+            self._run_next(bundles, lots, runs, place + 1)
 
+        predicted_s = self._foresight.seconds(run.rows, run.bucket, run.variant)
+        self._gate.begun(predicted_s, self._world.now)
         self._world.execute(self._model, self._name, run.requests, run.rows, run.bucket, done, run.variant)
 
     def _died(self, bundles: list[Sent]) -> None:
         """The replica is gone: what ran and what waited here fails."""
+        self._gate.ended(self._world.now)
         self._busy = False
         waiting = list(self._waiting.values())
         for ticket in list(self._waiting):
@@ -184,6 +231,7 @@ class SimulatedReplica:
 
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
+        sent.outlook = self._gate.outlook(sent.sender, sent.left, sent.waited_s)
         if self._answer_s > 0.0:
             self._world.at(sent.left + self._answer_s, partial(take, sent))
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
@@ -14,6 +15,7 @@ from serve_app.scheduling.scheduler import Scheduler
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Request, Timer, World
 
+_NUMBERS = count(1)
 _PATIENCE = 4
 """As the dispatcher's: a bundle may take this many times its predicted execution on top of the time-out."""
 
@@ -29,6 +31,7 @@ class SimulatedRouter:
         bundle_timeout_s: float,
         newest_frame_wins: bool,
     ) -> None:
+        self.name = f"router-{next(_NUMBERS)}"
         self.scheduler = scheduler
         self._world = world
         self._replicas = replicas
@@ -121,7 +124,7 @@ class SimulatedRouter:
 
     def _send(self, dispatch: Dispatch, now: float) -> None:
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
-        sent = Sent(dispatch, now, due, self.done, self.failed)
+        sent = Sent(dispatch, now, due, self.done, self.failed, self.name)
         if dispatch.replica is None:
             names = self._listed.get(dispatch.model)
             if names:
@@ -161,7 +164,7 @@ class SimulatedRouter:
     def done(self, sent: Sent) -> None:
         """A bundle's answer has come back."""
         self._in_flight.pop(sent.dispatch.bundle_id, None)
-        alive = self.scheduler.on_done(sent.dispatch.bundle_id, sent.executions, self._world.now)
+        alive = self.scheduler.on_done(sent.dispatch.bundle_id, sent.executions, self._world.now, sent.outlook)
         for entry in alive:
             if sent.expired and entry in sent.expired:
                 self._world.drop(entry.payload)

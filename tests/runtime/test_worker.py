@@ -14,7 +14,18 @@ from runtime_harness import batch_same_turn, tensor
 
 from serve_app.errors import InvalidRequest
 from serve_app.inference.onnx import OnnxBackend
-from serve_app.payloads import Bundle, BundleResult, Failure, Media, ModelSignature, Success, Tensors, Texts, WireEntry
+from serve_app.payloads import (
+    Bundle,
+    BundleResult,
+    Execution,
+    Failure,
+    Media,
+    ModelSignature,
+    Success,
+    Tensors,
+    Texts,
+    WireEntry,
+)
 from serve_app.processors.processor import Cost
 from serve_app.runtime.worker import Worker
 
@@ -265,3 +276,36 @@ async def test_a_variant_that_is_not_here_fails_its_entries_alone(make_worker: C
     worker = make_worker("add_one")
     result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="gone")]))
     assert values(result) == [[[1.0]], "inference_failed"]
+
+
+async def test_what_cannot_end_in_time_is_not_executed(
+    make_backend: Callable[[onnx_models.Kind], OnnxBackend],
+) -> None:
+    """By what the warm-up took; what has the time for it runs all the same."""
+    worker = Worker(
+        name="slow",
+        backends={"": make_backend("add_one")},
+        processor=None,
+        max_rows=8,
+        preprocess_threads=1,
+        batch=batch_same_turn,
+        warm_up=[Execution(1, 0, 60.0), Execution(8, 0, 60.0)],
+    )
+    result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), budget_s=300.0)]))
+    assert values(result) == ["deadline_exceeded", [[2.0]]]
+    assert isinstance(result.results[0], Failure)
+    assert "could not be executed in time" in result.results[0].message
+    assert [run.rows for run in result.executions] == [1]
+    worker.close()
+
+
+async def test_routers_are_told_of_one_another(make_worker: Callable[..., Worker]) -> None:
+    """A router alone is told nothing; of two, each has half a batch."""
+    worker = make_worker("add_one")
+    assert (await worker.run(Bundle([entry(tensor(0))], "a"))).outlook is None
+    first, second = await asyncio.gather(
+        worker.run(Bundle([entry(tensor(0))], "a")), worker.run(Bundle([entry(tensor(1))], "b"))
+    )
+    assert (values(first), values(second)) == ([[[1.0]]], [[[2.0]]])
+    assert second.outlook is not None
+    assert second.outlook.share == 0.5

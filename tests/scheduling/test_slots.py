@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.slots import Replica, Slots
 
 
@@ -191,3 +192,22 @@ def test_window_must_be_positive() -> None:
 def test_repr_names_the_replica() -> None:
     """For people who debug."""
     assert repr(Replica("a")) == "<Replica a bundles=0 held_until=None>"
+
+
+def test_others_work_counts_until_the_next_answer() -> None:
+    """What the replica tells of itself, and the bundles that had not reached it."""
+    slots = _slots("a", window=3)
+    replica = _take(slots, 1, predicted_s=1.0)
+    _take(slots, 2, predicted_s=2.0)
+    _take(slots, 3, predicted_s=4.0)
+
+    slots.release(replica, 1, 1.0, answered=True, outlook=Outlook(2.5, 1, 0.25))
+    assert (replica.busy_until, replica.most_rows(32), replica.most_rows(2)) == (1.0 + 2.5 + 4.0, 8, 1)
+    slots.release(replica, 2, 3.5, answered=True, outlook=Outlook(0.5, 0, 0.5))
+    assert replica.busy_until == 3.5 + 0.5 + 4.0
+    slots.release(replica, 3, 8.0, answered=True, outlook=Outlook(3.0, 0, 0.5))
+    assert slots.earliest_start(8.0) == 8.0  # nothing in flight: it has free slots
+    assert replica.busy_until == 11.0
+    _take(slots, 4)
+    slots.release(replica, 4, 12.0, answered=True)
+    assert (replica.busy_until, replica.share) == (12.0, 1.0)
