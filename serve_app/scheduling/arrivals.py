@@ -2,9 +2,9 @@
 
 Gaps fall into bins whose edges double, from 0.1 ms to 1.6 s; the last has no upper edge. For every bin the number of
 gaps that ended in it, over the time that gaps spent in it, is the rate at which the next request comes once this much
-time has passed since the last one (the life-table estimate of a hazard rate; Cutler and Ederer, J. Chronic Diseases 8, 1958). Poisson
-arrivals have the same rate in every bin; a burst shows as a high rate in the first ones. Old gaps fade: counts are
-halved every 512 arrivals.
+time has passed since the last one (the life-table estimate of a hazard rate; Cutler and Ederer, J. Chronic Diseases
+8, 1958). Poisson arrivals have the same rate in every bin; a burst shows as a high rate in the first ones. Old gaps
+fade: counts are halved every 512 arrivals.
 """
 
 from __future__ import annotations
