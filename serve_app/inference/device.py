@@ -116,4 +116,8 @@ def divide_memory(total_bytes: int, weight_bytes: int, row_sizes: Sequence[int])
     weights = min(weight_bytes, total_bytes // len(row_sizes))
     least = max(row_sizes) / 8
     whole = sum(rows + least for rows in row_sizes)
-    return [max(1, weights + int(left * (rows + least) / whole)) for rows in row_sizes]
+    parts = [weights + int(left * (rows + least) / whole) for rows in row_sizes]
+    while 0 in parts and max(parts) > 1:
+        parts[parts.index(max(parts))] -= 1
+        parts[parts.index(0)] = 1
+    return [max(1, part) for part in parts]
