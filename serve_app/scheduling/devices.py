@@ -206,7 +206,7 @@ class Device:
                 longest_s = _ANY
             elif not paid and self._concurrency and alone > longest and self.claims.likely_blocks(priority, alone, now):
                 if self._held_since is not None:
-                    self.shares.held_back(priority, now - self._held_since)
+                    self.shares.held_back(priority, min(alone, now - self._held_since))
                 self._held_since = now
                 self.open_at = min(self.open_at, now + _HOLD * alone)
                 return None
@@ -218,9 +218,10 @@ class Device:
         most = replica.most_rows(settings.max_rows)
         if self._memory_bytes and settings.bytes_per_row:
             free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
-            most = max(0, min(most, free // settings.bytes_per_row))
-            if most < min(head.rows, settings.max_rows):
+            fitting = free // settings.bytes_per_row
+            if fitting < min(head.rows, settings.max_rows):
                 return None  # when something that runs has ended
+            most = min(most, fitting)
         if head.attempts == 0 and not paid:
             late_s = self.lateness.seconds
             opens = model.opens_at(candidate, slack_from + late_s, min(most, settings.max_rows), now)
@@ -232,20 +233,10 @@ class Device:
             model.queue.retry[priority - 1].pop()
             entries, rows, bucket, variant = [head], head.rows, head.bucket, head.variant
         else:
-            room = Room(
-                slack_from,
-                second_start + overhead_s + replica.riders_s,
-                most,
-                longest_s,
-            )
+            room = Room(slack_from, second_start + overhead_s + replica.riders_s, most, longest_s)
             composition = compose(model.queue, priority, settings, latencies, room)
             given_up += composition.given_up
-            entries, rows, bucket, variant = (
-                composition.entries,
-                composition.rows,
-                composition.bucket,
-                composition.variant,
-            )
+            entries, rows, bucket, variant = composition[:4]
             if not entries:
                 return None
         predicted = replica.riders_s + execution_s(latencies.of(variant), rows, bucket, settings.max_rows)

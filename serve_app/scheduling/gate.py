@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import exp, inf
 from typing import NamedTuple
 
+from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.latency import LatencyModel
 
 _QUANTILE = 0.5
@@ -110,9 +111,7 @@ class Foresight:
         latency = self._latencies.get(variant)
         if latency is None:
             return 0.0
-        pieces, rest = divmod(rows, self._max_rows)
-        seconds = pieces * latency.predict(self._max_rows, bucket) if pieces else 0.0
-        return seconds + latency.predict(rest, bucket) if rest else seconds
+        return execution_s(latency, rows, bucket, self._max_rows)
 
     def late(self, entries: Sequence[Due], variant: str, now: float) -> list[int]:
         """Which entries of a run that begins now to leave out, so that all others end in time.
@@ -206,10 +205,6 @@ class Gate:
     def rows(self) -> int:
         """Rows that wait."""
         return sum(ticket.rows for ticket in self._waiting.values())
-
-    def rows_of_others(self, sender: str) -> int:
-        """Rows that other routers than this one have waiting or running here."""
-        return sum(ticket.rows for ticket in (*self._waiting.values(), *self._running) if ticket.sender != sender)
 
     def outlook(self, sender: str, now: float, waited_s: float = 0.0) -> Outlook | None:
         """What to tell a router with an answer; ``None`` where no other one has lately sent anything.

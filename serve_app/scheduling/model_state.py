@@ -206,16 +206,17 @@ class ModelState:
             return None
         chosen, paid, spare_s = 0, False, inf
         for at in range(1, len(ready)):
-            credit = shares.credit_s[ready[at]]
-            if credit > 0.0 and shares.may_go_first(ready[at], self._alone_s(heads[at][0])):
-                if ready[0] is _HIGH:
-                    spare_s = self._spare_s(*heads[0], now)
-                    if spare_s < self._alone_s(heads[at][0]):
-                        if credit < self._full_s(heads[at][0]):
-                            continue  # another time, when nothing of the class high waits
-                        spare_s = inf
-                chosen, paid = at, True
-                break
+            if shares.credit_s[ready[at]] <= 0.0:
+                continue
+            alone_s = self._alone_s(heads[at][0])
+            if not shares.may_go_first(ready[at], alone_s):
+                continue
+            if ready[0] is _HIGH and (spare_s := self._spare_s(*heads[0], now)) < alone_s:
+                spare_s = inf
+                if shares.credit_s[ready[at]] < self._full_s(heads[at][0]):
+                    continue  # another time, when nothing of the class high waits
+            chosen, paid = at, True
+            break
         head, replica = heads[chosen]
         alone_s = self._alone_s(head)
         slack_s = (head.deadline - now - alone_s) / self.settings.weight

@@ -10,6 +10,7 @@ from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, accept, make_
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
@@ -304,6 +305,17 @@ def test_a_bundle_waits_for_memory() -> None:
     scheduler.on_done(first.bundle_id, [(16, 0, 0.021, "")], 0.021)
 
     assert _models(scheduler, 0.021) == ["n"]
+
+
+def test_a_part_of_the_batch_is_no_lack_of_memory() -> None:
+    """An entry of more rows than this router's part of a batch goes alone; all of the memory is free."""
+    scheduler = _with_memory(20 + 24)
+    accept(scheduler, make_entry(model="m"))
+    first = _only(scheduler)
+    scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 0.006, Outlook(0.0, 0, 0.25))
+    accept(scheduler, make_entry(model="m", rows=16), now=0.006)
+
+    assert [(d.model, d.rows) for d in scheduler.decide(0.006).dispatches] == [("m", 16)]
 
 
 def test_memory_of_zero_is_no_limit() -> None:

@@ -548,3 +548,17 @@ def test_without_a_share_lower_classes_wait() -> None:
     served = _saturate(make_scheduler(max_rows=1, window=1), 5.0, 1e6, dict.fromkeys(Priority, 0.01))
 
     assert (served[NORMAL], served[LOW]) == (0.0, 0.0)
+
+
+def test_a_credit_that_must_wait_does_not_keep_its_class_out_of_the_bundle() -> None:
+    """What is owed to ``low`` cannot go before a tight ``high``; but there is room for it beside that."""
+    scheduler = make_scheduler(policy="eager", profile=AFFINE, window=1, low=make_class(min_share=0.5))
+    accept(scheduler, *[make_entry(HIGH, deadline=10.0) for _ in range(16)], make_entry(LOW, deadline=10.0, rows=17))
+    (first,) = scheduler.decide(0.0).dispatches
+    assert first.entries[0].priority is HIGH  # and ``low`` has earned half of its cost, more than one row takes
+    scheduler.on_done(first.bundle_id, [(16, 0, 0.021, "")], 0.021)
+    accept(scheduler, make_entry(HIGH, deadline=0.021 + 0.012), make_entry(LOW, deadline=9.0), now=0.021)
+
+    (second,) = scheduler.decide(0.021).dispatches
+
+    assert [entry.priority for entry in second.entries] == [HIGH, LOW]
