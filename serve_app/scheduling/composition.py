@@ -33,12 +33,14 @@ class Room(NamedTuple):
         max_rows: Most rows.
         longest_s: Per class, the longest predicted execution that its rows may be part of, so that no more urgent
             class is blocked too long; the head alone may take longer.
+        owed: The class that fills the bundle up before all others.
     """
 
     slack_from: float
     next_slack_from: float
     max_rows: int
     longest_s: tuple[float, float, float] = (inf, inf, inf)
+    owed: Priority | None = None
 
 
 class Composition(NamedTuple):
@@ -253,7 +255,9 @@ def _fill(
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
-    for other, longest_s in zip(queue.fresh, room.longest_s, strict=True):
+    order = _PRIORITIES if room.owed is None else (room.owed, *_PRIORITIES)
+    for priority in order:
+        other, longest_s = queue.fresh[priority - 1], room.longest_s[priority - 1]
         if other is own or not other.rows:
             continue
         limit = most if longest_s >= run.target else min(most, latency.rows_within(longest_s, bucket, most))
@@ -279,3 +283,4 @@ def _fill(
 
 
 _BETTER = 1.0 + 1e-9
+_PRIORITIES = tuple(Priority)

@@ -233,7 +233,7 @@ class Device:
             model.queue.retry[priority - 1].pop()
             entries, rows, bucket, variant = [head], head.rows, head.bucket, head.variant
         else:
-            room = Room(slack_from, second_start + overhead_s + replica.riders_s, most, longest_s)
+            room = Room(slack_from, second_start + overhead_s + replica.riders_s, most, longest_s, candidate.owed)
             composition = compose(model.queue, priority, settings, latencies, room)
             given_up += composition.given_up
             entries, rows, bucket, variant = composition[:4]

@@ -36,6 +36,7 @@ class Candidate(NamedTuple):
         replica: Where it would go.
         ready: Every class of the model that could go, most urgent first.
         paid: Whether its class goes first on credit.
+        owed: The class with credit that rides in its bundle before all others, if any.
         spare_s: How long it may take, if it goes first on credit, so that the waiting class ``high`` is still in time.
         slack_s: Time until it must begin, seconds, divided by the model's weight.
         alone_s: Predicted execution time of the head alone, seconds.
@@ -47,6 +48,7 @@ class Candidate(NamedTuple):
     replica: Replica
     ready: list[Priority]
     paid: bool
+    owed: Priority | None
     spare_s: float
     slack_s: float
     alone_s: float
@@ -205,22 +207,24 @@ class ModelState:
         if not ready:
             return None
         chosen, paid, spare_s = 0, False, inf
+        owed: Priority | None = None
         for at in range(1, len(ready)):
-            if shares.credit_s[ready[at]] <= 0.0:
-                continue
             alone_s = self._alone_s(heads[at][0])
             if not shares.may_go_first(ready[at], alone_s):
                 continue
-            if ready[0] is _HIGH and (spare_s := self._spare_s(*heads[0], now)) < alone_s:
-                spare_s = inf
-                if shares.credit_s[ready[at]] < self._full_s(heads[at][0]):
-                    continue  # another time, when nothing of the class high waits
-            chosen, paid = at, True
+            if shares.credit_s[ready[at]] < self._full_s(heads[at][0]):
+                owed = owed or ready[at]
+                continue
+            chosen, paid, owed = at, True, None
+            if ready[0] is _HIGH:
+                spare_s = self._spare_s(*heads[0], now)
+                if spare_s < alone_s:
+                    spare_s = inf
             break
         head, replica = heads[chosen]
         alone_s = self._alone_s(head)
         slack_s = (head.deadline - now - alone_s) / self.settings.weight
-        return Candidate(self, ready[chosen], head, replica, ready, paid, spare_s, slack_s, alone_s)
+        return Candidate(self, ready[chosen], head, replica, ready, paid, owed, spare_s, slack_s, alone_s)
 
     def opens_at(self, candidate: Candidate, slack_from: float, max_rows: int, now: float) -> float:
         """When the policy lets a fresh candidate go, seconds; now or the past: at once.

@@ -550,15 +550,32 @@ def test_without_a_share_lower_classes_wait() -> None:
     assert (served[NORMAL], served[LOW]) == (0.0, 0.0)
 
 
-def test_a_credit_that_must_wait_does_not_keep_its_class_out_of_the_bundle() -> None:
-    """What is owed to ``low`` cannot go before a tight ``high``; but there is room for it beside that."""
-    scheduler = make_scheduler(policy="eager", profile=AFFINE, window=1, low=make_class(min_share=0.5))
-    accept(scheduler, *[make_entry(HIGH, deadline=10.0) for _ in range(16)], make_entry(LOW, deadline=10.0, rows=17))
+def test_a_class_with_credit_rides_before_the_others() -> None:
+    """``normal`` would take all the room beside ``high``, but ``low`` is owed a row of it."""
+    scheduler = make_scheduler(max_rows=16, policy="eager", profile=AFFINE, window=1, low=make_class(min_share=0.5))
+    accept(scheduler, *[make_entry(HIGH, deadline=10.0) for _ in range(16)], make_entry(LOW, deadline=10.0, rows=16))
     (first,) = scheduler.decide(0.0).dispatches
-    assert first.entries[0].priority is HIGH  # and ``low`` has earned half of its cost, more than one row takes
+    assert [entry.priority for entry in first.entries] == [HIGH] * 16  # and ``low`` has earned half of their cost
     scheduler.on_done(first.bundle_id, [(16, 0, 0.021, "")], 0.021)
-    accept(scheduler, make_entry(HIGH, deadline=0.021 + 0.012), make_entry(LOW, deadline=9.0), now=0.021)
+    accept(scheduler, make_entry(HIGH, deadline=9.0), *[make_entry(deadline=9.0) for _ in range(20)], now=0.021)
+    accept(scheduler, make_entry(LOW, deadline=9.0), now=0.021)
 
     (second,) = scheduler.decide(0.021).dispatches
 
-    assert [entry.priority for entry in second.entries] == [HIGH, LOW]
+    assert [entry.priority for entry in second.entries] == [HIGH, LOW, *[NORMAL] * (len(second.entries) - 2)]
+    assert second.rows == 16
+
+
+def test_a_class_goes_first_when_its_credit_is_worth_a_full_batch() -> None:
+    """``high`` fills every bundle, so there is nothing to ride in."""
+    scheduler = make_scheduler(max_rows=16, policy="eager", profile=AFFINE, window=1, low=make_class(min_share=0.6))
+    accept(scheduler, *[make_entry(LOW, deadline=10.0) for _ in range(32)])
+    classes = []
+    for turn in range(3):
+        now = turn * 0.021
+        accept(scheduler, *[make_entry(HIGH, deadline=now + 5.0) for _ in range(16)], now=now)
+        (dispatch,) = scheduler.decide(now).dispatches
+        classes.append({entry.priority for entry in dispatch.entries})
+        scheduler.on_done(dispatch.bundle_id, [(16, 0, 0.021, "")], now + 0.021)
+
+    assert classes == [{HIGH}, {HIGH}, {LOW}]
