@@ -38,8 +38,7 @@ class SimulatedRouter:
         self._bundle_timeout_s = bundle_timeout_s
         self._newest_frame_wins = newest_frame_wins
         self._send_s = world.overheads.send_s
-        self._listed: dict[str, Sequence[str]] = {}
-        self._wake_ups: list[Sent] = []
+        self._wake_ups: dict[str, Dispatch] = {}
         self._in_flight: dict[int, Sent] = {}
         self._watchdog: Timer | None = None
         self._watched_until = 0.0
@@ -66,7 +65,8 @@ class SimulatedRouter:
             self._replace(entry, request.stream)
         if self.scheduler.on_arrival(entry, now) is not None:
             self._world.drop(request)
-        self._schedule_pump()
+        else:
+            self._schedule_pump()
 
     def _replace(self, entry: Entry, stream: int) -> None:
         """A new frame of a stream makes the one that still waits worthless."""
@@ -75,17 +75,14 @@ class SimulatedRouter:
             self.scheduler.on_cancel(older, self._world.now)
             older.payload.replaced = True
             self._world.drop(older.payload)
+            self._schedule_pump()
         self._waiting_frames[stream] = entry
 
     def on_replicas(self, model: str, names: Sequence[str]) -> None:
-        """The list of a model's replicas has changed."""
-        self._listed[model] = names
+        """The list of a model's replicas has changed. What waits for a first one is queued again when there is one."""
         self.scheduler.on_replicas(model, names, self._world.now)
-        if names:
-            waited = [sent for sent in self._wake_ups if sent.dispatch.model == model]
-            self._wake_ups = [sent for sent in self._wake_ups if sent.dispatch.model != model]
-            for sent in waited:
-                self._travel(sent, names[0])
+        if names and (wake_up := self._wake_ups.pop(model, None)) is not None:
+            self._deal_with(self.scheduler.on_timeout(wake_up.bundle_id, self._world.now))
         self._schedule_pump()
 
     # ------------------------------------------------------------------ as the dispatcher
@@ -123,15 +120,11 @@ class SimulatedRouter:
         self._pump()
 
     def _send(self, dispatch: Dispatch, now: float) -> None:
+        if dispatch.replica is None:  # its entries wait here; the world starts replicas by what is queued
+            self._wake_ups[dispatch.model] = dispatch
+            return
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
         sent = Sent(dispatch, now, due, self.done, self.failed, self.name)
-        if dispatch.replica is None:
-            names = self._listed.get(dispatch.model)
-            if names:
-                self._travel(sent, names[0])
-            else:
-                self._wake_ups.append(sent)
-            return
         self._in_flight[dispatch.bundle_id] = sent
         if self._watchdog is None or sent.due < self._watched_until:
             self._watch(sent.due)

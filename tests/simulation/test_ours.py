@@ -35,14 +35,14 @@ class _Watch:
     Attributes:
         ends: How many answers and drops each request got, by id.
         batches: Beginning, replica, rows, bucket and requests of every execution.
-        too_late: Models and ids of requests that were late already when their execution began.
+        too_late: Ids of requests that were late already when their execution began.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.ends: Counter[int] = Counter()
         self.batches: list[tuple[float, str, int, int, tuple[int, ...]]] = []
-        self.too_late: list[tuple[str, int]] = []
+        self.too_late: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
@@ -68,7 +68,7 @@ class _Watch:
         now = self._world.now
         self.batches.append((now, replica, rows, bucket, tuple(request.id for request in requests)))
         latest = now - self._world.overheads.send_s
-        self.too_late += [(model, request.id) for request in requests if request.deadline <= latest]
+        self.too_late += [request.id for request in requests if request.deadline <= latest]
         self._world.execute(model, replica, requests, rows, bucket, done, variant)
 
 
@@ -77,19 +77,19 @@ class _Watched(ServeApp):
 
     def start(self, world: World) -> None:
         self.watch = _Watch(world)
-        self.gone: set[str] = set()
         super().start(self.watch)
-
-    def replicas(self, model: str, names: Sequence[str]) -> None:
-        if not names:
-            self.gone.add(model)
-        super().replicas(model, names)
 
 
 def _watched(scenario: Scenario, *requests: tuple[float, float], rows: int = 1, **options: Any) -> tuple[Result, Any]:
     system = _Watched(**options)
     arrivals = make_arrivals(*requests, rows=rows) if requests else None
     return simulate(scenario, lambda: system, 1, arrivals=arrivals), system.watch
+
+
+def _asleep(duration_s: float = 10.0) -> Scenario:
+    """One model that has no replica until somebody waits for it; then one is up after 2 s."""
+    scaling = SimulatedAutoscaling(0, 1, target_rows=4.0, upscale_delay_s=0.0, downscale_delay_s=2.0)
+    return make_scenario(models=(make_model(replicas=0, startup_s=2.0, autoscaling=scaling),), duration_s=duration_s)
 
 
 _STREAMS = st.builds(
@@ -150,8 +150,7 @@ def test_whatever_fails_every_request_ends_once_and_none_is_run_too_late(
     result = simulate(scenario, lambda: system, seed)
     assert 0 == result.total.unfinished
     assert result.total.offered == sum(system.watch.ends.values()) == len(system.watch.ends)
-    # A bundle that waits for a replica to start takes the budget along that it had when it was sent.
-    assert {model for model, _ in system.watch.too_late} <= system.gone
+    assert [] == system.watch.too_late
     assert all(rows <= 8 for _, _, rows, _, _ in system.watch.batches)
 
 
@@ -232,12 +231,24 @@ def test_a_replica_that_does_not_answer_for_long_loses_its_work_to_others() -> N
 
 
 def test_a_model_without_replicas_wakes_up() -> None:
-    """One bundle waits for the first replica and the rest follow."""
-    scaling = SimulatedAutoscaling(0, 1, target_rows=4.0, upscale_delay_s=0.0)
-    scenario = make_scenario(models=(make_model(replicas=0, startup_s=2.0, autoscaling=scaling),))
-    result, watch = _watched(scenario, (0.5, 9.0), (0.6, 9.0))
+    """What waited for its first replica goes there as one bundle, as what the dispatcher has queued again does."""
+    result, watch = _watched(_asleep(), (0.5, 9.0), (0.6, 9.0))
     assert 2 == result.total.in_time
-    assert [3.0, 3.006] == pytest.approx([began for began, *_ in watch.batches])
+    assert [(3.0, "m#1", 2, 0, (0, 1))] == watch.batches
+
+
+def test_who_waits_for_a_start_is_charged_for_it() -> None:
+    """What expired is not run, and the next goes by the budget that it has left."""
+    result, watch = _watched(_asleep(), (0.5, 2.5), (0.6, 3.004), (0.7, 3.1))
+    assert [(2,)] == [ids for *_, ids in watch.batches]
+    assert (1, 2) == (result.total.in_time, result.total.dropped)
+
+
+def test_a_model_can_be_woken_up_again() -> None:
+    """Its replica comes, stops when it is idle, and comes again; the wake-up before holds nothing back."""
+    result, watch = _watched(_asleep(duration_s=30.0), (0.5, 9.0), (15.5, 29.0), (15.6, 29.0))
+    assert 3 == result.total.in_time
+    assert [("m#1", (0,)), ("m#2", (1, 2))] == [(replica, ids) for _, replica, _, _, ids in watch.batches]
 
 
 def test_an_unknown_curve_is_learnt() -> None:
