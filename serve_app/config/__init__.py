@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from serve_app.config.args import AppArgs, parse_args
+from serve_app.config.batching import BatchingConfig
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig
 from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_document, read_document
@@ -15,7 +16,6 @@ from serve_app.config.model import (
     ROUTER,
     TENSORS,
     AutoscalingConfig,
-    BatchingConfig,
     HealthConfig,
     ModelConfig,
     ResourcesConfig,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +19,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
-from serve_app.config.values import Cpus, Delay, Milliseconds, Positive, Seconds, Section, Size, checked_name
+from serve_app.config.values import Cpus, Delay, Positive, Seconds, Section, Size, checked_name
 from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxSettings
 from serve_app.inference.warmup import row_buckets, spaced_rows
@@ -35,33 +37,6 @@ TENSORS = "tensors"
 
 ROUTER = "router"
 """Name of the router deployment, which no model may have."""
-
-
-class BatchingConfig(Section):
-    """How one model's rows are put into batches."""
-
-    policy: Literal["auto", "eager", "window", "deferred"] = "auto"
-    """How long a free slot waits for more rows.
-
-    `auto`: not at all, except in a burst or while other replicas are busy, where the next request is due so soon that
-    waiting for it saves time. `eager`: never. `window`: until the batch is full or its oldest request has waited a time
-    that adapts to the latency, 10 to 100 ms. `deferred`: until the most urgent request could bear no further row.
-    """
-
-    early_drop: bool = True
-    """Give up queued requests as soon as they cannot be in time any more, or only at the cost of more others.
-
-    Otherwise they fail at their deadlines, and those that a batch can still take are executed in vain.
-    """
-
-    max_rows: Positive = 32
-    """Most rows in one batch."""
-
-    slo_ms: Milliseconds = 100.0
-    """Latency the model is tuned for: batches are not grown past it."""
-
-    window: int = Field(default=2, ge=1, le=16)
-    """Bundles in flight per replica: one running, the rest staged. More raises throughput and blurs priority."""
 
 
 class ResourcesConfig(Section):
@@ -289,13 +264,7 @@ class ModelConfig(Section):
             if variant.name in seen:
                 faults.append((("variants", number, "name"), f"{shown(variant.name)} is used twice"))
             seen.add(variant.name)
-        for number, name in enumerate(self.fallbacks):
-            if name not in seen:
-                guess = nearest(name, seen)
-                hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(seen)) or 'none'}"
-                faults.append((("fallbacks", number), f"there is no variant {shown(name)}; {hint}"))
-            elif name in self.fallbacks[:number]:
-                faults.append((("fallbacks", number), f"{shown(name)} is used twice"))
+        faults += fallback_faults(self.fallbacks, [variant.name for variant in self.variants])
         sizes, known = self.resources.row_sizes, row_buckets(self.batching.max_rows)
         for number, size in enumerate(sizes if isinstance(sizes, tuple) else ()):
             if size not in known:
@@ -324,14 +293,8 @@ class ModelConfig(Section):
 
     def scheduling(self) -> ModelScheduling:
         """The values for the scheduler."""
-        return ModelScheduling(
-            name=self.name,
-            max_rows=self.batching.max_rows,
-            slo_s=self.batching.slo_ms / 1000,
-            window=self.batching.window,
-            policy=self.batching.policy,
-            early_drop=self.batching.early_drop,
-            fallbacks=self.fallbacks,
+        return replace(
+            self.batching.scheduling(self.name, self.fallbacks),
             resident_bytes=self.resident_bytes,
             bytes_per_row=int(self.resources.memory_per_row or 0),
         )

@@ -10,10 +10,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.faults import Location, misfit, shown
-from serve_app.config.model import BatchingConfig
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section, checked_name
-from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
 
 MOST_ROWS = 65_536
@@ -158,6 +157,9 @@ class SimulatedModelConfig(Section):
     variants: Annotated[tuple[SimulatedVariantConfig, ...], Field(strict=False)] = ()
     """Other builds of the model, the most exact first."""
 
+    fallbacks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of variants that answer where the exact model would be too late, as in the server's configuration."""
+
     known: bool = True
     """Whether schedulers know the costs from the start, as from a profile, or must learn them."""
 
@@ -183,6 +185,7 @@ class SimulatedModelConfig(Section):
             if variant.latency is None and self.profile is None:
                 faults.append((("variants", number, "latency"), "required: the model has no profile to take it from"))
             seen.add(variant.name)
+        faults += fallback_faults(self.fallbacks, [variant.name for variant in self.variants])
         if self.autoscaling is not None:
             limits = self.autoscaling
             if not limits.min_replicas <= self.replicas <= limits.max_replicas:
@@ -201,13 +204,7 @@ class SimulatedModelConfig(Section):
         """
         scaling = self.autoscaling
         return SimulatedModel(
-            scheduling=ModelScheduling(
-                name=self.name,
-                max_rows=self.batching.max_rows,
-                slo_s=self.batching.slo_ms / 1000,
-                window=self.batching.window,
-                policy=self.batching.policy,
-            ),
+            scheduling=self.batching.scheduling(self.name, self.fallbacks),
             curve=curve,
             replicas=self.replicas,
             variants=dict(variants),

@@ -14,6 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.config import parse_args
+from serve_app.config.batching import BatchingConfig
 from serve_app.config.lines import Lines
 from serve_app.config.profile import Machine, Memory, Profile
 from serve_app.config.profile_points import Fit, Point
@@ -22,6 +24,7 @@ from serve_app.config.scenario_costs import capacity, loads
 from serve_app.config.scenario_models import Piecewise
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.scenario import Affine, Failure, Noise, Overheads, Stream
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -59,6 +62,9 @@ def model(**keys: Any) -> dict[str, Any]:
     """A valid scenario with one model, with some keys changed; ``None`` leaves one out."""
     found = {"name": "images", "latency": {"alpha_ms": 5, "beta_ms": 1}} | keys
     return document(models=[{key: value for key, value in found.items() if value is not None}])
+
+
+INT8 = {"name": "int8", "latency": {"alpha_ms": 2, "beta_ms": 1}}
 
 
 def parsed(data: Any, folder: Path = Path()) -> Experiment:
@@ -206,6 +212,11 @@ FAULTS = [
         model(variants=[{"name": "int8"}]),
         "models[0].variants[0].latency: required: the model has no profile to take it from",
         id="variant without costs",
+    ),
+    pytest.param(
+        model(variants=[INT8], fallbacks=["int9"]),
+        "models[0].fallbacks[0]: there is no variant 'int9'; did you mean int8?",
+        id="fallback that is no variant",
     ),
     pytest.param(
         document(failures=[{"model": "images", "replica": 1, "at_s": 1, "down_s": 1}]),
@@ -457,6 +468,32 @@ def test_values_reach_the_simulator_in_seconds() -> None:
             timeouts_s={Priority.HIGH: 1, Priority.LOW: 9},
         ),
     )
+
+
+BATCHING = {"policy": "eager", "early_drop": False, "max_rows": 7, "slo_ms": 33.0, "window": 5}
+"""Every setting of batching, none of them its default."""
+
+
+def scheduled(**keys: Any) -> ModelScheduling:
+    """What the simulator's scheduler is told of a model."""
+    (found,) = parsed(model(**keys) | {"workload": stream()["workload"]}).cases[0].scenario.models
+    return found.scheduling
+
+
+def test_batching_means_in_a_scenario_what_it_means_in_the_server() -> None:
+    """Fallbacks too."""
+    variants = [{"name": name, "path": "p"} for name in ("int8", "tiny")]
+    served = parse_args(
+        {"models": [{"name": "images", "path": "p", "batching": BATCHING, "variants": variants, "fallbacks": ["tiny"]}]}
+    ).model_scheduling()
+    simulated = scheduled(batching=BATCHING, variants=[INT8, INT8 | {"name": "tiny"}], fallbacks=["tiny"])
+    assert simulated == served["images"]
+
+
+@pytest.mark.parametrize("key", sorted(BatchingConfig.model_fields))
+def test_every_setting_of_batching_reaches_the_simulator(key: str) -> None:
+    """A new one has to be added here, and makes a difference."""
+    assert scheduled(batching={key: BATCHING[key]}) != scheduled()
 
 
 def test_a_load_is_a_part_of_what_the_replicas_can_do_within_the_target() -> None:

@@ -1,0 +1,67 @@
+"""How one model's rows are put into batches, in the server's configuration and in scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from serve_app.config.faults import Location, nearest, shown
+from serve_app.config.values import Milliseconds, Positive, Section
+from serve_app.scheduling.settings import ModelScheduling
+
+
+class BatchingConfig(Section):
+    """How one model's rows are put into batches."""
+
+    policy: Literal["auto", "eager", "window", "deferred"] = "auto"
+    """How long a free slot waits for more rows.
+
+    `auto`: not at all, except in a burst or while other replicas are busy, where the next request is due so soon that
+    waiting for it saves time. `eager`: never. `window`: until the batch is full or its oldest request has waited a time
+    that adapts to the latency, 10 to 100 ms. `deferred`: until the most urgent request could bear no further row.
+    """
+
+    early_drop: bool = True
+    """Give up queued requests as soon as they cannot be in time any more, or only at the cost of more others.
+
+    Otherwise they fail at their deadlines, and those that a batch can still take are executed in vain.
+    """
+
+    max_rows: Positive = 32
+    """Most rows in one batch."""
+
+    slo_ms: Milliseconds = 100.0
+    """Latency the model is tuned for: batches are not grown past it."""
+
+    window: int = Field(default=2, ge=1, le=16)
+    """Bundles in flight per replica: one running, the rest staged. More raises throughput and blurs priority."""
+
+    def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
+        """The values for the scheduler.
+
+        Args:
+            name: The model.
+            fallbacks: Its variants that may stand in for the exact model.
+        """
+        return ModelScheduling(
+            name=name,
+            max_rows=self.max_rows,
+            slo_s=self.slo_ms / 1000,
+            window=self.window,
+            policy=self.policy,
+            early_drop=self.early_drop,
+            fallbacks=fallbacks,
+        )
+
+
+def fallback_faults(fallbacks: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[Location, str]]:
+    """What is wrong with a model's ``fallbacks``: each must name another one of its variants."""
+    for number, name in enumerate(fallbacks):
+        if name not in variants:
+            guess = nearest(name, variants)
+            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(set(variants))) or 'none'}"
+            yield ("fallbacks", number), f"there is no variant {shown(name)}; {hint}"
+        elif name in fallbacks[:number]:
+            yield ("fallbacks", number), f"{shown(name)} is used twice"
