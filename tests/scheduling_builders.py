@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.foresight import Foresight
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
@@ -96,3 +97,10 @@ def accept(scheduler: Scheduler, *entries: Entry, now: float = 0.0) -> list[Entr
 def queued_rows(scheduler: Scheduler, model: str = "m") -> dict[str, Any]:
     """Rows queued per class label."""
     return {priority.label: length.rows for priority, length in scheduler.queue_lengths(model).items()}
+
+
+def make_foresight(profile_s: float = 0.005, per_row_s: float = 0.001, max_rows: int = 32) -> Foresight:
+    """One that knows the exact model: ``profile_s + per_row_s * rows``, seconds."""
+    foresight = Foresight(max_rows)
+    foresight.seed([(rows, 0, profile_s + per_row_s * rows, "") for rows in (1, 2, 4, 8, 16, 32)])
+    return foresight

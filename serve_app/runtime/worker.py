@@ -36,7 +36,8 @@ from serve_app.payloads import (
     WireEntry,
 )
 from serve_app.processors.processor import Processor
-from serve_app.scheduling.gate import Due, Foresight, Gate, Ticket
+from serve_app.scheduling.foresight import Due, Foresight
+from serve_app.scheduling.gate import Gate, Ticket
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from itertools import count
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry
-from serve_app.scheduling.gate import Due, Foresight, Gate, Outlook, Ticket
+from serve_app.scheduling.foresight import Due, Foresight
+from serve_app.scheduling.gate import Gate, Outlook, Ticket
 from serve_app.simulation.system import Execution, Request, Timer, World
 
 Observed = tuple[int, int, float, str]

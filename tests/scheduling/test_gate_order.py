@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduling_builders import make_foresight
 
-from serve_app.scheduling.gate import Due, Foresight, Gate, Grant, Outlook, Ticket
+from serve_app.scheduling.gate import Gate, Grant, Outlook, Ticket
 
 
 def _gate(*tickets: Ticket) -> Gate:
@@ -104,44 +105,9 @@ def test_every_bundle_leaves_exactly_once(
     assert sorted(tickets) == sorted(seen)
 
 
-def _foresight(profile_s: float = 0.005, per_row_s: float = 0.001, max_rows: int = 32) -> Foresight:
-    foresight = Foresight(max_rows)
-    foresight.seed([(rows, 0, profile_s + per_row_s * rows, "") for rows in (1, 2, 4, 8, 16, 32)])
-    return foresight
-
-
-def test_what_is_unknown_is_never_late() -> None:
-    """Nothing is left out while no execution was seen."""
-    assert Foresight(8).late([Due(5.1, 1), Due(6.0, 1)], "", 5.0) == []
-
-
-def test_the_tightest_go_until_the_rest_is_in_time() -> None:
-    """One that is hopeless alone, and one without which the others end in time."""
-    entries = [Due(0.005, 1), Due(0.012, 4), Due(0.1, 4), Due(0.1, 4)]
-
-    assert _foresight().late(entries, "", 0.0) == [0, 1]
-    assert _foresight().late(entries[2:], "", 0.0) == []
-
-
-def test_a_run_of_which_nothing_is_in_time_is_tried_once_a_second() -> None:
-    """So that a prediction that is far too long is corrected by an execution."""
-    foresight = _foresight(profile_s=5.0)
-    tried = [foresight.late([Due(0.1 * step + 0.5, 1)], "", 0.1 * step) == [] for step in range(25)]
-
-    assert [step for step, whole in enumerate(tried) if whole] == [10, 20]
-
-
-def test_a_part_that_is_always_left_out_is_tried_too() -> None:
-    """Seldom: its rows would otherwise never be measured again."""
-    foresight = _foresight()
-    tried = [foresight.late([Due(step + 0.006, 1), Due(step + 1.0, 8)], "", float(step)) for step in range(12)]
-
-    assert [step for step, left_out in enumerate(tried) if not left_out] == [10]
-
-
 def test_a_single_router_is_told_nothing() -> None:
     """It knows all there is."""
-    gate = Gate(_foresight())
+    gate = Gate(make_foresight())
     gate.add(Ticket(1, 1, 1.0, 4, sender="a"))
     gate.grant(0.0, 32)
     gate.ended(0.01)
@@ -152,7 +118,7 @@ def test_a_single_router_is_told_nothing() -> None:
 
 def test_the_outlook_tells_what_is_here_and_whose_it_is() -> None:
     """The rest of the run, what waits after it, the receiver's own bundles, and its part of a batch."""
-    gate = Gate(_foresight())
+    gate = Gate(make_foresight())
     gate.add(Ticket(1, 1, 1.0, 8, sender="a"))
     gate.grant(0.0, 32)
     gate.begun(0.013, 0.0)
@@ -167,7 +133,7 @@ def test_the_outlook_tells_what_is_here_and_whose_it_is() -> None:
 
 def test_a_router_that_sends_little_leaves_its_part_to_the_others() -> None:
     """And may itself use an equal one."""
-    gate = Gate(_foresight())
+    gate = Gate(make_foresight())
     for number, (sender, rows) in enumerate((("a", 31), ("b", 1))):
         gate.add(Ticket(number, 1, 1.0, rows, sender=sender))
     gate.grant(0.0, 32)
@@ -178,7 +144,7 @@ def test_a_router_that_sends_little_leaves_its_part_to_the_others() -> None:
 
 def test_routers_of_the_last_batch_get_a_moment_to_join_the_next() -> None:
     """Only while one of them has nothing here yet; a single router waits for nobody."""
-    gate = Gate(_foresight())
+    gate = Gate(make_foresight())
     for number, sender in enumerate("ab"):
         gate.add(Ticket(number, 1, 9.0, 4, sender=sender))
     gate.grant(0.0, 32)
