@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
-from unittest import mock
 
 from serve_app.scheduling import composition, devices, gate, scheduler
 from serve_app.scheduling.arrivals import ArrivalPattern
@@ -50,8 +49,19 @@ def taken_away(parts: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for part in parts:
             for owner, name, value in ABLATIONS[part].replaced:
-                stack.enter_context(mock.patch.object(owner, name, value))
+                stack.enter_context(_replaced(owner, name, value))
         yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it, an attribute of a class or module has another value. The owner must have it itself."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _scheduling(**changes: Any) -> Change:
