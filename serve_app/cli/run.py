@@ -60,7 +60,7 @@ def run_file(path: Path, file: ServeFile, console: Console) -> int:
             _serve_run(path)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
-        except Exception as error:
+        except Exception as error:  # whatever stops Ray from starting is said in one line
             if not interrupted.is_set():
                 watcher.failure = f"Ray could not be started: {str(error) or type(error).__name__}"
         finally:
@@ -256,7 +256,7 @@ def _application_state(name: str) -> tuple[str, bool]:
 
     try:
         application = serve.status().applications.get(name)
-    except Exception:
+    except Exception:  # it does not answer yet, or goes down: asked again until the watcher stops
         return "starting Serve", False
     if application is None:
         return "starting Serve", False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import isclose
 from pathlib import Path
@@ -33,6 +34,7 @@ class StreamConfig(Section):
         """The model it asks, or empty where it asks all of them or a file says which."""
         return str(getattr(self, "model", ""))
 
+    @abstractmethod
     def stream(self, folder: Path, default_timeouts: Mapping[Priority, float], unit_rate: float) -> Stream:
         """The value for the simulator.
 
@@ -41,7 +43,6 @@ class StreamConfig(Section):
             default_timeouts: Deadline per class where the stream names none, seconds.
             unit_rate: Requests per second that are a load of 1.
         """
-        raise NotImplementedError
 
 
 class _ClassifiedStream(StreamConfig):
@@ -121,9 +122,9 @@ class _ClassifiedStream(StreamConfig):
             **self._own(unit_rate),
         )
 
+    @abstractmethod
     def _own(self, unit_rate: float) -> dict[str, Any]:
         """The fields of a `Stream` that only this kind has."""
-        raise NotImplementedError
 
 
 class _RatedStream(_ClassifiedStream):

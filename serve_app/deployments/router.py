@@ -171,7 +171,7 @@ class RouterDeployment:
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
         try:
             result: BundleResult = await handles[model].remote(bundle, replica=replica)
-        except Exception as error:
+        except Exception as error:  # the seam to Ray: `explain` says what it means here
             raise explain(error, model, replica) from error
         return result
 

@@ -100,7 +100,7 @@ class HttpApp:
                 await answering.whole(_wrong_method("POST", openai=False))
         except ClientGone:
             return
-        except Exception as error:
+        except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             if answering.started:
                 raise
             self._count(error, state.get("asked_model") if target is None else target[0])

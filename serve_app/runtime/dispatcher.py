@@ -279,7 +279,7 @@ class Dispatcher:
             raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
-        except Exception:
+        except Exception:  # as in `_carry`
             logger.exception("No replica of %s could be woken up", dispatch.model)
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
         else:
@@ -325,7 +325,7 @@ class Dispatcher:
             raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
-        except Exception:
+        except Exception:  # whatever the way to the replica raises, its entries are answered
             logger.exception("A bundle for %s failed", dispatch.model)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
         else:

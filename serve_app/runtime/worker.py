@@ -410,7 +410,7 @@ class Worker:
             staged.tensors[index] = self._media_processor().preprocess(cast("Media | Texts", payload))
         except ServeAppError as error:
             staged.tensors[index] = Failure(error.code, error.message)
-        except Exception:
+        except Exception:  # the seam to media libraries: the other entries are answered
             logger.exception("%s could not preprocess one entry", self._name)
             staged.tensors[index] = Failure(
                 InferenceFailed.code, f"model {self._name} failed to preprocess this request"
@@ -436,7 +436,7 @@ class Worker:
             staged.results[index] = Success(self._media_processor().postprocess(payload, result.value, inputs))
         except ServeAppError as error:
             staged.results[index] = Failure(error.code, error.message)
-        except Exception:
+        except Exception:  # as in `_preprocess_entry`
             logger.exception("%s could not postprocess one entry", self._name)
             staged.results[index] = Failure(
                 InferenceFailed.code, f"model {self._name} failed to postprocess this request"

@@ -28,7 +28,7 @@ class Bundle:
 
     def __init__(
         self,
-        id: int,  # noqa: A002
+        id: int,  # noqa: A002 - the glossary's word
         model: str,
         replica: Replica,
         entries: list[Entry],

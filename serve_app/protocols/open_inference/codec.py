@@ -7,6 +7,7 @@ than here. Messages name the field and what was expected.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -268,8 +269,8 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     )
 
 
-def _names(names: object) -> str:
-    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
 
 
 def _short(value: object) -> str:

@@ -122,7 +122,7 @@ class _Server(ModelServer):
         for request, _ in queue:
             self._move(request)
 
-    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002
+    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002 - as the base says
         assert isinstance(worker, _Replica)
         worker.rows -= rows
         if seconds > self._slo_s:

@@ -174,7 +174,7 @@ class _Server(ModelServer):
                 return rows
         return 1
 
-    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002
+    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002 - as the base says
         assert isinstance(worker, _Replica)
         self.latency.observe(rows, bucket, seconds)
         worker.load -= rows

@@ -154,7 +154,7 @@ class PlannedServer(ModelServer):
         self._begin(worker)
         self.plan()
 
-    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002
+    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002 - as the base says
         """See `ModelServer.finished`."""
         assert isinstance(worker, PlannedWorker)
         self.latency.observe(rows, bucket, seconds)

@@ -228,7 +228,7 @@ class _Server(ModelServer):
                 self.execute(replica, wanted)
                 return
 
-    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002
+    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002 - as the base says
         assert isinstance(worker, _Replica)
         worker.ongoing -= len(requests)
         self._run(worker)

@@ -127,7 +127,7 @@ class _Server(ModelServer):
         worker.listed = False
         self._free.pop(worker, None)
 
-    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002
+    def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:  # noqa: ARG002 - as the base says
         if worker.listed:
             self._free[worker] = None
             self._serve()
