@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from serve_app.config.args import AppArgs, parse_args
+from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig
@@ -15,12 +16,11 @@ from serve_app.config.locate import ModelLocation, resolve_model
 from serve_app.config.model import (
     ROUTER,
     TENSORS,
-    AutoscalingConfig,
     HealthConfig,
     ModelConfig,
-    ResourcesConfig,
     VariantConfig,
 )
+from serve_app.config.resources import ResourcesConfig
 from serve_app.config.router import ClassConfig, ClassesConfig, RouterConfig
 
 __all__ = [

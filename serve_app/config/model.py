@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -19,11 +19,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
-from serve_app.config.values import Cpus, Delay, Positive, Seconds, Section, Size, checked_name
+from serve_app.config.resources import ResourcesConfig
+from serve_app.config.values import Positive, Seconds, Section, checked_name
 from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxSettings
 from serve_app.inference.warmup import row_buckets, spaced_rows
@@ -37,117 +39,6 @@ TENSORS = "tensors"
 
 ROUTER = "router"
 """Name of the router deployment, which no model may have."""
-
-
-class ResourcesConfig(Section):
-    """What each replica of a model runs on."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`cuda` needs a GPU and fails without one; `auto` takes its GPU share where the cluster has GPUs, else the CPU."""
-
-    gpus: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    """Share of one GPU that Ray reserves per replica. Shares are not isolated: set `gpu_memory` too."""
-
-    gpu_memory: Size | None = None
-    """Limit of a replica's memory arenas on the GPU, over all its variants; by default none.
-
-    The CUDA context and cuDNN's workspaces come on top of it.
-    """
-
-    row_sizes: Literal["auto", "any"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
-    """Numbers of rows that batches are filled up to, each with a session and a copy of the weights on the device.
-
-    `auto`: 1, 4, 16 ... and `batching.max_rows` for a model with convolutions on a GPU without `gpu_memory`, where one
-    session is many times slower as soon as batches differ in their rows; otherwise one session. `any`: always one. Or a
-    list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
-    """
-
-    memory_per_row: Size | None = None
-    """Memory of the device that each row of a running batch takes beside `gpu_memory`.
-
-    Counts only for a model of a device group with `memory`, where no batch starts that would not fit.
-    """
-
-    cpus: Cpus = 0.25
-    """CPUs that Ray reserves per replica. It reserves only: nothing enforces it."""
-
-    threads: Positive = 1
-    """Threads that the session computes with on the CPU."""
-
-    preprocess_threads: Positive = 2
-    """Threads that decode and convert media while the session runs."""
-
-    @model_validator(mode="after")
-    def _check(self) -> ResourcesConfig:
-        faults: list[tuple[Location, str]] = []
-        if self.device == "cuda" and self.gpus == 0:
-            faults.append((("gpus",), "must be more than 0 with device: cuda, e.g. 0.25"))
-        if self.device == "cpu" and self.gpus > 0:
-            faults.append((("gpus",), f"must be 0 with device: cpu, got {self.gpus:g}"))
-        if self.gpu_memory is not None and self.gpus == 0:
-            faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
-        if faults:
-            raise misfit(faults)
-        return self
-
-
-class AutoscalingConfig(Section):
-    """How many replicas a model has. Replicas follow the rows queued in the routers plus those running."""
-
-    min_replicas: int = Field(default=1, ge=0)
-    """Fewest replicas; 0 lets an idle model go away, and its next request waits for a start."""
-
-    max_replicas: Positive = 1
-    """Most replicas."""
-
-    initial_replicas: int | None = Field(default=None, ge=0)
-    """Replicas at the start; by default `min_replicas`."""
-
-    target_queue: Positive | None = None
-    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`."""
-
-    upscale_delay_s: Delay = 2.0
-    """How long more replicas must be wanted before they are started."""
-
-    downscale_delay_s: Delay = 60.0
-    """How long fewer replicas must be wanted before some are stopped."""
-
-    downscale_to_zero_delay_s: Delay = 300.0
-    """How long the last replica must be idle before it is stopped; counts only where `min_replicas` is 0."""
-
-    metrics_interval_s: Seconds = 1.0
-    """How often loads are reported."""
-
-    look_back_period_s: Seconds = 5.0
-    """Over how long loads are averaged."""
-
-    @model_validator(mode="after")
-    def _check(self) -> AutoscalingConfig:
-        faults: list[tuple[Location, str]] = []
-        if self.min_replicas > self.max_replicas:
-            faults.append((("max_replicas",), f"{self.max_replicas} is less than min_replicas {self.min_replicas}"))
-        elif not self.min_replicas <= self.start_replicas <= self.max_replicas:
-            faults.append(
-                (
-                    ("initial_replicas",),
-                    f"must be from {self.min_replicas} to {self.max_replicas} (min and max), got {self.start_replicas}",
-                )
-            )
-        if self.look_back_period_s < self.metrics_interval_s:
-            faults.append(
-                (
-                    ("look_back_period_s",),
-                    f"{self.look_back_period_s:g} is less than metrics_interval_s {self.metrics_interval_s:g}",
-                )
-            )
-        if faults:
-            raise misfit(faults)
-        return self
-
-    @property
-    def start_replicas(self) -> int:
-        """Replicas at the start."""
-        return self.min_replicas if self.initial_replicas is None else self.initial_replicas
 
 
 class HealthConfig(Section):

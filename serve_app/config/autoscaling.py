@@ -1,0 +1,67 @@
+"""How many replicas a model of the server has."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from serve_app.config.faults import Location, misfit
+from serve_app.config.values import Delay, Positive, Seconds, Section
+
+
+class AutoscalingConfig(Section):
+    """How many replicas a model has. Replicas follow the rows queued in the routers plus those running."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    """Fewest replicas; 0 lets an idle model go away, and its next request waits for a start."""
+
+    max_replicas: Positive = 1
+    """Most replicas."""
+
+    initial_replicas: int | None = Field(default=None, ge=0)
+    """Replicas at the start; by default `min_replicas`."""
+
+    target_queue: Positive | None = None
+    """Rows queued and running per replica to aim for; by default twice `batching.max_rows`."""
+
+    upscale_delay_s: Delay = 2.0
+    """How long more replicas must be wanted before they are started."""
+
+    downscale_delay_s: Delay = 60.0
+    """How long fewer replicas must be wanted before some are stopped."""
+
+    downscale_to_zero_delay_s: Delay = 300.0
+    """How long the last replica must be idle before it is stopped; counts only where `min_replicas` is 0."""
+
+    metrics_interval_s: Seconds = 1.0
+    """How often loads are reported."""
+
+    look_back_period_s: Seconds = 5.0
+    """Over how long loads are averaged."""
+
+    @model_validator(mode="after")
+    def _check(self) -> AutoscalingConfig:
+        faults: list[tuple[Location, str]] = []
+        if self.min_replicas > self.max_replicas:
+            faults.append((("max_replicas",), f"{self.max_replicas} is less than min_replicas {self.min_replicas}"))
+        elif not self.min_replicas <= self.start_replicas <= self.max_replicas:
+            faults.append(
+                (
+                    ("initial_replicas",),
+                    f"must be from {self.min_replicas} to {self.max_replicas} (min and max), got {self.start_replicas}",
+                )
+            )
+        if self.look_back_period_s < self.metrics_interval_s:
+            faults.append(
+                (
+                    ("look_back_period_s",),
+                    f"{self.look_back_period_s:g} is less than metrics_interval_s {self.metrics_interval_s:g}",
+                )
+            )
+        if faults:
+            raise misfit(faults)
+        return self
+
+    @property
+    def start_replicas(self) -> int:
+        """Replicas at the start."""
+        return self.min_replicas if self.initial_replicas is None else self.initial_replicas

@@ -1,0 +1,62 @@
+"""What each replica of a model runs on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from serve_app.config.faults import Location, misfit
+from serve_app.config.values import Cpus, Positive, Section, Size
+
+
+class ResourcesConfig(Section):
+    """What each replica of a model runs on."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cuda` needs a GPU and fails without one; `auto` takes its GPU share where the cluster has GPUs, else the CPU."""
+
+    gpus: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Share of one GPU that Ray reserves per replica. Shares are not isolated: set `gpu_memory` too."""
+
+    gpu_memory: Size | None = None
+    """Limit of a replica's memory arenas on the GPU, over all its variants; by default none.
+
+    The CUDA context and cuDNN's workspaces come on top of it.
+    """
+
+    row_sizes: Literal["auto", "any"] | Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)] = "auto"
+    """Numbers of rows that batches are filled up to, each with a session and a copy of the weights on the device.
+
+    `auto`: 1, 4, 16 ... and `batching.max_rows` for a model with convolutions on a GPU without `gpu_memory`, where one
+    session is many times slower as soon as batches differ in their rows; otherwise one session. `any`: always one. Or a
+    list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
+    """
+
+    memory_per_row: Size | None = None
+    """Memory of the device that each row of a running batch takes beside `gpu_memory`.
+
+    Counts only for a model of a device group with `memory`, where no batch starts that would not fit.
+    """
+
+    cpus: Cpus = 0.25
+    """CPUs that Ray reserves per replica. It reserves only: nothing enforces it."""
+
+    threads: Positive = 1
+    """Threads that the session computes with on the CPU."""
+
+    preprocess_threads: Positive = 2
+    """Threads that decode and convert media while the session runs."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ResourcesConfig:
+        faults: list[tuple[Location, str]] = []
+        if self.device == "cuda" and self.gpus == 0:
+            faults.append((("gpus",), "must be more than 0 with device: cuda, e.g. 0.25"))
+        if self.device == "cpu" and self.gpus > 0:
+            faults.append((("gpus",), f"must be 0 with device: cpu, got {self.gpus:g}"))
+        if self.gpu_memory is not None and self.gpus == 0:
+            faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
+        if faults:
+            raise misfit(faults)
+        return self
