@@ -11,7 +11,8 @@ import numpy as np
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload, Success, Tensors
 from serve_app.runtime.dispatcher import Completed, Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
-from serve_app.runtime.worker import RunBatch, RunOne, Staged
+from serve_app.runtime.staged import Staged
+from serve_app.runtime.worker import RunBatch, RunOne
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits

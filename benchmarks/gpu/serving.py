@@ -17,7 +17,8 @@ from serve_app.inference.warmup import row_buckets
 from serve_app.payloads import Bundle, Media, Payload, Success, Texts, WireEntry
 from serve_app.processors.processor import Processor
 from serve_app.processors.registry import create_processor
-from serve_app.runtime.worker import RunBatch, RunOne, Staged, Worker
+from serve_app.runtime.staged import Staged
+from serve_app.runtime.worker import RunBatch, RunOne, Worker
 from training.paths import TEST_DATA
 
 _ENTRIES = 16

@@ -14,7 +14,8 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
-from serve_app.runtime.worker import RunBatch, RunOne, Staged, Worker
+from serve_app.runtime.staged import Staged
+from serve_app.runtime.worker import RunBatch, RunOne, Worker
 
 WARM_UP = "warm_up"
 

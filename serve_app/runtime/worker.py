@@ -16,11 +16,10 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, cast
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend
 from serve_app.inference.batch import run_entries
 from serve_app.payloads import (
@@ -29,68 +28,16 @@ from serve_app.payloads import (
     EntryResult,
     Execution,
     Failure,
-    Media,
     Success,
     Tensors,
-    Texts,
-    WireEntry,
 )
 from serve_app.processors.processor import Processor
+from serve_app.runtime.processor_pool import ProcessorPool
+from serve_app.runtime.staged import EXPIRED, Grant, Staged, rows_of
 from serve_app.scheduling.foresight import Due, Foresight
 from serve_app.scheduling.gate import Gate, Ticket
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Staged:
-    """A bundle inside the replica, from its arrival to its answer.
-
-    Attributes:
-        entries: The bundle's entries.
-        deadlines: When each entry's answer becomes worthless, on this process's monotonic clock.
-        tensors: Per entry its tensors, or why there are none.
-        results: Per entry its outcome, filled in on the way.
-        rows: Rows it puts into a batch.
-        sender: Names the router that sent it.
-        waited_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
-    """
-
-    entries: list[WireEntry]
-    deadlines: list[float]
-    tensors: list[Tensors | Failure]
-    results: list[EntryResult | None]
-    rows: int = 0
-    sender: str = ""
-    waited_s: float = 0.0
-    executions: list[Execution] = field(default_factory=list)
-    executed_at: float = 0.0
-    finished_at: float = 0.0
-    grant: Grant | None = None
-
-
-class Grant:
-    """The session, lent to the bundles of one batch. Ends once: after the run, or when every bundle has left."""
-
-    __slots__ = ("_on_end", "_waiting", "ended", "running")
-
-    def __init__(self, bundles: int, on_end: Callable[[], None]) -> None:
-        self._waiting = bundles
-        self._on_end = on_end
-        self.running = False
-        self.ended = False
-
-    def end(self) -> None:
-        """Give the session back."""
-        if not self.ended:
-            self.ended = True
-            self._on_end()
-
-    def leave(self) -> None:
-        """One bundle has left: answered, failed or cancelled. The last to leave a batch that never ran ends it."""
-        self._waiting -= 1
-        if self._waiting == 0 and not self.running:
-            self.end()
 
 
 RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[list[Staged]]]
@@ -126,8 +73,7 @@ class Worker:
         self._backends = backends
         self._processor = processor
         self._max_rows = max_rows
-        self._preprocess_threads = preprocess_threads
-        self._pool = ThreadPoolExecutor(preprocess_threads, thread_name_prefix="processor")
+        self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._session_thread = ThreadPoolExecutor(1, thread_name_prefix="session")
         self._foresight = Foresight(max_rows)
         self._foresight.seed(warm_up)
@@ -153,13 +99,13 @@ class Worker:
             [None] * len(bundle.entries),
             sender=bundle.sender,
         )
-        await self._preprocess(staged)
+        await self._pool.preprocess(staged)
         preprocessed = time.monotonic()
-        staged.rows = sum(_rows(tensors) for tensors in staged.tensors if not isinstance(tensors, Failure))
+        staged.rows = sum(rows_of(tensors) for tensors in staged.tensors if not isinstance(tensors, Failure))
         if staged.rows:
             await self._wait_and_run(staged)
         executed = staged.executed_at or preprocessed
-        await self._postprocess(staged)
+        await self._pool.postprocess(staged)
         finished = time.monotonic()
         return BundleResult(
             [cast("EntryResult", result) for result in staged.results],
@@ -180,7 +126,7 @@ class Worker:
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self._session_thread.shutdown(wait=True, cancel_futures=True)
         for backend in self._backends.values():
             backend.close()
@@ -286,7 +232,7 @@ class Worker:
                     if isinstance(tensors, Failure):
                         staged.results[index] = tensors
                     elif staged.deadlines[index] <= started:
-                        staged.results[index] = _EXPIRED
+                        staged.results[index] = EXPIRED
                     else:
                         by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
             for variant, places in by_variant.items():
@@ -332,7 +278,7 @@ class Worker:
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = self._buckets(places, inputs)
         due = [
-            Due(staged.deadlines[index], _rows(tensors), bucket)
+            Due(staged.deadlines[index], rows_of(tensors), bucket)
             for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
         ]
         late = set(self._foresight.late(due, variant, now))
@@ -389,87 +335,11 @@ class Worker:
         tensors = (tensors for tensors in staged.tensors if not isinstance(tensors, Failure))
         return max((self._processor.bucket(each) for each in tensors), default=0)
 
-    # --- processor ----------------------------------------------------------------------------------------------
-
-    async def _preprocess(self, staged: Staged) -> None:
-        media = []
-        for index, entry in enumerate(staged.entries):
-            if isinstance(entry.payload, dict):
-                staged.tensors[index] = entry.payload
-            else:
-                media.append(index)
-        if media:
-            await self._in_pool(media, lambda index: self._preprocess_entry(staged, index))
-
-    def _preprocess_entry(self, staged: Staged, index: int) -> None:
-        payload = staged.entries[index].payload
-        if staged.deadlines[index] <= time.monotonic():
-            staged.tensors[index] = _EXPIRED
-            return
-        try:
-            staged.tensors[index] = self._media_processor().preprocess(cast("Media | Texts", payload))
-        except ServeAppError as error:
-            staged.tensors[index] = Failure(error.code, error.message)
-        except Exception:  # the seam to media libraries: the other entries are answered
-            logger.exception("%s could not preprocess one entry", self._name)
-            staged.tensors[index] = Failure(
-                InferenceFailed.code, f"model {self._name} failed to preprocess this request"
-            )
-
-    async def _postprocess(self, staged: Staged) -> None:
-        media = []
-        for index, entry in enumerate(staged.entries):
-            result = staged.results[index]
-            if result is None:
-                tensors = staged.tensors[index]
-                staged.results[index] = tensors if isinstance(tensors, Failure) else _EXPIRED
-            elif isinstance(result, Success) and not isinstance(entry.payload, dict):
-                media.append(index)
-        if media:
-            await self._in_pool(media, lambda index: self._postprocess_entry(staged, index))
-
-    def _postprocess_entry(self, staged: Staged, index: int) -> None:
-        payload = cast("Media | Texts", staged.entries[index].payload)
-        result = cast("Success", staged.results[index])
-        try:
-            inputs = cast("Tensors", staged.tensors[index])
-            staged.results[index] = Success(self._media_processor().postprocess(payload, result.value, inputs))
-        except ServeAppError as error:
-            staged.results[index] = Failure(error.code, error.message)
-        except Exception:  # as in `_preprocess_entry`
-            logger.exception("%s could not postprocess one entry", self._name)
-            staged.results[index] = Failure(
-                InferenceFailed.code, f"model {self._name} failed to postprocess this request"
-            )
-
-    def _media_processor(self) -> Processor:
-        if self._processor is None:
-            raise InvalidRequest(f"model {self._name} takes tensors only")
-        return self._processor
-
-    async def _in_pool(self, indexes: Sequence[int], work: Callable[[int], None]) -> None:
-        """Spread the work over the pool, one share per thread."""
-        shares = [indexes[start :: self._preprocess_threads] for start in range(self._preprocess_threads)]
-        await asyncio.gather(*(self._share(self._pool, share, work) for share in shares if share))
-
-    @staticmethod
-    async def _share(pool: Executor, indexes: Sequence[int], work: Callable[[int], None]) -> None:
-        def run() -> None:
-            for index in indexes:
-                work(index)
-
-        await asyncio.get_running_loop().run_in_executor(pool, run)
-
 
 _NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")
-_EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 _NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
 
 
 def _is_made(staged: Staged, index: int) -> bool:
     """Whether the processor made an entry's tensors, rather than the client."""
     return not isinstance(staged.entries[index].payload, dict)
-
-
-def _rows(tensors: Tensors) -> int:
-    return int(next(iter(tensors.values())).shape[0])
