@@ -15,7 +15,7 @@ from ray.exceptions import (
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serve_app.errors import ModelUnavailable
-from serve_app.runtime.dispatcher import ReplicaLost
+from serve_app.runtime.send import ReplicaLost
 
 _GONE = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 """Raised when the other side, or what it answered, is gone. Whether the bundle ran nobody knows."""

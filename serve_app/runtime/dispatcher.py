@@ -14,11 +14,13 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
+from serve_app.runtime.observer import Observer
+from serve_app.runtime.send import ReplicaLost, Send
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -27,22 +29,6 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE = 4
 """A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
-
-
-class ReplicaLost(Exception):
-    """The replica died or could not be reached.
-
-    Attributes:
-        reached: Whether the bundle may have run there; ``False`` when it was never sent.
-    """
-
-    def __init__(self, message: str, *, reached: bool = True) -> None:
-        super().__init__(message)
-        self.reached = reached
-
-
-Send = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
-"""``send(model, bundle, replica, nbytes)``. Raises `ReplicaLost`, or a `ServeAppError` that concerns every entry."""
 
 
 class Work(NamedTuple):
@@ -75,25 +61,6 @@ class Completed(NamedTuple):
     queue_s: float
     total_s: float
     variant: str
-
-
-class Observer(Protocol):
-    """Told of everything that happens to entries and bundles. Must not raise and must be quick."""
-
-    def rejected(self, model: str, priority: Priority, code: str) -> None:
-        """An entry was refused at once."""
-
-    def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
-        """An accepted entry ended; ``outcome`` is ``ok``, ``cancelled``, ``given_up``, or an error code."""
-
-    def fell_back(self, entry: Entry) -> None:
-        """An entry for the exact model was answered by a fallback, its ``variant``. Told besides its end."""
-
-    def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
-        """A bundle came back."""
-
-    def replica_lost(self, model: str) -> None:
-        """A bundle failed because its replica did."""
 
 
 class Dispatcher:

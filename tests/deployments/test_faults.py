@@ -12,7 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serve_app.deployments.faults import explain
 from serve_app.errors import InvalidRequest, ModelUnavailable
-from serve_app.runtime.dispatcher import ReplicaLost
+from serve_app.runtime.send import ReplicaLost
 
 
 def cut(code: StatusCode) -> AioRpcError:

@@ -18,7 +18,7 @@ from serve_app.errors import (
     QueueFull,
 )
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Success
-from serve_app.runtime.dispatcher import ReplicaLost
+from serve_app.runtime.send import ReplicaLost
 from serve_app.scheduling.entry import Priority
 
 

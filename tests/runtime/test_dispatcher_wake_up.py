@@ -9,7 +9,7 @@ from runtime_harness import MODEL, Transport, make_dispatcher, submit, tensor
 
 from serve_app.errors import DeadlineExceeded, ModelUnavailable
 from serve_app.payloads import BundleResult
-from serve_app.runtime.dispatcher import ReplicaLost
+from serve_app.runtime.send import ReplicaLost
 
 AWAKE = BundleResult([], [], 0.0, 0.0, 0.0)
 """What a replica answers to a bundle without entries."""

@@ -1,0 +1,23 @@
+"""How bundles travel: what the dispatcher asks of whoever carries them, and what it is told when a replica is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from serve_app.payloads import Bundle, BundleResult
+
+
+class ReplicaLost(Exception):
+    """The replica died or could not be reached.
+
+    Attributes:
+        reached: Whether the bundle may have run there; ``False`` when it was never sent.
+    """
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
+
+
+Send = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
+"""``send(model, bundle, replica, nbytes)``. Raises `ReplicaLost`, or a `ServeAppError` that concerns every entry."""
