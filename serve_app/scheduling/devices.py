@@ -188,8 +188,7 @@ class Device:
         overhead_s = model.overhead.seconds
         start = max(now, replica.busy_until, begin)
         if start > now and not model.policy.stages_early:
-            # On a shared device, what is staged early would not wait at a gate but take from what still runs.
-            lead = 0.0 if self._concurrency else 0.5 * overhead_s + model.earliness.part * _longest_s(replica)
+            lead = self._lead_s(model, replica)
             if now < start - lead:
                 self.open_at = min(self.open_at, start - lead)
                 return None
@@ -244,6 +243,14 @@ class Device:
         self._held_since = None
         self.shares.dispatched(predicted, waiting, priority, riders, paid=paid)
         return NextBundle(model, replica, entries, rows, bucket, variant, predicted)
+
+    def _lead_s(self, model: ModelState, replica: Replica) -> float:
+        """How long before its predicted begin a bundle is sent to a busy replica, seconds."""
+        if self._concurrency:
+            return 0.0  # it would not wait at a gate but take from what still runs
+        # Where other routers send too, what is at the gate early shares their batches.
+        early_s = 0.5 * model.overhead.seconds if replica.share < 1.0 else self.lateness.seconds
+        return early_s + model.earliness.part * _longest_s(replica)
 
     def _begin(self, now: float) -> float:
         """When a shared device can begin one more bundle; ``inf`` when one is staged behind every running one."""

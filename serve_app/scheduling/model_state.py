@@ -24,6 +24,7 @@ from serve_app.scheduling.variants import VariantLatency
 _PRIORITIES = tuple(Priority)
 _HIGH = Priority.HIGH
 _RECENT = 0.2
+_MEDIAN = 0.5
 
 
 class Candidate(NamedTuple):
@@ -71,6 +72,7 @@ class ModelState:
         "policy",
         "probes",
         "queue",
+        "round_trip",
         "settings",
         "slots",
         "wasted_rows",
@@ -83,6 +85,8 @@ class ModelState:
         self.policy = batch_policy(settings)
         self.arrivals = ArrivalPattern(settings.slo_s)
         self.overhead = Overhead(network_s)
+        # Of bundles that waited for no other: learnt from begins that are predicted with it, it would confirm itself.
+        self.round_trip = Overhead(network_s, _MEDIAN)
         self.earliness = Earliness()
         self.slots = Slots(settings.window)
         self.probes = Probes()
@@ -155,7 +159,9 @@ class ModelState:
         """
         replica = bundle.replica
         sent = replica.sent.get(bundle.id, bundle.begins)
-        predicted_s = self.slots.release(replica, bundle.id, now, answered=True, outlook=outlook)
+        predicted_s = self.slots.release(
+            replica, bundle.id, now, answered=True, outlook=outlook, round_trip_s=self.round_trip.seconds
+        )
         executed = 0.0
         for rows, bucket, seconds, variant in executions:
             self.latencies.observe(rows, bucket, seconds, variant)
@@ -164,11 +170,14 @@ class ModelState:
             self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
             if predicted_s > 0.0:
                 self.earliness.observe(executed / predicted_s)
-            took = now - bundle.begins - executed
+            took, since_sent = now - bundle.begins - executed, now - sent - executed
             if outlook is not None and outlook.waited_s > 0.0:
                 # Others' work before it is no overhead.
-                took = min(took, now - sent - outlook.waited_s - executed)
+                since_sent -= outlook.waited_s
+                took = min(took, since_sent)
             self.overhead.observe(took)
+            if bundle.alone:
+                self.round_trip.observe(since_sent)
         if outlook is None:
             replica.riders = replica.riders_s = 0.0
         elif len(executions) == 1:

@@ -17,15 +17,17 @@ class Overhead:
 
     Args:
         assumed_s: What is assumed until a few bundles were seen, seconds. Never less than a tenth of it is.
+        quantile: Which of the last 32 counts, 0 to 1: a high one for what is promised, the median for what is usual.
 
     Attributes:
-        seconds: The 0.9 quantile of the last 32 overheads, seconds.
+        seconds: That quantile of the last 32 overheads, seconds.
     """
 
-    __slots__ = ("_least_s", "_samples", "seconds")
+    __slots__ = ("_least_s", "_quantile", "_samples", "seconds")
 
-    def __init__(self, assumed_s: float) -> None:
+    def __init__(self, assumed_s: float, quantile: float = _QUANTILE) -> None:
         self.seconds = assumed_s
+        self._quantile = quantile
         self._least_s = 0.1 * assumed_s
         self._samples: deque[float] = deque(maxlen=_WINDOW)
 
@@ -34,7 +36,7 @@ class Overhead:
         self._samples.append(max(0.0, seconds))
         if len(self._samples) >= _FEW:
             ranked = sorted(self._samples)
-            self.seconds = max(self._least_s, ranked[int(_QUANTILE * (len(ranked) - 1))])
+            self.seconds = max(self._least_s, ranked[int(self._quantile * (len(ranked) - 1))])
 
 
 class Earliness:

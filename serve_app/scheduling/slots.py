@@ -17,6 +17,7 @@ back like a failed replica.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 from math import inf
 
 from serve_app.scheduling.gate import Outlook
@@ -34,7 +35,8 @@ class Replica:
         bundles: Id of every bundle in flight there -> (rows, predicted seconds).
         sent: When each of those bundles was sent, seconds.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
-        busy_until: When the predicted work ends.
+        busy_until: When a bundle would have to be sent to reach it as the predicted work ends: on this clock, and
+            without the way there.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
         level: The level of `Slots` that it is in; -1 when it is in none.
@@ -143,7 +145,14 @@ class Slots:
         self._place(replica)
 
     def release(
-        self, replica: Replica, bundle_id: int, now: float, *, answered: bool, outlook: Outlook | None = None
+        self,
+        replica: Replica,
+        bundle_id: int,
+        now: float,
+        *,
+        answered: bool,
+        outlook: Outlook | None = None,
+        round_trip_s: float = 0.0,
     ) -> float:
         """Free the slot of a bundle that was answered or failed. Returns its predicted time, seconds.
 
@@ -153,18 +162,21 @@ class Slots:
             now: Seconds.
             answered: Whether it was answered.
             outlook: What the replica told of itself; ``None``: it has nothing but what came from here.
+            round_trip_s: The way to a replica and back. The next bundle there began when this one's answer left, not
+                when it came, and a bundle that is sent arrives later by its own way.
         """
         predicted_s = replica.bundles.pop(bundle_id, _NO_BUNDLE)[1]
         replica.sent.pop(bundle_id, None)
         replica.suspects.discard(bundle_id)
-        in_flight = [predicted for _, predicted in replica.bundles.values()]
-        if outlook is not None:
-            # What it knows of is in its own prediction already; bundles reach it in the order sent.
-            replica.busy_until = now + outlook.busy_s + sum(in_flight[outlook.bundles :])
-            replica.share = outlook.share
+        if outlook is None:
+            busy_until, told, replica.share = now - round_trip_s, 0, 1.0
         else:
-            replica.busy_until = now + sum(in_flight)
-            replica.share = 1.0
+            # What it knows of is in its own prediction already; bundles reach it in the order sent. The round trip is
+            # left to what others sent meanwhile.
+            busy_until, told, replica.share = now + outlook.busy_s, outlook.bundles, outlook.share
+        for other, (_, predicted) in islice(replica.bundles.items(), told, None):
+            busy_until = max(busy_until, replica.sent[other]) + predicted
+        replica.busy_until = busy_until
         if answered:
             replica.failures = 0
             replica.held_until = None

@@ -41,6 +41,14 @@ def test_it_forgets() -> None:
     assert _overhead(*[0.5] * 50, *[0.003] * 32).seconds == pytest.approx(0.003)
 
 
+def test_the_median_tells_what_is_usual() -> None:
+    """However long a third of them took."""
+    usual = Overhead(0.002, 0.5)
+    for at in range(30):
+        usual.observe(0.009 if at % 3 == 0 else 0.003)
+    assert usual.seconds == pytest.approx(0.003)
+
+
 def test_executions_that_take_as_long_as_predicted_are_not_early() -> None:
     """Nor are those that take longer."""
     earliness = Earliness()

@@ -162,6 +162,14 @@ def test_a_request_pays_every_overhead_once() -> None:
     assert [1.003] == pytest.approx([began for began, *_ in watch.batches])
 
 
+def test_a_replica_that_has_work_never_waits_for_the_ways() -> None:
+    """The next bundle is there as each batch ends, however long bundles and answers travel."""
+    scenario = make_scenario(overheads=Overheads(0.0, 0.001, 0.002))
+    _, watch = _watched(scenario, *((1.0 + 0.002 * at, 3.0) for at in range(100)))
+    ends = [began + 0.005 + 0.001 * rows for began, _, rows, _, _ in watch.batches]
+    assert [began for began, *_ in watch.batches[1:]] == pytest.approx(ends[:-1])
+
+
 def test_what_arrives_at_one_instant_travels_in_one_bundle() -> None:
     """One decision for all of them."""
     _, watch = _watched(make_scenario(), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
