@@ -69,6 +69,7 @@ class ModelState:
         "earliness",
         "latencies",
         "overhead",
+        "pause",
         "policy",
         "probes",
         "queue",
@@ -87,8 +88,10 @@ class ModelState:
         self.overhead = Overhead(network_s)
         # Of bundles that waited for no other: learnt from begins that are predicted with it, it would confirm itself.
         self.round_trip = Overhead(network_s, _MEDIAN)
+        self.pause = Overhead(0.0, _MEDIAN)
         self.earliness = Earliness()
         self.slots = Slots(settings.window)
+        self.slots.round_trip_s = network_s
         self.probes = Probes()
         self.wasted_rows = 0
 
@@ -159,9 +162,9 @@ class ModelState:
         """
         replica = bundle.replica
         sent = replica.sent.get(bundle.id, bundle.begins)
-        predicted_s = self.slots.release(
-            replica, bundle.id, now, answered=True, outlook=outlook, round_trip_s=self.round_trip.seconds
-        )
+        left_before = replica.answered_at - self.round_trip.seconds
+        since_answer = now - replica.answered_at
+        predicted_s = self.slots.release(replica, bundle.id, now, answered=True, outlook=outlook)
         executed = 0.0
         for rows, bucket, seconds, variant in executions:
             self.latencies.observe(rows, bucket, seconds, variant)
@@ -178,6 +181,11 @@ class ModelState:
             self.overhead.observe(took)
             if bundle.alone:
                 self.round_trip.observe(since_sent)
+                self.slots.round_trip_s = self.round_trip.seconds
+            elif outlook is None and sent < left_before:
+                # It was at the replica when that got free.
+                self.pause.observe(since_answer - executed)
+                self.slots.pause_s = self.pause.seconds
         if outlook is None:
             replica.riders = replica.riders_s = 0.0
         elif len(executions) == 1:

@@ -35,6 +35,7 @@ class Replica:
         bundles: Id of every bundle in flight there -> (rows, predicted seconds).
         sent: When each of those bundles was sent, seconds.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
+        answered_at: When a bundle there was last answered or failed.
         busy_until: When a bundle would have to be sent to reach it as the predicted work ends: on this clock, and
             without the way there.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
@@ -47,7 +48,7 @@ class Replica:
     """
 
     __slots__ = (
-        "bundles", "busy_until", "failures", "held_until", "level", "listed", "name",
+        "answered_at", "bundles", "busy_until", "failures", "held_until", "level", "listed", "name",
         "riders", "riders_s", "sent", "share", "suspects",
     )  # fmt: skip
 
@@ -60,6 +61,7 @@ class Replica:
         self.riders = 0.0
         self.riders_s = 0.0
         self.busy_until = -inf
+        self.answered_at = -inf
         self.held_until: float | None = None
         self.failures = 0
         self.listed = True
@@ -83,12 +85,19 @@ class Slots:
 
     Args:
         window: Bundles in flight per replica.
+
+    Attributes:
+        round_trip_s: The way to a replica and back. The next bundle there could begin when an answer left, not when it
+            came, and what is sent arrives later by its own way.
+        pause_s: From the end of an execution until its replica can begin the next.
     """
 
     def __init__(self, window: int) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         self.window = window
+        self.round_trip_s = 0.0
+        self.pause_s = 0.0
         self.replicas: dict[str, Replica] = {}
         self._wake_up = Replica(None)
         # Replicas that may be chosen, by bundles in flight. Dicts serve as ordered sets: first come, first chosen.
@@ -141,7 +150,7 @@ class Slots:
         replica.sent[bundle_id] = now
         if suspect:
             replica.suspects.add(bundle_id)
-        replica.busy_until = max(now, replica.busy_until) + predicted_s
+        replica.busy_until = max(now, replica.busy_until) + predicted_s + self.pause_s
         self._place(replica)
 
     def release(
@@ -152,7 +161,6 @@ class Slots:
         *,
         answered: bool,
         outlook: Outlook | None = None,
-        round_trip_s: float = 0.0,
     ) -> float:
         """Free the slot of a bundle that was answered or failed. Returns its predicted time, seconds.
 
@@ -162,21 +170,20 @@ class Slots:
             now: Seconds.
             answered: Whether it was answered.
             outlook: What the replica told of itself; ``None``: it has nothing but what came from here.
-            round_trip_s: The way to a replica and back. The next bundle there began when this one's answer left, not
-                when it came, and a bundle that is sent arrives later by its own way.
         """
         predicted_s = replica.bundles.pop(bundle_id, _NO_BUNDLE)[1]
         replica.sent.pop(bundle_id, None)
         replica.suspects.discard(bundle_id)
         if outlook is None:
-            busy_until, told, replica.share = now - round_trip_s, 0, 1.0
+            busy_until, told, replica.share = now - self.round_trip_s + self.pause_s, 0, 1.0
         else:
             # What it knows of is in its own prediction already; bundles reach it in the order sent. The round trip is
             # left to what others sent meanwhile.
             busy_until, told, replica.share = now + outlook.busy_s, outlook.bundles, outlook.share
         for other, (_, predicted) in islice(replica.bundles.items(), told, None):
-            busy_until = max(busy_until, replica.sent[other]) + predicted
+            busy_until = max(busy_until, replica.sent[other]) + predicted + self.pause_s
         replica.busy_until = busy_until
+        replica.answered_at = now
         if answered:
             replica.failures = 0
             replica.held_until = None

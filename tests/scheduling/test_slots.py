@@ -216,21 +216,35 @@ def test_others_work_counts_until_the_next_answer() -> None:
 def test_the_next_bundle_began_when_the_answer_left() -> None:
     """The ways there and back are not work of the replica: what is sent at 6.8 is there as it gets free."""
     slots = _slots("a")
+    slots.round_trip_s = 0.5
     replica = _take(slots, 1, predicted_s=3.0)
     _take(slots, 2, predicted_s=4.0)
     assert replica.busy_until == 7.0
 
-    slots.release(replica, 1, 3.3, answered=True, round_trip_s=0.5)
+    slots.release(replica, 1, 3.3, answered=True)
     assert replica.busy_until == pytest.approx(3.3 - 0.5 + 4.0)
 
 
 def test_a_bundle_begins_when_it_was_sent_at_the_earliest() -> None:
     """It was on its way when the answer of the one before it left."""
     slots = _slots("a")
+    slots.round_trip_s = 0.5
     replica = _take(slots, 1, predicted_s=3.0)
     slots.acquire(replica, 2, 1, 4.0, 3.1)
 
-    slots.release(replica, 1, 3.3, answered=True, round_trip_s=0.5)
+    slots.release(replica, 1, 3.3, answered=True)
     assert replica.busy_until == 3.1 + 4.0
-    slots.release(replica, 2, 7.6, answered=True, round_trip_s=0.5)
+    slots.release(replica, 2, 7.6, answered=True)
     assert slots.earliest_start(7.6) == 7.6
+
+
+def test_a_replica_pauses_between_executions() -> None:
+    """After each of those that are in flight."""
+    slots = _slots("a")
+    slots.pause_s = 0.25
+    replica = _take(slots, 1, predicted_s=3.0)
+    _take(slots, 2, predicted_s=4.0)
+    assert replica.busy_until == 7.5
+
+    slots.release(replica, 1, 3.5, answered=True)
+    assert replica.busy_until == 3.5 + 0.25 + 4.0 + 0.25
