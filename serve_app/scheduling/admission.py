@@ -22,6 +22,7 @@ from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.queue import Ahead, Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
@@ -109,13 +110,15 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
         device: What the model computes on.
         now: Seconds.
     """
-    latencies, settings = model.latencies, model.settings
-    if not latencies.of(entry.variant).known:
+    latencies = model.latencies
+    latency = latencies.of(entry.variant)
+    if not latency.known:
         return None
     budget = entry.deadline - now
-    own = _own_s(entry, entry.variant, model)
+    own = _own_s(entry, latency, model)
     if own > budget and not entry.lane:
-        own = min([own, *(_own_s(entry, name, model) for name in settings.fallbacks if latencies.has(name))])
+        fallbacks = [latencies.of(name) for name in model.settings.fallbacks if latencies.has(name)]
+        own = min([own, *(_own_s(entry, fallback, model) for fallback in fallbacks)])
     if own > budget:
         if model.probes.allow(now):
             entry.probe = True
@@ -128,9 +131,9 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
         return None
     wait, shared = _wait_s(model, device, priority, entry.deadline, now)
     if shared:
-        own += _joining_s(entry, shared, model)
+        own += _joining_s(entry, shared, latency, model)
     late = wait + own - budget
-    if late <= 0.0 or late <= _tolerated_s(entry, model):
+    if late <= 0.0 or late <= _tolerated_s(entry, latency, model):
         return None
     retry = max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, late))
     return Rejection(
@@ -141,42 +144,40 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
     )
 
 
-def _own_s(entry: Entry, variant: str, model: ModelState) -> float:
-    seconds = execution_s(model.latencies.of(variant), entry.rows, entry.bucket, model.settings.max_rows)
-    return seconds + model.overhead.seconds
+def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:
+    return execution_s(latency, entry.rows, entry.bucket, model.settings.max_rows) + model.overhead.seconds
 
 
-def _tolerated_s(entry: Entry, model: ModelState) -> float:
+def _tolerated_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:
     """How late an entry may be predicted and still queue: entries before it may yet be given up for it."""
     settings = model.settings
     if not settings.early_drop:
         return 0.0
-    latency = model.latencies.of(entry.variant)
     rows, seconds_per_row = latency.best(entry.bucket, settings.max_rows, settings.slo_s)
     return _TOLERATED_BATCHES * rows * seconds_per_row
 
 
-def _joining_s(entry: Entry, shared: int, model: ModelState) -> float:
+def _joining_s(entry: Entry, shared: int, latency: LatencyModel, model: ModelState) -> float:
     """How much longer its batch takes because of the rows that are queued before it and go with it."""
     most = model.settings.max_rows
     if entry.rows >= most:
         return 0.0
-    latency = model.latencies.of(entry.variant)
     joined = latency.predict(min(most, entry.rows + shared), entry.bucket)
     return joined - latency.predict(entry.rows, entry.bucket)
 
 
 def _wait_s(model: ModelState, device: Device, priority: Priority, deadline: float, now: float) -> tuple[float, int]:
     """Predicted time until an entry of this class and deadline could begin, and the rows that would go with it."""
-    wait = max(model.slots.earliest_start(now), device.earliest_start(now)) - now
+    begin = model.slots.earliest_start(now)
+    if device.concurrency:
+        begin = max(begin, device.earliest_start(now))
+    wait = begin - now
     shared = 0
     for member in device.models:
-        if not member.queue:
-            continue
         ahead = member.queue.ahead(priority, deadline, now)
-        if not ahead.rows:
-            continue
         rows = ahead.rows
+        if not rows:
+            continue
         if member is model:
             settings = model.settings
             batch, per_row = model.latencies.exact.best(ahead.bucket, settings.max_rows, settings.slo_s)

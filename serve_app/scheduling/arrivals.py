@@ -32,19 +32,20 @@ class ArrivalPattern:
 
     Attributes:
         last: When the latest request came, or ``None``.
+        rate: Mean rate, requests per second; 0.0 until enough were seen.
     """
 
-    __slots__ = ("_counts", "_mean_rate", "_memory_s", "_rates", "_recent", "_seen", "_sums", "last")
+    __slots__ = ("_counts", "_memory_s", "_rates", "_recent", "_seen", "_sums", "last", "rate")
 
     def __init__(self, memory_s: float = 1.0) -> None:
         self.last: float | None = None
+        self.rate = 0.0
         self._memory_s = memory_s
         self._recent = 0.0
         self._counts = [0.0] * _BINS
         self._sums = [0.0] * _BINS
         self._seen = 0
         self._rates: list[float] = []
-        self._mean_rate = 0.0
 
     def observe(self, now: float) -> None:
         """A request came."""
@@ -63,11 +64,6 @@ class ArrivalPattern:
         if self._seen % _REFRESH_EVERY == 0:
             self._refresh()
 
-    @property
-    def rate(self) -> float:
-        """Mean rate, requests per second; 0.0 until enough were seen."""
-        return self._mean_rate
-
     def recent_rate(self, now: float) -> float:
         """Rate over the last ``memory_s`` seconds, exponentially weighted, requests per second."""
         if self.last is None:
@@ -77,7 +73,7 @@ class ArrivalPattern:
     @property
     def in_bursts(self) -> bool:
         """Whether requests come much faster right after one than on average, as Poisson arrivals do not."""
-        return bool(self._rates) and max(self._rates[:_FIRST_BINS]) > _BURSTY * self._mean_rate
+        return bool(self._rates) and max(self._rates[:_FIRST_BINS]) > _BURSTY * self.rate
 
     def likely_until(self, rate: float) -> float:
         """Until when the next request is due at more than this rate, if none comes before; the past when it is not.
@@ -110,7 +106,7 @@ class ArrivalPattern:
         survivors = self._gaps_over(left)
         if survivors < 1.0:
             # Longer than nearly every gap so far: fall back on the mean rate.
-            return min(1.0, self._mean_rate * horizon_s)
+            return min(1.0, self.rate * horizon_s)
         return 1.0 - self._gaps_over(left + horizon_s) / survivors
 
     def _gaps_over(self, seconds: float) -> float:
@@ -133,7 +129,7 @@ class ArrivalPattern:
         counts, sums = self._counts, self._sums
         total = sum(counts)
         time = sum(sums)
-        self._mean_rate = total / time if time > 0.0 else 0.0
+        self.rate = total / time if time > 0.0 else 0.0
         if total >= _FEW:
             rates = []
             later = total

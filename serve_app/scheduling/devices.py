@@ -63,16 +63,17 @@ class Device:
         shares: The classes' credits.
         claims: What the classes lately asked.
         lateness: How late `next_bundle` is asked again: timers are.
+        concurrency: Executions at once over all members; 0 where only the replicas' slots limit them.
         open_at: When the latest `next_bundle` wants to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
     __slots__ = (
-        "_concurrency",
         "_gap_end",
         "_held_since",
         "_memory_bytes",
         "_running",
         "claims",
+        "concurrency",
         "lateness",
         "models",
         "open_at",
@@ -89,26 +90,21 @@ class Device:
         self.lateness = Overhead(_LATENESS_S)
         self._gap_end = inf
         self._held_since: float | None = None
-        self._concurrency = 0 if group is None else group.concurrency
+        self.concurrency = 0 if group is None else group.concurrency
         resident = sum(model.settings.resident_bytes for model in models)
         self._memory_bytes = group.memory_bytes - resident if group is not None and group.memory_bytes else 0
         self._running: dict[int, _Running] = {}
 
-    @property
-    def concurrency(self) -> int:
-        """Executions at once over all members; 0 where only the replicas' slots limit them."""
-        return self._concurrency
-
     def earliest_start(self, now: float) -> float:
         """When the device is predicted to have room for one more execution; ``now`` when it has."""
-        if not self._concurrency or len(self._running) < self._concurrency:
+        if not self.concurrency or len(self._running) < self.concurrency:
             return now
         ends = sorted(running.end for running in self._running.values())
-        return max(now, ends[len(ends) - self._concurrency])
+        return max(now, ends[len(ends) - self.concurrency])
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""
-        if self._concurrency and following.replica.name is not None:
+        if self.concurrency and following.replica.name is not None:
             begin = self.earliest_start(now)
             nbytes = min(following.rows, following.model.settings.max_rows) * following.model.settings.bytes_per_row
             self._running[bundle_id] = _Running(following.predicted_s, begin + following.predicted_s, nbytes)
@@ -117,11 +113,11 @@ class Device:
         """A bundle was answered, failed, or was given up."""
         if bundle_id not in self._running:
             return
-        ran = list(self._running).index(bundle_id) < self._concurrency
+        ran = list(self._running).index(bundle_id) < self.concurrency
         del self._running[bundle_id]
-        if ran and len(self._running) >= self._concurrency:
+        if ran and len(self._running) >= self.concurrency:
             # The first that was staged begins now.
-            begun = list(self._running.values())[self._concurrency - 1]
+            begun = list(self._running.values())[self.concurrency - 1]
             begun.end = now + begun.predicted_s
 
     def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
@@ -137,7 +133,7 @@ class Device:
             self.lateness.observe(now - self.open_at)
         while True:
             self.open_at = inf
-            begin = self._begin(now) if self._concurrency else now
+            begin = self._begin(now) if self.concurrency else now
             if begin == inf:
                 return None
             found = (model.candidate(now, self.shares) for model in self.models if model.queue)
@@ -198,12 +194,12 @@ class Device:
             return None  # a more urgent one waits, and this would be in its way
         longest_s = _ANY
         second_start = model.slots.second_start(replica, now)
-        if self._concurrency or second_start - now > 0.0:
+        if self.concurrency or second_start - now > 0.0:
             longest_s = self.claims.bounds_s(now)
             longest = longest_s[priority - 1]
-            if not self._concurrency and second_start - now <= longest:
+            if not self.concurrency and second_start - now <= longest:
                 longest_s = _ANY
-            elif not paid and self._concurrency and alone > longest and self.claims.likely_blocks(priority, alone, now):
+            elif not paid and self.concurrency and alone > longest and self.claims.likely_blocks(priority, alone, now):
                 if self._held_since is not None:
                     self.shares.held_back(priority, min(alone, now - self._held_since))
                 self._held_since = now
@@ -246,7 +242,7 @@ class Device:
 
     def _lead_s(self, model: ModelState, replica: Replica) -> float:
         """How long before its predicted begin a bundle is sent to a busy replica, seconds."""
-        if self._concurrency:
+        if self.concurrency:
             return 0.0  # it would not wait at a gate but take from what still runs
         # Where other routers send too, what is at the gate early shares their batches.
         early_s = 0.5 * model.overhead.seconds if replica.share < 1.0 else self.lateness.seconds
@@ -254,7 +250,7 @@ class Device:
 
     def _begin(self, now: float) -> float:
         """When a shared device can begin one more bundle; ``inf`` when one is staged behind every running one."""
-        if len(self._running) >= 2 * self._concurrency:
+        if len(self._running) >= 2 * self.concurrency:
             return inf
         return self.earliest_start(now)
 

@@ -41,7 +41,7 @@ class _Cell:
 class _Curve:
     """Everything known of one cost bucket."""
 
-    __slots__ = ("alpha", "beta", "cells", "dirty", "seeded", "tail", "values")
+    __slots__ = ("alpha", "beta", "cells", "dirty", "predicted", "seeded", "tail", "values")
 
     def __init__(self) -> None:
         self.cells: list[_Cell | None] = [None] * _KNOTS
@@ -51,6 +51,8 @@ class _Curve:
         self.dirty = True
         self.values: list[float] = []
         self.tail = 0.0
+        # By rows, what was asked for since the cells last changed: the same few again and again.
+        self.predicted: dict[int, float] = {}
 
     def add(self, rows: int, seconds: float, window: int) -> None:
         knot = knot_of(rows)
@@ -98,18 +100,20 @@ class _Curve:
             values.append(highest)
         self.values = values
         self.tail = beta * known[-1][1]
+        self.predicted.clear()
         self.dirty = False
 
     def predict(self, rows: int) -> float:
         knot = (rows - 1).bit_length()
         if knot >= _KNOTS:
             return self.values[-1] + self.tail * (rows - (1 << (_KNOTS - 1)))
-        high = self.values[knot]
-        if rows == 1 << knot:
-            return high
-        low_rows = 1 << (knot - 1)
-        low = self.values[knot - 1]
-        return low + (high - low) * (rows - low_rows) / low_rows
+        seconds = self.values[knot]
+        if rows != 1 << knot:
+            low_rows = 1 << (knot - 1)
+            low = self.values[knot - 1]
+            seconds = low + (seconds - low) * (rows - low_rows) / low_rows
+        self.predicted[rows] = seconds
+        return seconds
 
 
 class LatencyModel:
@@ -127,7 +131,8 @@ class LatencyModel:
         self._window = window
         self._curves: dict[int, _Curve] = {}
         self._buckets: list[int] = []
-        self._per_row: dict[int, tuple[int, float, tuple[int, float]]] = {}
+        # By cost bucket, known or not: the arguments and the answer of `best` since something was last learned.
+        self._best: dict[int, tuple[int, float, tuple[int, float]]] = {}
 
     @property
     def known(self) -> bool:
@@ -160,23 +165,24 @@ class LatencyModel:
                 if unmeasured[knot_of(rows)]:
                     curve.add(rows, seconds, self._window)
             curve.fit(samples)
-        self._per_row.clear()
+        self._best.clear()
 
     def observe(self, rows: int, bucket: int, seconds: float) -> None:
         """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored."""
         if rows >= 1 and 0.0 < seconds < inf:
             self._curve(bucket).add(rows, seconds, self._window)
             self._curves[bucket] = self._curves.pop(bucket)
-            self._per_row.clear()
+            self._best.clear()
 
     def predict(self, rows: int, bucket: int = 0) -> float:
         """Seconds that a batch of ``rows`` rows takes in ``bucket``. Never decreases with rows. 0.0 when unknown."""
         curve = self._curves.get(bucket)
-        if curve is not None:
-            if curve.dirty:
-                curve.refresh(self._quantile)
-            return curve.predict(rows)
-        return self._predict_unseen(rows, bucket)
+        if curve is None:
+            return self._predict_unseen(rows, bucket)
+        if curve.dirty:
+            curve.refresh(self._quantile)
+        seconds = curve.predicted.get(rows)
+        return curve.predict(rows) if seconds is None else seconds
 
     def rows_within(self, seconds: float, bucket: int, max_rows: int) -> int:
         """The most rows, up to ``max_rows``, predicted to take no longer than ``seconds``; 0 when one row does."""
@@ -206,13 +212,15 @@ class LatencyModel:
         Returns:
             ``(max_rows, 0.0)`` when unknown.
         """
-        if not self._buckets:
-            return max_rows, 0.0
-        bucket = self._buckets[min(bisect_left(self._buckets, bucket), len(self._buckets) - 1)]
-        cached = self._per_row.get(bucket)
+        cached = self._best.get(bucket)
         if cached is None or cached[0] != max_rows or cached[1] != slo_s:
-            rows = self.rows_within(slo_s, bucket, max_rows) or 1
-            cached = self._per_row[bucket] = (max_rows, slo_s, (rows, self.predict(rows, bucket) / rows))
+            if not self._buckets:
+                return max_rows, 0.0
+            if len(self._best) >= _MAX_BUCKETS:
+                self._best.clear()
+            known = self._buckets[min(bisect_left(self._buckets, bucket), len(self._buckets) - 1)]
+            rows = self.rows_within(slo_s, known, max_rows) or 1
+            cached = self._best[bucket] = (max_rows, slo_s, (rows, self.predict(rows, known) / rows))
         return cached[2]
 
     def _curve(self, bucket: int) -> _Curve:

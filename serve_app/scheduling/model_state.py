@@ -209,8 +209,7 @@ class ModelState:
             return None
         ready: list[Priority] = []
         heads: list[tuple[Entry, Replica]] = []
-        for priority in _PRIORITIES:
-            fresh, retry = queue.fresh[priority - 1], queue.retry[priority - 1]
+        for priority, fresh, retry in zip(_PRIORITIES, queue.fresh, queue.retry, strict=True):
             head = fresh.head() if fresh.rows else None
             again = retry.head() if retry.rows else None
             replica = default

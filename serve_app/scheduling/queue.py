@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.decisions import QueueLength
@@ -79,6 +80,7 @@ class ClassQueue:
 
     __slots__ = (
         "_entries",
+        "_head",
         "_heaps",
         "_pairs",
         "_totals",
@@ -94,6 +96,8 @@ class ClassQueue:
         self._heaps: dict[str, list[tuple[float, int]]] = {}
         self._pairs = 0
         self._entries: dict[int, Entry] = {}
+        # The head, where it is known: most questions for it come while it stays the same.
+        self._head: Entry | None = None
         self._totals = totals
         self.rows = 0
         self.nbytes = 0
@@ -117,31 +121,46 @@ class ClassQueue:
         if entry.id in self._entries:
             raise ValueError(f"entry {entry.id} is queued already")
         self._entries[entry.id] = entry
+        pair = (entry.deadline, entry.id)
         heap = self._heaps.get(entry.lane)
         if heap is None:
             heap = self._heaps[entry.lane] = []
-        heappush(heap, (entry.deadline, entry.id))
+        heappush(heap, pair)
         self._pairs += 1
+        head = self._head
+        if head is not None and entry.deadline <= head.deadline and pair < (head.deadline, head.id):
+            self._head = entry
+        rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
         if entry.variant:
-            self.variant_rows[entry.variant] = self.variant_rows.get(entry.variant, 0) + entry.rows
-        self.rows += entry.rows
-        self.nbytes += entry.nbytes
-        self.row_buckets += entry.rows * entry.bucket
-        self._totals.entries += 1
-        self._totals.nbytes += entry.nbytes
-        self.histogram.add(entry.arrival, entry.deadline, entry.rows)
+            self.variant_rows[entry.variant] = self.variant_rows.get(entry.variant, 0) + rows
+        self.rows += rows
+        self.nbytes += nbytes
+        self.row_buckets += rows * entry.bucket
+        totals.entries += 1
+        totals.nbytes += nbytes
+        self.histogram.add(entry.arrival, entry.deadline, rows)
 
     def head(self, lane: str | None = None) -> Entry | None:
         """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
+        head = self._head
+        if head is not None and (lane is None or lane == head.lane):
+            return head
         entries, heaps = self._entries, self._heaps
         if not entries:
             return None
         if lane is None:
             if len(heaps) > 1:
-                return entries[min(heap[0] for name in tuple(heaps) if (heap := self._tidy(name)))[1]]
+                earliest = min(heap[0] for name in tuple(heaps) if (heap := self._tidy(name)))
+                self._head = entries[earliest[1]]
+                return self._head
             (lane,) = heaps
         heap = self._tidy(lane)
-        return entries[heap[0][1]] if heap else None
+        if heap is None:
+            return None
+        head = entries[heap[0][1]]
+        if len(heaps) == 1:
+            self._head = head
+        return head
 
     def pop(self) -> Entry:
         """Take the entry with the earliest deadline. Raises IndexError when empty."""
@@ -218,16 +237,19 @@ class ClassQueue:
 
     def _forget(self, entry: Entry) -> None:
         """Count out an entry that has left the dict, and rebuild the heaps when too much of them is stale."""
+        if entry is self._head:
+            self._head = None
+        rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
         if entry.variant:
-            left = self.variant_rows.pop(entry.variant) - entry.rows
+            left = self.variant_rows.pop(entry.variant) - rows
             if left:
                 self.variant_rows[entry.variant] = left
-        self.rows -= entry.rows
-        self.nbytes -= entry.nbytes
-        self.row_buckets -= entry.rows * entry.bucket
-        self._totals.entries -= 1
-        self._totals.nbytes -= entry.nbytes
-        self.histogram.add(entry.arrival, entry.deadline, -entry.rows)
+        self.rows -= rows
+        self.nbytes -= nbytes
+        self.row_buckets -= rows * entry.bucket
+        totals.entries -= 1
+        totals.nbytes -= nbytes
+        self.histogram.add(entry.arrival, entry.deadline, -rows)
         if self._pairs > 2 * len(self._entries) + _STALE_ALLOWED:
             for heap in self._heaps.values():
                 heap[:] = [pair for pair in heap if pair[1] in self._entries]
@@ -263,8 +285,15 @@ class ModelQueue:
         self.fresh = tuple(ClassQueue(totals[priority]) for priority in Priority)
         self.retry = tuple(ClassQueue(totals[priority]) for priority in Priority)
         self._all = (*self.fresh, *self.retry)
-        # By class: the queues of this class and those above it.
-        self._down_to = tuple((*self.fresh[:least], *self.retry[:least]) for least in range(len(Priority) + 1))
+        # By class: the queues of this class and those above it, and which of them are its own.
+        self._down_to = tuple(
+            tuple(
+                (queue, at == least - 1)
+                for queues in (self.fresh, self.retry)
+                for at, queue in enumerate(queues[:least])
+            )
+            for least in range(len(Priority) + 1)
+        )
 
     def __len__(self) -> int:
         return sum(map(len, self._all))
@@ -299,11 +328,11 @@ class ModelQueue:
             if queue.rows:
                 queue.expire(now, into)
 
-    def next_deadline(self) -> float | None:
-        """The earliest deadline of all entries, or ``None`` when empty."""
-        earliest = None
+    def next_deadline(self) -> float:
+        """The earliest deadline of all entries; ``inf`` when empty."""
+        earliest = inf
         for queue in self._all:
-            if queue.rows and (head := queue.head()) is not None and (earliest is None or head.deadline < earliest):
+            if queue.rows and (head := queue.head()) is not None and head.deadline < earliest:
                 earliest = head.deadline
         return earliest
 
@@ -322,12 +351,12 @@ class ModelQueue:
         """
         rows = row_buckets = counted = 0
         shares: dict[str, float] = {}
-        for queue in self._down_to[priority]:
-            if not queue.rows:
+        for queue, own in self._down_to[priority]:
+            queued = queue.rows
+            if not queued:
                 continue
-            own = queue is self.fresh[priority - 1] or queue is self.retry[priority - 1]
-            rows += queue.histogram.rows_until(now, deadline) if own else queue.rows
-            counted += queue.rows
+            rows += queue.histogram.rows_until(now, deadline) if own else queued
+            counted += queued
             row_buckets += queue.row_buckets
             if queue.variant_rows:
                 for variant, count in queue.variant_rows.items():

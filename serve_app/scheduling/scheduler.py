@@ -326,16 +326,14 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
-        earliest = min((entry.deadline for entry in self._late), default=inf)
-        earliest = min(earliest, self._bundles.next_deadline())
+        earliest = self._bundles.next_deadline()
+        for entry in self._late:
+            earliest = min(earliest, entry.deadline)
         for device in self._devices:
             earliest = min(earliest, device.open_at)
-        for model in self._models.values():
-            # Also without work: who asks for the usable replicas must not see holds that are over.
-            earliest = min(earliest, model.slots.next_release)
-            deadline = model.queue.next_deadline()
-            if deadline is not None and deadline < earliest:
-                earliest = deadline
+            for model in device.models:
+                # Also without work: who asks for the usable replicas must not see holds that are over.
+                earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
