@@ -1,18 +1,18 @@
 """Queues: earliest deadline first per (model, class), with counts that bounds are checked against.
 
-A `ClassQueue` is a binary heap of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
-only; the heap forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly as
-long as it is queued, cancelling is O(1) amortised, and the heap holds at most ``2 * entries + 64`` pairs. Every lane
-has a heap of its own, so that a bundle of one variant does not end at the first entry of another.
+A `ClassQueue` is a `Calendar` of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
+only; the calendar forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly
+as long as it is queued, cancelling is O(1) amortised, and there are at most ``2 * entries + 64`` pairs. Every lane
+has a calendar of its own, so that a bundle of one variant does not end at the first entry of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from serve_app.scheduling.calendar import Calendar, Pair
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
 
@@ -79,9 +79,9 @@ class ClassQueue:
     """
 
     __slots__ = (
+        "_calendars",
         "_entries",
         "_head",
-        "_heaps",
         "_pairs",
         "_totals",
         "histogram",
@@ -92,8 +92,8 @@ class ClassQueue:
     )
 
     def __init__(self, totals: Totals) -> None:
-        # Per lane with anything queued; an empty heap goes when somebody next looks at it.
-        self._heaps: dict[str, list[tuple[float, int]]] = {}
+        # Per lane with anything queued; an empty calendar goes when somebody next looks at it.
+        self._calendars: dict[str, Calendar] = {}
         self._pairs = 0
         self._entries: dict[int, Entry] = {}
         # The head, where it is known: most questions for it come while it stays the same.
@@ -122,10 +122,10 @@ class ClassQueue:
             raise ValueError(f"entry {entry.id} is queued already")
         self._entries[entry.id] = entry
         pair = (entry.deadline, entry.id)
-        heap = self._heaps.get(entry.lane)
-        if heap is None:
-            heap = self._heaps[entry.lane] = []
-        heappush(heap, pair)
+        calendar = self._calendars.get(entry.lane)
+        if calendar is None:
+            calendar = self._calendars[entry.lane] = Calendar()
+        calendar.push(pair)
         self._pairs += 1
         head = self._head
         if head is not None and entry.deadline <= head.deadline and pair < (head.deadline, head.id):
@@ -145,20 +145,20 @@ class ClassQueue:
         head = self._head
         if head is not None and (lane is None or lane == head.lane):
             return head
-        entries, heaps = self._entries, self._heaps
+        entries, calendars = self._entries, self._calendars
         if not entries:
             return None
         if lane is None:
-            if len(heaps) > 1:
-                earliest = min(heap[0] for name in tuple(heaps) if (heap := self._tidy(name)))
+            if len(calendars) > 1:
+                earliest = min(first for name in tuple(calendars) if (first := self._first(name)) is not None)
                 self._head = entries[earliest[1]]
                 return self._head
-            (lane,) = heaps
-        heap = self._tidy(lane)
-        if heap is None:
+            (lane,) = calendars
+        first = self._first(lane)
+        if first is None:
             return None
-        head = entries[heap[0][1]]
-        if len(heaps) == 1:
+        head = entries[first[1]]
+        if len(calendars) == 1:
             self._head = head
         return head
 
@@ -190,14 +190,9 @@ class ClassQueue:
             The rows taken. The first entry that does not fit ends it and stays the head.
         """
         left = room
-        heap = self._heaps.get(lane)
-        while heap and left > 0:
-            entry = self._entries.get(heap[0][1])
-            if entry is None:
-                heappop(heap)
-                self._pairs -= 1
-                continue
-            if entry.rows > left or entry.bucket > bucket:
+        while left > 0:
+            entry = self.head(lane)
+            if entry is None or entry.rows > left or entry.bucket > bucket:
                 break
             self._pop(entry)
             into.append(entry)
@@ -215,28 +210,28 @@ class ClassQueue:
             self._pop(entry)
             into.append(entry)
 
-    def _tidy(self, lane: str) -> list[tuple[float, int]] | None:
-        """The heap of a lane with no stale pair on top, or ``None`` when nothing of it is queued."""
-        heap = self._heaps.get(lane)
-        if heap is None:
+    def _first(self, lane: str) -> Pair | None:
+        """The first pair of a lane that is not stale, or ``None`` when nothing of it is queued."""
+        calendar = self._calendars.get(lane)
+        if calendar is None:
             return None
-        while heap:
-            if heap[0][1] in self._entries:
-                return heap
-            heappop(heap)
+        while (first := calendar.first()) is not None:
+            if first[1] in self._entries:
+                return first
+            calendar.pop()
             self._pairs -= 1
-        del self._heaps[lane]
+        del self._calendars[lane]
         return None
 
     def _pop(self, entry: Entry) -> None:
-        """Take out an entry that heads its heap."""
-        heappop(self._heaps[entry.lane])
+        """Take out an entry that is the first of its lane."""
+        self._calendars[entry.lane].pop()
         self._pairs -= 1
         del self._entries[entry.id]
         self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
-        """Count out an entry that has left the dict, and rebuild the heaps when too much of them is stale."""
+        """Count out an entry that has left the dict, and rebuild the calendars when too much of them is stale."""
         if entry is self._head:
             self._head = None
         rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
@@ -251,9 +246,8 @@ class ClassQueue:
         totals.nbytes -= nbytes
         self.histogram.add(entry.arrival, entry.deadline, -rows)
         if self._pairs > 2 * len(self._entries) + _STALE_ALLOWED:
-            for heap in self._heaps.values():
-                heap[:] = [pair for pair in heap if pair[1] in self._entries]
-                heapify(heap)
+            for calendar in self._calendars.values():
+                calendar.keep(self._entries)
             self._pairs = len(self._entries)
 
 
