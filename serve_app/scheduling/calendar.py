@@ -54,11 +54,9 @@ class Calendar:
             heapify(self._now)
         return self._now[0]
 
-    def pop(self) -> None:
-        """Drop the smallest pair. Raises IndexError without any."""
-        if not self._now:
-            self.first()
-        heappop(self._now)
+    def pop(self) -> Pair | None:
+        """Take the smallest pair out; ``None`` without any."""
+        return heappop(self._now) if self._now or self.first() is not None else None
 
     def keep(self, ids: Container[int]) -> None:
         """Drop all pairs but those of these ids."""

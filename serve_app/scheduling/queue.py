@@ -167,15 +167,22 @@ class ClassQueue:
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
-        self._pop(entry)
+        self.take_head(entry.lane)
         return entry
 
     def take_head(self, lane: str) -> Entry | None:
         """Take the entry of this lane with the earliest deadline, or ``None``."""
-        entry = self.head(lane)
-        if entry is not None:
-            self._pop(entry)
-        return entry
+        calendar = self._calendars.get(lane)
+        if calendar is None:
+            return None
+        while (first := calendar.pop()) is not None:
+            self._pairs -= 1
+            entry = self._entries.pop(first[1], None)
+            if entry is not None:
+                self._forget(entry)
+                return entry
+        del self._calendars[lane]
+        return None
 
     def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
         """Pop entries of one lane in order while they fit: their rows in ``room``, their bucket in ``bucket``.
@@ -194,7 +201,7 @@ class ClassQueue:
             entry = self.head(lane)
             if entry is None or entry.rows > left or entry.bucket > bucket:
                 break
-            self._pop(entry)
+            self.take_head(lane)
             into.append(entry)
             left -= entry.rows
         return room - left
@@ -207,7 +214,7 @@ class ClassQueue:
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
         while (entry := self.head()) is not None and entry.deadline <= now:
-            self._pop(entry)
+            self.take_head(entry.lane)
             into.append(entry)
 
     def _first(self, lane: str) -> Pair | None:
@@ -222,13 +229,6 @@ class ClassQueue:
             self._pairs -= 1
         del self._calendars[lane]
         return None
-
-    def _pop(self, entry: Entry) -> None:
-        """Take out an entry that is the first of its lane."""
-        self._calendars[entry.lane].pop()
-        self._pairs -= 1
-        del self._entries[entry.id]
-        self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
         """Count out an entry that has left the dict, and rebuild the calendars when too much of them is stale."""
