@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
+from operator import attrgetter
 
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.slots import Replica
 
+_deadline = attrgetter("deadline")
 _RUNNING = EntryState.RUNNING
 _STALE_ALLOWED = 64
 
@@ -157,7 +159,3 @@ class BundlesInFlight:
             bundle.release_entries()
             if not bundle.replica.listed:
                 self.pop(bundle_id)
-
-
-def _deadline(entry: Entry) -> float:
-    return entry.deadline

@@ -59,12 +59,11 @@ class DeadlineHistogram:
         """Rows with a deadline no later than ``deadline``, to a cell's precision (31 ms)."""
         if deadline - now > self.HORIZON_S:
             return self.total
-        cell = int(deadline * self._CELLS_PER_S)
-        first = (int(now * self._CELLS_PER_S) >> 5) & 63
-        last = (cell >> 5) & 63
+        cell = int(deadline * self._CELLS_PER_S) & 2047
+        first, last = int(now) & 63, cell >> 5
         coarse = self._coarse
         rows = sum(coarse[first:last]) if first <= last else sum(coarse[first:]) + sum(coarse[:last])
-        return rows + sum(self._fine[last << 5 : (last << 5) + (cell & 31) + 1])
+        return rows + sum(self._fine[last << 5 : cell + 1])
 
 
 class ClassQueue:

@@ -171,16 +171,18 @@ class Scheduler:
         model.answered(bundle, executions, now, outlook)
         self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
-        useful = 0
+        useful = nbytes = 0
         for entry in bundle.entries:
             if entry.state is not _RUNNING:
                 continue
             if entry.deadline <= now:
                 self._late.append(entry)
             else:
-                self._end(entry)
+                entry.state = _DONE
+                nbytes += entry.nbytes
                 answered.append(entry)
                 useful += entry.rows
+        self._bounds.nbytes -= nbytes
         model.wasted_rows += bundle.rows - useful
         return answered
 
