@@ -333,9 +333,9 @@ class Scheduler:
             earliest = min(earliest, entry.deadline)
         for device in self._devices:
             earliest = min(earliest, device.open_at)
-            for model in device.models:
-                # Also without work: who asks for the usable replicas must not see holds that are over.
-                earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
+        for model in self._models.values():
+            # Also without work: who asks for the usable replicas must not see holds that are over.
+            earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
