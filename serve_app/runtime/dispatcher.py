@@ -313,7 +313,7 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook)
+        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
         self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
         answers: Mapping[int, Success | Failure] = {
             entry.id: answer for entry, answer in zip(entries, result.results, strict=True)

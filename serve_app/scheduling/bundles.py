@@ -24,10 +24,9 @@ class Bundle:
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
         rows: Rows of the bundle.
         begins: When its replica was predicted to be free for it, seconds; when it was sent at the earliest.
-        alone: Whether nothing else from here was at its replica when it was sent.
     """
 
-    __slots__ = ("_by_deadline", "_due", "alone", "begins", "entries", "id", "model", "replica", "rows")
+    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "replica", "rows")
 
     def __init__(
         self,
@@ -39,7 +38,6 @@ class Bundle:
         begins: float = 0.0,
     ) -> None:
         self.begins = begins
-        self.alone = not replica.bundles
         self.id = id
         self.model = model
         self.replica = replica

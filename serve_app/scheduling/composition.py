@@ -213,8 +213,8 @@ def _best_run(
         rate = (end - start) / seconds if seconds > 0.0 else inf
         if best is None or rate > best_rate * _BETTER:
             best, best_rate = _Run(start, end, rows, bucket, limit, max(alone, target)), rate
-        if last or not settings.early_drop or limit >= most or capped < slack:
-            # Nothing more to add, or more slack would not allow more rows.
+        if last or not settings.early_drop or limit >= most or capped < slack or head.probe:
+            # Nothing more to add, or more slack would not allow more rows. A probe is not given up: it is to be run.
             return best
         rows -= head.rows
         start += 1

@@ -86,7 +86,7 @@ class ModelState:
         self.policy = batch_policy(settings)
         self.arrivals = ArrivalPattern(settings.slo_s)
         self.overhead = Overhead(network_s)
-        # Of bundles that waited for no other: learnt from begins that are predicted with it, it would confirm itself.
+        # Learnt from what replicas tell: from begins that are predicted with it, it would confirm itself.
         self.round_trip = Overhead(network_s, _MEDIAN)
         self.pause = Overhead(0.0, _MEDIAN)
         self.earliness = Earliness()
@@ -151,6 +151,7 @@ class ModelState:
         executions: Sequence[tuple[int, int, float, str]],
         now: float,
         outlook: Outlook | None = None,
+        waited_s: float = 0.0,
     ) -> None:
         """A replica answered a bundle: frees its slot, and learns.
 
@@ -159,33 +160,12 @@ class ModelState:
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
             outlook: What the replica told of itself, where other routers send to it too.
+            waited_s: How long it was at the replica before its execution began.
         """
         replica = bundle.replica
-        sent = replica.sent.get(bundle.id, bundle.begins)
-        left_before = replica.answered_at - self.round_trip.seconds
-        since_answer = now - replica.answered_at
-        predicted_s = self.slots.release(replica, bundle.id, now, answered=True, outlook=outlook)
-        executed = 0.0
-        for rows, bucket, seconds, variant in executions:
-            self.latencies.observe(rows, bucket, seconds, variant)
-            executed += seconds
-        if executions and bundle.entries:
-            self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
-            if predicted_s > 0.0:
-                self.earliness.observe(executed / predicted_s)
-            took, since_sent = now - bundle.begins - executed, now - sent - executed
-            if outlook is not None and outlook.waited_s > 0.0:
-                # Others' work before it is no overhead.
-                since_sent -= outlook.waited_s
-                took = min(took, since_sent)
-            self.overhead.observe(took)
-            if bundle.alone:
-                self.round_trip.observe(since_sent)
-                self.slots.round_trip_s = self.round_trip.seconds
-            elif outlook is None and sent < left_before:
-                # It was at the replica when that got free.
-                self.pause.observe(since_answer - executed)
-                self.slots.pause_s = self.pause.seconds
+        if executions:
+            self._learn(bundle, executions, now, outlook, waited_s)
+        self.slots.release(replica, bundle.id, now, answered=True, outlook=outlook)
         if outlook is None:
             replica.riders = replica.riders_s = 0.0
         elif len(executions) == 1:
@@ -285,6 +265,38 @@ class ModelState:
             )
         )
         return min(opens, latest)
+
+    def _learn(
+        self,
+        bundle: Bundle,
+        executions: Sequence[tuple[int, int, float, str]],
+        now: float,
+        outlook: Outlook | None,
+        waited_s: float,
+    ) -> None:
+        """Observe what an answered bundle took, before its slot is free; see `answered`."""
+        executed = 0.0
+        for rows, bucket, seconds, variant in executions:
+            self.latencies.observe(rows, bucket, seconds, variant)
+            executed += seconds
+        if not bundle.entries:
+            return
+        replica, slots = bundle.replica, self.slots
+        self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
+        predicted_s = replica.predicted_s(bundle.id)
+        if predicted_s > 0.0:
+            self.earliness.observe(executed / predicted_s)
+        sent = replica.sent.get(bundle.id, bundle.begins)
+        took = now - bundle.begins - executed
+        if outlook is not None and outlook.waited_s > 0.0:
+            took = min(took, now - sent - outlook.waited_s - executed)  # others' work before it is no overhead
+        self.overhead.observe(took)
+        if outlook is None:
+            # Between two answers, for what was there; what came later was ready for less.
+            self.pause.observe(min(waited_s, now - replica.answered_at - executed))
+            slots.pause_s = self.pause.seconds
+        self.round_trip.observe(now - sent - waited_s - executed)
+        slots.round_trip_s = self.round_trip.seconds
 
     def _spare_s(self, head: Entry, replica: Replica, now: float) -> float:
         """How long something else may take first, so that all that is queued in the head's class can follow in time."""

@@ -152,6 +152,7 @@ class Scheduler:
         executions: Sequence[tuple[int, int, float, str]],
         now: float,
         outlook: Outlook | None = None,
+        waited_s: float = 0.0,
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -160,6 +161,7 @@ class Scheduler:
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
             outlook: What the replica told of itself, where other routers send to it too.
+            waited_s: How long the bundle was ready at the replica before its execution began, seconds.
 
         Returns:
             The entries to answer, now DONE. Those that expired or were cancelled are not among them.
@@ -168,7 +170,7 @@ class Scheduler:
         if bundle is None:
             return []
         model = self._models[bundle.model]
-        model.answered(bundle, executions, now, outlook)
+        model.answered(bundle, executions, now, outlook, waited_s)
         self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
         useful = nbytes = 0

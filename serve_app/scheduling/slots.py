@@ -74,6 +74,10 @@ class Replica:
         """Rows of a full batch that are this router's, of ``max_rows``."""
         return max(1, int(max_rows * self.share + 1e-9))
 
+    def predicted_s(self, bundle_id: int) -> float:
+        """Predicted execution time of a bundle in flight there, seconds; 0.0 when it is not."""
+        return self.bundles.get(bundle_id, _NO_BUNDLE)[1]
+
     @property
     def rows(self) -> int:
         """Rows in flight there."""
@@ -161,8 +165,8 @@ class Slots:
         *,
         answered: bool,
         outlook: Outlook | None = None,
-    ) -> float:
-        """Free the slot of a bundle that was answered or failed. Returns its predicted time, seconds.
+    ) -> None:
+        """Free the slot of a bundle that was answered or failed.
 
         Args:
             replica: Where it was.
@@ -171,7 +175,7 @@ class Slots:
             answered: Whether it was answered.
             outlook: What the replica told of itself; ``None``: it has nothing but what came from here.
         """
-        predicted_s = replica.bundles.pop(bundle_id, _NO_BUNDLE)[1]
+        replica.bundles.pop(bundle_id, None)
         replica.sent.pop(bundle_id, None)
         replica.suspects.discard(bundle_id)
         if outlook is None:
@@ -190,7 +194,6 @@ class Slots:
         elif replica.held_until == inf and not replica.bundles:
             replica.held_until = self._hold_end(replica, now)
         self._place(replica)
-        return predicted_s
 
     def fail(self, replica: Replica, now: float) -> None:
         """Hold a replica that is believed lost, or the wake-up slot. One that is held already stays so."""

@@ -36,13 +36,26 @@ class Sent:
         left: When its answer left the replica.
         sender: Name of the router that sent it.
         reached_at: When it was at the gate.
-        waited_s: How long it waited at the gate, if others' work ran meanwhile, seconds.
+        waited_s: How long it was here before its execution began, seconds.
+        behind_others: Whether other routers' work ran meanwhile.
         outlook: What the replica tells its router with the answer.
     """
 
     __slots__ = (
-        "at", "behind_s", "dispatch", "done", "due", "executions", "expired", "failed", "left", "outlook",
-        "reached_at", "sender", "waited_s",
+        "at",
+        "behind_others",
+        "behind_s",
+        "dispatch",
+        "done",
+        "due",
+        "executions",
+        "expired",
+        "failed",
+        "left",
+        "outlook",
+        "reached_at",
+        "sender",
+        "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +70,7 @@ class Sent:
         self.sender = sender
         self.reached_at = 0.0
         self.waited_s = 0.0
+        self.behind_others = False
         self.outlook: Outlook | None = None
         self.done = done
         self.failed = failed
@@ -136,10 +150,8 @@ class SimulatedReplica:
             if not grant.granted:
                 return
             bundles = [self._waiting.pop(ticket) for ticket in grant.granted]
-            now = self._world.now
             for sent in bundles:
-                if self._gate.others_since(sent.sender, sent.reached_at):
-                    sent.waited_s = now - sent.reached_at
+                sent.behind_others = self._gate.others_since(sent.sender, sent.reached_at)
             self._busy = True
             self._run_next(bundles, self._lots(bundles), [], 0)
 
@@ -211,7 +223,10 @@ class SimulatedReplica:
                 return
             observed = (run.rows, run.bucket, execution.seconds, run.variant)
             self._foresight.observe(*observed)
+            began = self._world.now - execution.seconds
             for sent in run.senders:
+                if not sent.executions:
+                    sent.waited_s = began - sent.reached_at
                 sent.executions.append(observed)
             self._run_next(bundles, lots, runs, place + 1)
 
@@ -232,7 +247,7 @@ class SimulatedReplica:
 
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
-        sent.outlook = self._gate.outlook(sent.sender, sent.left, sent.waited_s)
+        sent.outlook = self._gate.outlook(sent.sender, sent.left, sent.waited_s if sent.behind_others else 0.0)
         if self._answer_s > 0.0:
             self._world.at(sent.left + self._answer_s, partial(take, sent))
         else:

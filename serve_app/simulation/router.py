@@ -157,7 +157,9 @@ class SimulatedRouter:
     def done(self, sent: Sent) -> None:
         """A bundle's answer has come back."""
         self._in_flight.pop(sent.dispatch.bundle_id, None)
-        alive = self.scheduler.on_done(sent.dispatch.bundle_id, sent.executions, self._world.now, sent.outlook)
+        alive = self.scheduler.on_done(
+            sent.dispatch.bundle_id, sent.executions, self._world.now, sent.outlook, sent.waited_s
+        )
         for entry in alive:
             if sent.expired and entry in sent.expired:
                 self._world.drop(entry.payload)

@@ -148,6 +148,15 @@ def test_without_early_drop_the_queue_goes_in_order() -> None:
     assert (bundle.entries, bundle.given_up, left) == (tight, [], 30)
 
 
+def test_a_probe_is_not_given_up_for_a_better_run() -> None:
+    """It forces a small bundle; the many that could go without it have to wait."""
+    probe = make_entry(deadline=0.0061)
+    probe.probe = True
+    bundle, left = _compose(probe, *[make_entry(deadline=1.0) for _ in range(32)])
+
+    assert (bundle.entries[0], bundle.given_up, left) == (probe, [], 33 - bundle.rows)
+
+
 def test_probes_are_never_given_up() -> None:
     """They are to be executed although they will be late: alone, or at the head of others."""
     probe = make_entry(deadline=0.001)

@@ -14,8 +14,12 @@ from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
 
+_WAYS_S = 0.0
+"""Bundles are at their replicas at once, and the scheduler knows it."""
+_NO_TIE_S = 1e-6
+"""What ends exactly at its deadline may be planned, and is late."""
 _POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
 _DECISIONS_PER_EVENT = 30
 
@@ -50,7 +54,7 @@ class _Drive:
         self.idle_since: dict[str, float] = {}
         self._ratios = ratios
         self._free: dict[tuple[str, str | None], float] = {}
-        self._ends: list[tuple[float, int, Dispatch, float]] = []
+        self._ends: list[tuple[float, int, Dispatch, float, float]] = []
         self._order = count()
 
     def decide(self) -> None:
@@ -65,9 +69,9 @@ class _Drive:
             ratio = self._ratios[dispatch.bundle_id % len(self._ratios)]
             at = (dispatch.model, dispatch.replica)
             seconds = (dispatch.predicted_s or 0.01) * ratio
-            end = max(self.now, self._free.get(at, 0.0)) + seconds
-            self._free[at] = end
-            heappush(self._ends, (end, next(self._order), dispatch, seconds))
+            waited = max(0.0, self._free.get(at, 0.0) - self.now)
+            self._free[at] = end = self.now + waited + seconds
+            heappush(self._ends, (end, next(self._order), dispatch, seconds, waited))
         wake_at = self.scheduler.wake_at
         assert wake_at is None or wake_at > self.now
 
@@ -81,9 +85,9 @@ class _Drive:
                 break
             self.now = following
             while self._ends and self._ends[0][0] <= self.now:
-                _, _, dispatch, seconds = heappop(self._ends)
+                _, _, dispatch, seconds, waited = heappop(self._ends)
                 executions = [(dispatch.rows, dispatch.bucket, seconds, dispatch.variant)]
-                self.answered += self.scheduler.on_done(dispatch.bundle_id, executions, self.now)
+                self.answered += self.scheduler.on_done(dispatch.bundle_id, executions, self.now, waited_s=waited)
             self.decide()
         if moment < inf:
             self.now = moment
@@ -98,7 +102,8 @@ class _Drive:
         """Let time pass, and then one request arrive."""
         gap, model, priority, budget, rows = offered
         self.run_until(self.now + gap)
-        entry = make_entry(priority, self.now + budget, model=model, rows=rows, arrival=self.now)
+        deadline = self.now + budget + _NO_TIE_S
+        entry = make_entry(priority, deadline, model=model, rows=rows, arrival=self.now)
         if self.scheduler.on_arrival(entry, self.now) is None:
             self.accepted.append(entry)
         self.decide()
@@ -122,6 +127,7 @@ def _scheduler(
         groups=[DeviceGroup("g", ("m", "n"))] if grouped else [],
         replicas=[f"r{i}" for i in range(replicas)],
         profile=AFFINE if known else (),
+        limits=ProcessLimits(total_bytes=10**12, network_s=_WAYS_S),
         normal=make_class(min_share=share),
         low=make_class(min_share=share),
     )

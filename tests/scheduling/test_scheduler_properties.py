@@ -333,7 +333,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, dispatch: Dispatch, fresh: bool) -> None:
         """Earliest deadline first within a class, and strict classes without shares.
 
-        With early drop, entries may stay behind that can still be in time at another replica, and not at this one.
+        With early drop, entries may stay behind that can still be in time at another replica, and not at this one; and
+        a head that is given up leaves its place to the next of its lane.
         Riders of other classes may leave behind whom the bundle would be too long for.
         """
         entries = dispatch.entries
@@ -344,7 +345,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         lane = self.lanes[entries[0].id]
         self.lanes.update((entry.id, entry.lane) for entry in entries)
         known = self.scheduler.latency(dispatch.model, entries[0].variant).known
-        if not fresh or (self.models[dispatch.model].early_drop and known):
+        may_be_late = known or dispatch.model in self.grouped
+        if not fresh or (self.models[dispatch.model].early_drop and may_be_late):
             return
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
