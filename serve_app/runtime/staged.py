@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.errors import DeadlineExceeded
+from serve_app.errors import DeadlineExceeded, InvalidRequest
+from serve_app.inference.batch import rows_of
 from serve_app.payloads import EntryResult, Execution, Failure, Tensors, WireEntry
 
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
@@ -23,7 +24,7 @@ class Staged:
         results: Per entry its outcome, filled in on the way.
         rows: Rows it puts into a batch.
         sender: Names the router that sent it.
-        waited_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
+        behind_others_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
     """
 
     entries: list[WireEntry]
@@ -32,11 +33,21 @@ class Staged:
     results: list[EntryResult | None]
     rows: int = 0
     sender: str = ""
-    waited_s: float = 0.0
+    behind_others_s: float = 0.0
     executions: list[Execution] = field(default_factory=list)
     executed_at: float = 0.0
     finished_at: float = 0.0
     grant: Grant | None = None
+
+    def count_rows(self) -> None:
+        """Set ``rows``. Entries whose tensors do not agree in their rows fail, as they would in a batch."""
+        self.rows = 0
+        for index, tensors in enumerate(self.tensors):
+            if not isinstance(tensors, Failure):
+                try:
+                    self.rows += rows_of(tensors)
+                except InvalidRequest as error:
+                    self.tensors[index] = Failure(error.code, error.message)
 
 
 class Grant:
@@ -61,8 +72,3 @@ class Grant:
         self._waiting -= 1
         if self._waiting == 0 and not self.running:
             self.end()
-
-
-def rows_of(tensors: Tensors) -> int:
-    """Rows that an entry's tensors have."""
-    return int(next(iter(tensors.values())).shape[0])

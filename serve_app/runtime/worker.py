@@ -21,7 +21,7 @@ from typing import TypeAlias, cast
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend
-from serve_app.inference.batch import run_entries
+from serve_app.inference.batch import rows_of, run_entries
 from serve_app.payloads import (
     Bundle,
     BundleResult,
@@ -33,7 +33,7 @@ from serve_app.payloads import (
 )
 from serve_app.processors.processor import Processor
 from serve_app.runtime.processor_pool import ProcessorPool
-from serve_app.runtime.staged import EXPIRED, Grant, Staged, rows_of
+from serve_app.runtime.staged import EXPIRED, Grant, Staged
 from serve_app.scheduling.foresight import Due, Foresight
 from serve_app.scheduling.gate import Gate, Ticket
 
@@ -101,7 +101,7 @@ class Worker:
         )
         await self._pool.preprocess(staged)
         preprocessed = time.monotonic()
-        staged.rows = sum(rows_of(tensors) for tensors in staged.tensors if not isinstance(tensors, Failure))
+        staged.count_rows()
         if staged.rows:
             await self._wait_and_run(staged)
         executed = staged.executed_at or preprocessed
@@ -113,7 +113,7 @@ class Worker:
             preprocessed - started,
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
-            self._gate.outlook(staged.sender, finished, staged.waited_s),
+            self._gate.outlook(staged.sender, finished, staged.behind_others_s),
         )
 
     def stalled_s(self) -> float:
@@ -165,7 +165,7 @@ class Worker:
         grant = self._grants.pop(ticket)
         staged.grant = grant
         if self._gate.others_since(staged.sender, reached):
-            staged.waited_s = time.monotonic() - reached
+            staged.behind_others_s = time.monotonic() - reached
         try:
             await self._run_together(staged)
         finally:
@@ -256,6 +256,9 @@ class Worker:
         places = self._in_time(variant, places)
         if not places:
             return []
+        started = time.monotonic()
+        for staged, _ in places:
+            staged.executed_at = started
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = None
         if self._processor is not None:

@@ -188,7 +188,8 @@ def _best_run(
             if start < end and head.bucket == bucket > looked_at[start].bucket:
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
-        target = target_s(latency, settings, head.rows, head.bucket, slack)
+        hopeless = alone > slack and head.probe
+        target = alone if hopeless else target_s(latency, settings, head.rows, head.bucket, slack)
         capped = max(alone, min(target, room.longest_s[head.priority - 1]))
         limit = latency.rows_within(capped, bucket, most)
         last = False

@@ -148,12 +148,13 @@ class Device:
             # Everything that was looked at is given up: look again at what is left.
 
     def _paid(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Let those go first on credit whose class is not the most urgent of all members."""
+        """Let those go first whose class is not the most urgent of all members, and has credit for a full batch."""
         most_urgent = min(candidate.priority for candidate in candidates)
         shares = self.shares
         return [
             candidate._replace(paid=True)
-            if candidate.priority > most_urgent and shares.may_go_first(candidate.priority, candidate.alone_s)
+            if candidate.priority > most_urgent
+            and shares.covers(candidate.priority, max(candidate.alone_s, candidate.model.full_s(candidate.head)))
             else candidate
             for candidate in candidates
         ]

@@ -67,13 +67,13 @@ class Outlook(NamedTuple):
         bundles: The receiver's own bundles among that.
         share: The part of a batch that is the receiver's, over 0 to 1: equal ones, but for routers that lately used
             much less than that.
-        waited_s: How long the answered bundle waited at the gate, if others' work ran meanwhile, seconds.
+        behind_others_s: How long the answered bundle waited at the gate, if others' work ran meanwhile, seconds.
     """
 
     busy_s: float
     bundles: int
     share: float
-    waited_s: float = 0.0
+    behind_others_s: float = 0.0
 
 
 class Gate:
@@ -103,13 +103,13 @@ class Gate:
         """Rows that wait."""
         return sum(ticket.rows for ticket in self._waiting.values())
 
-    def outlook(self, sender: str, now: float, waited_s: float = 0.0) -> Outlook | None:
+    def outlook(self, sender: str, now: float, behind_others_s: float = 0.0) -> Outlook | None:
         """What to tell a router with an answer; ``None`` where no other one has lately sent anything.
 
         Args:
             sender: The router.
             now: Seconds on the replica's monotonic clock.
-            waited_s: See `Outlook`.
+            behind_others_s: See `Outlook`.
         """
         here = (*self._waiting.values(), *self._running)
         active = {other for other, seen in self._seen.items() if seen.at > now - _ACTIVE_S}
@@ -129,7 +129,7 @@ class Gate:
         parts = [part / total for other, part in rows.items() if other != sender and part < small * total]
         share = (1.0 - sum(parts)) / (len(active) - len(parts))
         own = sum(ticket.sender == sender for ticket in here)
-        return Outlook(busy_s, own, share, waited_s)
+        return Outlook(busy_s, own, share, behind_others_s)
 
     def others_since(self, sender: str, moment: float) -> bool:
         """Whether other routers' rows have run here since."""

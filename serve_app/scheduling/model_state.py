@@ -86,7 +86,6 @@ class ModelState:
         self.policy = batch_policy(settings)
         self.arrivals = ArrivalPattern(settings.slo_s)
         self.overhead = Overhead(network_s)
-        # Learnt from what replicas tell: from begins that are predicted with it, it would confirm itself.
         self.round_trip = Overhead(network_s, _MEDIAN)
         self.pause = Overhead(0.0, _MEDIAN)
         self.earliness = Earliness()
@@ -100,10 +99,10 @@ class ModelState:
 
         Returns:
             ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``overhead_s`` (of a bundle, besides its
-            execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names), ``slots`` and ``slots_in_use``,
-            ``latency_s`` (of the exact model, per cost bucket: predicted seconds of 1 row and of a full batch),
-            ``window_s`` (of the policy ``window``, else ``None``),
-            ``wasted_rows`` (executed for nobody), and where variants have run ``variants`` (by name: their
+            execution), ``round_trip_s`` and ``pause_s`` (see `Slots`), ``running_rows``, ``replicas`` and
+            ``held_replicas`` (names), ``slots`` and ``slots_in_use``, ``latency_s`` (of the exact model, per cost
+            bucket: predicted seconds of 1 row and of a full batch), ``window_s`` (of the policy ``window``, else
+            ``None``), ``wasted_rows`` (executed for nobody), and where variants have run ``variants`` (by name: their
             ``latency_s``).
         """
         slots = self.slots
@@ -113,6 +112,8 @@ class ModelState:
                 for priority, length in self.queue.lengths().items()
             },
             "overhead_s": self.overhead.seconds,
+            "round_trip_s": slots.round_trip_s,
+            "pause_s": slots.pause_s,
             "running_rows": slots.rows,
             "replicas": list(slots.replicas),
             "held_replicas": slots.held,
@@ -206,9 +207,9 @@ class ModelState:
         owed: Priority | None = None
         for at in range(1, len(ready)):
             alone_s = self._alone_s(heads[at][0])
-            if not shares.may_go_first(ready[at], alone_s):
+            if not shares.covers(ready[at], alone_s):
                 continue
-            if shares.credit_s[ready[at]] < self._full_s(heads[at][0]):
+            if shares.credit_s[ready[at]] < self.full_s(heads[at][0]):
                 owed = owed or ready[at]
                 continue
             chosen, paid, owed = at, True, None
@@ -279,23 +280,24 @@ class ModelState:
         for rows, bucket, seconds, variant in executions:
             self.latencies.observe(rows, bucket, seconds, variant)
             executed += seconds
-        if not bundle.entries:
-            return
         replica, slots = bundle.replica, self.slots
-        self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
+        if bundle.entries:
+            self.policy.on_batch(bundle.rows, now - min(entry.arrival for entry in bundle.entries))
+        if replica.held_until is not None:
+            return  # how long it was silent tells nothing of the ways
         predicted_s = replica.predicted_s(bundle.id)
         if predicted_s > 0.0:
             self.earliness.observe(executed / predicted_s)
         sent = replica.sent.get(bundle.id, bundle.begins)
-        took = now - bundle.begins - executed
-        if outlook is not None and outlook.waited_s > 0.0:
-            took = min(took, now - sent - outlook.waited_s - executed)  # others' work before it is no overhead
+        took, since_sent = now - bundle.begins - executed, now - sent - executed
+        if outlook is not None and outlook.behind_others_s > 0.0:
+            took = min(took, since_sent - outlook.behind_others_s)  # others' work before it is no overhead
         self.overhead.observe(took)
         if outlook is None:
             # Between two answers, for what was there; what came later was ready for less.
-            self.pause.observe(min(waited_s, now - replica.answered_at - executed))
+            self.pause.observe(min(waited_s, since_sent, now - replica.answered_at - executed))
             slots.pause_s = self.pause.seconds
-        self.round_trip.observe(now - sent - waited_s - executed)
+        self.round_trip.observe(since_sent - waited_s)
         slots.round_trip_s = self.round_trip.seconds
 
     def _spare_s(self, head: Entry, replica: Replica, now: float) -> float:
@@ -305,7 +307,7 @@ class ModelState:
         own = execution_s(self.latencies.of(head.variant), max(rows, head.rows), head.bucket, settings.max_rows)
         return head.deadline - max(now, replica.busy_until) - self.overhead.seconds - own
 
-    def _full_s(self, head: Entry) -> float:
+    def full_s(self, head: Entry) -> float:
         """Predicted execution time of the largest batch within the model's target."""
         latency, settings = self.latencies.of(head.variant), self.settings
         rows, seconds_per_row = latency.best(head.bucket, settings.max_rows, settings.slo_s)

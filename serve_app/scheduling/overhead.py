@@ -11,16 +11,17 @@ _EARLY_QUANTILE = 0.75
 
 
 class Overhead:
-    """What one model's bundles cost besides their execution: transport, preprocessing, splitting.
+    """Something that comes on top of executions, as a quantile of what was lately seen.
 
-    What a bundle took from the moment when its replica was predicted to be free for it, less its execution.
+    E.g. what one model's bundles cost besides their execution (transport, preprocessing, splitting): what a bundle took
+    from the moment when its replica was predicted to be free for it, less its execution.
 
     Args:
         assumed_s: What is assumed until a few bundles were seen, seconds. Never less than a tenth of it is.
         quantile: Which of the last 32 counts, 0 to 1: a high one for what is promised, the median for what is usual.
 
     Attributes:
-        seconds: That quantile of the last 32 overheads, seconds.
+        seconds: That quantile of the last 32, seconds.
     """
 
     __slots__ = ("_least_s", "_quantile", "_samples", "seconds")

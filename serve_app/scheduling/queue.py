@@ -111,7 +111,7 @@ class ClassQueue:
         return self._entries.get(entry.id) is entry
 
     @property
-    def heap_size(self) -> int:
+    def pairs(self) -> int:
         """Pairs held, stale ones included: at most ``2 * len(self) + 64``."""
         return self._pairs
 

@@ -29,7 +29,7 @@ class Shares:
         min_share: Share per class, each 0 to 1.
 
     Attributes:
-        credit_s: Predicted server seconds that each class may go first for. Negative is debt.
+        credit_s: Predicted server seconds that each class is owed. Negative is debt.
     """
 
     __slots__ = ("_min_share", "credit_s")
@@ -38,9 +38,9 @@ class Shares:
         self._min_share = dict(min_share)
         self.credit_s = dict.fromkeys(self._min_share, 0.0)
 
-    def may_go_first(self, priority: Priority, head_cost_s: float) -> bool:
-        """Whether the class's credit covers its head's predicted cost."""
-        return self._min_share[priority] > 0.0 and self.credit_s[priority] >= max(head_cost_s, _UNKNOWN_COST_S)
+    def covers(self, priority: Priority, cost_s: float) -> bool:
+        """Whether the class's credit covers a predicted cost."""
+        return self._min_share[priority] > 0.0 and self.credit_s[priority] >= max(cost_s, _UNKNOWN_COST_S)
 
     def held_back(self, priority: Priority, seconds: float) -> None:
         """A class's work was held back for so long while the device could have run it: that earns its share, too."""

@@ -179,7 +179,8 @@ class Slots:
         replica.sent.pop(bundle_id, None)
         replica.suspects.discard(bundle_id)
         if outlook is None:
-            busy_until, told, replica.share = now - self.round_trip_s + self.pause_s, 0, 1.0
+            pause_s = self.pause_s if replica.bundles else 0.0
+            busy_until, told, replica.share = now - self.round_trip_s + pause_s, 0, 1.0
         else:
             # What it knows of is in its own prediction already; bundles reach it in the order sent. The round trip is
             # left to what others sent meanwhile.

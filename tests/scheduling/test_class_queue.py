@@ -82,7 +82,7 @@ def test_stale_heap_pairs_are_bounded() -> None:
         queue.push(entry)
         queue.remove(entry)
 
-    assert queue.heap_size <= 2 * len(queue) + 64
+    assert queue.pairs <= 2 * len(queue) + 64
     assert keep == [queue.pop() for _ in keep]
 
 
@@ -257,4 +257,4 @@ def test_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
         assert sum(e.rows for e in model) == queue.rows == queue.histogram.total
         assert sum(e.nbytes for e in model) == queue.nbytes == totals.nbytes
         assert sum(e.rows * e.bucket for e in model) == queue.row_buckets
-        assert queue.heap_size <= 2 * len(queue) + 64
+        assert queue.pairs <= 2 * len(queue) + 64

@@ -157,6 +157,15 @@ def test_a_probe_is_not_given_up_for_a_better_run() -> None:
     assert (bundle.entries[0], bundle.given_up, left) == (probe, [], 33 - bundle.rows)
 
 
+def test_a_probe_that_will_be_late_makes_nobody_else_late() -> None:
+    """It goes alone: its own deadline bounds nothing any more, and others have deadlines of theirs."""
+    probe = make_entry(deadline=0.001)
+    probe.probe = True
+    bundle, left = _compose(probe, *[make_entry(deadline=0.020) for _ in range(8)])
+
+    assert (bundle, left) == (Composition([probe], 1, 0, "", []), 8)
+
+
 def test_probes_are_never_given_up() -> None:
     """They are to be executed although they will be late: alone, or at the head of others."""
     probe = make_entry(deadline=0.001)

@@ -128,7 +128,7 @@ def test_the_outlook_tells_what_is_here_and_whose_it_is() -> None:
     assert told is not None
     assert told == Outlook(told.busy_s, 1, 0.5)
     assert told.busy_s == pytest.approx(0.003 + 0.013)
-    assert gate.outlook("a", 0.010, 0.004) == told._replace(waited_s=0.004)
+    assert gate.outlook("a", 0.010, 0.004) == told._replace(behind_others_s=0.004)
 
 
 def test_a_router_that_sends_little_leaves_its_part_to_the_others() -> None:

@@ -210,3 +210,33 @@ def test_predictions_are_positive_and_monotone_in_rows(
     rows = latency.rows_within(limit, bucket, 64)
     assert rows == 64 or latency.predict(rows + 1, bucket) > limit
     assert rows == 0 or latency.predict(rows, bucket) <= limit
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.sampled_from([1, 3, 8, 32]), st.sampled_from([0, 16]), st.floats(1e-4, 0.5)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_what_was_asked_before_changes_no_answer(events: list[tuple[bool, int, int, float]]) -> None:
+    """Answers are kept while they hold, and no longer: one that was asked all along says what a new one says."""
+    asked, fresh = LatencyModel(), LatencyModel()
+    for seeds, rows, bucket, seconds in events:
+        for latency in (asked, fresh):
+            if seeds:
+                latency.seed([(rows, bucket, seconds)])
+            else:
+                latency.observe(rows, bucket, seconds)
+        _answers(asked)
+
+    assert _answers(asked) == _answers(fresh)
+
+
+def _answers(latency: LatencyModel) -> list[object]:
+    buckets, sizes = (0, 16, 32), (1, 2, 8, 20, 64)
+    return [
+        *(latency.predict(rows, bucket) for bucket in buckets for rows in sizes),
+        *(latency.best(bucket, 32, 0.1) for bucket in buckets),
+        *(latency.rows_within(0.05, bucket, 32) for bucket in buckets),
+    ]

@@ -75,3 +75,35 @@ def test_a_pause_that_is_believed_too_long_is_unlearnt() -> None:
         bundle = following
 
     assert model.slots.pause_s == pytest.approx(0.0001)
+
+
+def test_what_came_too_late_teaches_the_way_all_the_same() -> None:
+    """Its entries have ended, and its answer tells how long the ways are: or else all that follows is late, too."""
+    model = _model()
+    for number in range(8):
+        bundle = _send(model, number, float(number))
+        bundle.release_entries()
+        model.answered(bundle, [(1, 0, 0.01, "")], number + 0.07)
+
+    assert (model.overhead.seconds, model.slots.round_trip_s) == pytest.approx((0.06, 0.06))
+
+
+def test_a_replica_that_was_silent_teaches_nothing_of_the_ways() -> None:
+    """It was out of the choice when it answered at last."""
+    model = _model()
+    for number in range(8):
+        bundle = _send(model, number, 100.0 * number)
+        model.slots.quarantine("a", 100.0 * number + 30.0)
+        model.answered(bundle, [(1, 0, 0.01, "")], 100.0 * number + 60.0)
+
+    assert (model.overhead.seconds, model.slots.round_trip_s) == (0.002, 0.002)
+
+
+def test_a_pause_does_not_keep_an_idle_replica_from_work() -> None:
+    """However long it is: what comes before its end waits there."""
+    model = _model()
+    model.slots.pause_s = 0.5
+    bundle = _send(model, 0, 0.0)
+    model.slots.release(bundle.replica, 0, 1.0, answered=True)
+
+    assert bundle.replica.busy_until <= 1.0

@@ -480,6 +480,8 @@ def test_snapshot_is_json() -> None:
         },
         "credit_s": {"high": 0.0, "normal": 0.0, "low": 0.0},
         "overhead_s": 0.002,
+        "round_trip_s": 0.002,
+        "pause_s": 0.0,
         "running_rows": 2,
         "replicas": ["a"],
         "held_replicas": [],

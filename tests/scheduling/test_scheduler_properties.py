@@ -16,6 +16,7 @@ from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entr
 
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
 
@@ -164,14 +165,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.end(entry)
 
     @precondition(lambda self: self.in_flight)
-    @rule(index=_INDEX, seconds=st.sampled_from([0.0, 0.001, 0.05, 2.0]))
-    def done(self, index: int, seconds: float) -> None:
-        """A replica answers."""
+    @rule(
+        index=_INDEX,
+        seconds=st.sampled_from([0.0, 0.001, 0.05, 2.0]),
+        waited=st.sampled_from([0.0, 0.01, 3.0]),
+        outlook=st.sampled_from([None, None, Outlook(0.0, 0, 0.3, 0.2)]),
+    )
+    def done(self, index: int, seconds: float, waited: float, outlook: Outlook | None) -> None:
+        """A replica answers, and may tell that others send to it, too."""
         dispatch = self.take(index)
         expected = [e for e in self.living(dispatch) if e.deadline > self.now]
         variant = dispatch.entries[0].variant if dispatch.entries else ""
         executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
-        assert self.scheduler.on_done(dispatch.bundle_id, executions, self.now) == expected
+        assert self.scheduler.on_done(dispatch.bundle_id, executions, self.now, outlook, waited) == expected
         for entry in expected:
             self.end(entry)
 
@@ -444,12 +450,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
         for _ in range(3):
             while self.in_flight:
-                self.done(0, 0.01)
+                self.done(0, 0.01, 0.0, None)
             self.decide()
         self.now += 1000.0
         self.decide()
         while self.in_flight:
-            self.done(0, 0.0)
+            self.done(0, 0.0, 0.0, None)
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         assert self.ended == {e.id for e in self.accepted}

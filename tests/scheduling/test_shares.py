@@ -28,8 +28,8 @@ def test_goes_first_when_the_credit_covers_the_head() -> None:
     shares = _shares()
     shares.dispatched(2.0, [HIGH, LOW], HIGH, paid=False)
 
-    assert (shares.may_go_first(LOW, 0.2), shares.may_go_first(LOW, 0.09)) == (False, True)
-    assert not Shares({HIGH: 0.0, NORMAL: 0.0, LOW: 0.0}).may_go_first(LOW, 0.0)
+    assert (shares.covers(LOW, 0.2), shares.covers(LOW, 0.09)) == (False, True)
+    assert not Shares({HIGH: 0.0, NORMAL: 0.0, LOW: 0.0}).covers(LOW, 0.0)
 
 
 def test_pays_in_full_and_may_owe() -> None:
@@ -82,6 +82,6 @@ def test_every_waiting_class_gets_its_share(costs: list[float], head: float, nor
 
 
 def _turn(shares: Shares, heads: dict[Priority, float], cost: float) -> Priority:
-    first = next((p for p in (NORMAL, LOW) if p in heads and shares.may_go_first(p, heads[p])), HIGH)
+    first = next((p for p in (NORMAL, LOW) if p in heads and shares.covers(p, heads[p])), HIGH)
     shares.dispatched(cost, [HIGH, *heads], first, paid=first is not HIGH)
     return first
