@@ -36,6 +36,7 @@ class Waiting(NamedTuple):
         usable: Usable replicas.
         latency: Of the variant that the head asks for.
         arrivals: Of the model.
+        scatter: By which part executions end earlier than predicted, 0 to 1; see `Earliness`.
     """
 
     now: float
@@ -50,6 +51,7 @@ class Waiting(NamedTuple):
     usable: int
     latency: LatencyModel
     arrivals: ArrivalPattern
+    scatter: float = 0.0
 
     def frontier(self) -> float:
         """Until when one more entry like the head could still join, seconds (Symphony's window opens here)."""
@@ -162,7 +164,8 @@ class Auto:
     - in a burst, with any number of replicas: when the rate is also over one and a half times the mean, or deadlines
       are tight and requests come in bursts at all;
     - with several replicas of which hardly any is idle, a quarter at most, while deadlines are tight: over
-      ``K / (K - 1)`` times ``1 / S``, since the other ``K - 1`` go on meanwhile. This is Symphony's deferral.
+      ``K / (K - 1)`` times ``1 / S``, since the other ``K - 1`` go on meanwhile. This is Symphony's deferral. It ends
+      sooner by as much as executions scatter: what waits to the very last moment is the first to be late.
 
     Deadlines are tight when going at once would use up 2/5 of the budget with a single execution.
 
@@ -197,7 +200,8 @@ class Auto:
         rate = 1.0 / saved if tight and arrivals.in_bursts else max(1.0 / saved, self._BURST * arrivals.rate)
         until = arrivals.likely_until(rate)
         if tight and usable > 1 and waiting.idle * self._SPARE <= max(usable, self._SPARE):
-            until = max(until, arrivals.likely_until(usable / ((usable - 1) * saved)))
+            careful = frontier - waiting.scatter * together
+            until = max(until, min(careful, arrivals.likely_until(usable / ((usable - 1) * saved))))
         return min(until, frontier)
 
     def _is_tight(self, waiting: Waiting) -> bool:

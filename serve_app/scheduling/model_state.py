@@ -263,6 +263,7 @@ class ModelState:
                 self.slots.usable,
                 latency,
                 self.arrivals,
+                self.earliness.part,
             )
         )
         return min(opens, latest)
