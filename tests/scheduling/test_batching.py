@@ -277,11 +277,11 @@ def test_auto_defers_when_few_of_several_replicas_are_idle() -> None:
 
 def test_auto_defers_less_where_executions_scatter() -> None:
     """What waits to the very last moment would be the first to be late; without scatter that moment is exact."""
-    busy = _waiting(arrivals=_poisson(1500.0), idle=1, usable=4, latest_end=0.02, budget_s=0.02)
-    exact, scattered = _opens("auto", busy), _opens("auto", busy._replace(scatter=0.5))
+    busy = _waiting(arrivals=_poisson(1500.0), idle=1, usable=4, latest_end=0.010, budget_s=0.010)
+    exact, scattered = _opens("auto", busy), _opens("auto", busy._replace(scatter=0.25))
 
     assert exact == pytest.approx(busy.frontier())
-    assert scattered == pytest.approx(exact - 0.5 * busy.latency.predict(2, 0))
+    assert scattered == pytest.approx(exact - 0.25 * busy.latency.predict(2, 0))
 
 
 def test_one_replica_does_not_defer() -> None:
