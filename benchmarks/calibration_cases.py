@@ -51,6 +51,11 @@ class Case:
         """For people."""
         return f"{self.load.model}, {self.name}"
 
+    @property
+    def tightest_s(self) -> float:
+        """The tightest deadline of a request, seconds."""
+        return min(self.stream.timeouts_s.values(), default=self.stream.timeout_s)
+
 
 def cases(load: Load, curve: Curve, seconds: float) -> list[Case]:
     """The workloads of a model, in proportion to what it can do.
