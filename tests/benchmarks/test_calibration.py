@@ -204,7 +204,7 @@ def test_the_report_has_a_json_form() -> None:
     [
         pytest.param(observed(0.9, {"200": 990, "0": 10}), "10 of 1000 requests got no answer", id="no answers"),
         pytest.param(
-            replace(observed(0.9), late_p99_s=60.0), "late by 6000% of the tightest deadline", id="late generator"
+            replace(observed(0.9), late_p99_s=0.2288), "late by 100% of the tightest deadline", id="late generator"
         ),
         pytest.param(observed(0.9, foreign=0.4), "something else used up to 40% of a core", id="busy machine"),
     ],
