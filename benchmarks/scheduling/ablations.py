@@ -84,10 +84,6 @@ def _without_deferral(self: Auto, waiting: Waiting) -> float:
     return _open_at(self, waiting._replace(usable=1))
 
 
-def _full_earliness(self: Earliness) -> None:
-    self.part = 1.0
-
-
 def _nothing(*_: Any) -> None:
     return None
 
@@ -104,11 +100,7 @@ ABLATIONS: dict[str, Ablation] = {
     "early drop": Ablation("entries that cannot be in time are run all the same", _scheduling(early_drop=False)),
     "just-in-time staging": Ablation(
         "the next bundle is sent as soon as the replica has a slot",
-        replaced=(
-            (devices, "_longest_s", lambda _: 1e9),
-            (Earliness, "__init__", _full_earliness),
-            (Earliness, "observe", _nothing),
-        ),
+        replaced=((devices.Device, "_lead_s", lambda *_: inf),),
     ),
     "staging": Ablation("a replica gets its next bundle when it has answered the last", _scheduling(window=1)),
     "burst waiting": Ablation(
@@ -131,7 +123,7 @@ ABLATIONS: dict[str, Ablation] = {
     "guaranteed share": Ablation("min_share 0", _without_shares),
     "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
     "learned earliness": Ablation(
-        "executions count as long as predicted", replaced=((Earliness, "observe", _nothing),)
+        "deferral to the last moment, although executions scatter", replaced=((Earliness, "observe", _nothing),)
     ),
     "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
     "fallbacks": Ablation("no lighter variant stands in", _scheduling(fallbacks=())),

@@ -80,7 +80,7 @@ def trials(lab: Laboratory) -> list[Trial]:
     eight_loose = _one(lab, "poisson", 0.9, 10.0, replicas=8)
     crowd = _mixed(lab, 1.5)
     steady = _mixed(lab, 0.8)
-    noisy = replace(_one(lab, "poisson", 0.8, 10.0), noise=Noise("lognormal", 0.2))
+    noisy = replace(_one(lab, "poisson", 0.8, 10.0, replicas=4), noise=Noise("lognormal", 0.2))
     blocked = _blocking(lab)
     saturated = _saturated(lab)
     distant = replace(_one(lab, "poisson", 0.9, 10.0), overheads=Overheads(0.0002, 0.003, 0.003))
@@ -124,7 +124,7 @@ def trials(lab: Laboratory) -> list[Trial]:
             attained,
             (("network_s", 0.002),),
         ),
-        Trial("learned earliness", "lognormal noise 20%, load 0.8", noisy, "in time", attained),
+        Trial("learned earliness", "4 replicas, lognormal noise 20%, load 0.8", noisy, "in time", attained),
         Trial("device groups", "shared device, 300/s", shared, "high in time", of_class("high")),
         Trial("device groups", "shared device, 300/s", shared, "low in time", of_class("low")),
         Trial("fallbacks", "load 1.6, a variant at half the cost", _with_variant(lab), "in time", attained),

@@ -185,9 +185,9 @@ class Device:
         overhead_s = model.overhead.seconds
         start = max(now, replica.busy_until, begin)
         if start > now and not model.policy.stages_early:
-            lead = self._lead_s(model, replica)
-            if now < start - lead:
-                self.open_at = min(self.open_at, start - lead)
+            send_at = start - self._lead_s(model, replica)
+            if now < send_at:
+                self.open_at = min(self.open_at, send_at)
                 return None
         slack_from = start + overhead_s + replica.riders_s
         alone = candidate.alone_s
@@ -246,19 +246,13 @@ class Device:
         if self.concurrency:
             return 0.0  # it would not wait at a gate but take from what still runs
         # Where other routers send too, what is at the gate early shares their batches.
-        early_s = 0.5 * model.overhead.seconds if replica.share < 1.0 else self.lateness.seconds
-        return early_s + model.earliness.part * _longest_s(replica)
+        return 0.5 * model.overhead.seconds if replica.share < 1.0 else self.lateness.seconds
 
     def _begin(self, now: float) -> float:
         """When a shared device can begin one more bundle; ``inf`` when one is staged behind every running one."""
         if len(self._running) >= 2 * self.concurrency:
             return inf
         return self.earliest_start(now)
-
-
-def _longest_s(replica: Replica) -> float:
-    """Predicted time of the longest bundle in flight at a replica."""
-    return max((predicted for _, predicted in replica.bundles.values()), default=0.0)
 
 
 def _urgency(candidate: Candidate) -> tuple[bool, Priority, float]:

@@ -22,7 +22,7 @@ from serve_process import ROOT, ServeProcess
 
 pytestmark = pytest.mark.cluster
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
