@@ -87,10 +87,10 @@ def compose(
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with what fits of the others.
 
-    All of one variant. An entry of a larger cost bucket joins only where that costs less than running it alone. Where
-    the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else the last.
-    The other classes follow, most urgent first, in order, where they need no larger bucket, the bundle still meets
-    their own deadlines, and no more urgent class is blocked longer.
+    All of one variant. An entry of a larger cost bucket joins only where that costs less than running it alone.
+    Where the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else
+    the last. The other classes follow, first one that is owed, then most urgent first, in order, where they need no
+    larger bucket, the bundle still meets their own deadlines, and no more urgent class is blocked longer.
 
     Args:
         queue: Must hold a fresh entry of that class.
@@ -246,7 +246,7 @@ def _fill(
     room: Room,
     given_up: list[Entry],
 ) -> int:
-    """Fill a bundle up with rows of the other classes, most urgent first. Returns its rows.
+    """Fill a bundle up with rows of the other classes: the owed one, then the most urgent first. Returns its rows.
 
     An entry whose deadline is too near for the filled bundle is passed over, and given up where it could not be in
     time after the bundle either: else the nearly late of one class would leave its place to less urgent ones.
@@ -256,8 +256,7 @@ def _fill(
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
-    order = _PRIORITIES if room.owed is None else (room.owed, *_PRIORITIES)
-    for priority in order:
+    for priority in _PRIORITIES if room.owed is None else (room.owed, *_PRIORITIES):
         other, longest_s = queue.fresh[priority - 1], room.longest_s[priority - 1]
         if other is own or not other.rows:
             continue

@@ -158,13 +158,7 @@ class Slots:
         self._place(replica)
 
     def release(
-        self,
-        replica: Replica,
-        bundle_id: int,
-        now: float,
-        *,
-        answered: bool,
-        outlook: Outlook | None = None,
+        self, replica: Replica, bundle_id: int, now: float, *, answered: bool, outlook: Outlook | None = None
     ) -> None:
         """Free the slot of a bundle that was answered or failed.
 
