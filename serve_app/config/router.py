@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
@@ -40,8 +40,14 @@ class RouterConfig(Section):
     high_headroom: Share = 0.1
     """Part of `max_bytes` that only the class `high` may use."""
 
+    shared_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(256 * 1024**2)
+    """Memory in which one router process keeps large tensors where the replicas on its node can read them.
+
+    It is taken up as it is needed. Tensors that find no room are copied instead. 0 for none.
+    """
+
     by_reference_above: Size = ByteSize(1024**2)
-    """Bundles larger than this travel through the object store, smaller ones inside the call."""
+    """Bundles larger than this travel to other nodes through the object store, smaller ones inside the call."""
 
     decode_aside_above: Size = ByteSize(256 * 1024)
     """Bodies larger than this are decoded in a thread, so that they do not hold up other requests."""

@@ -14,10 +14,13 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
+from serve_app.runtime.link import LinkServer
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import RunBatch, RunOne, Worker
 
 WARM_UP = "warm_up"
+LINK = "link"
+"""Keys of what a replica tells routers of itself: what its warm-up measured; its node and where its links begin."""
 
 
 class ModelDeployment:
@@ -55,6 +58,9 @@ class ModelDeployment:
             batch=self._batch_with_serve,
             warm_up=self._warm_up,
         )
+        self._links = LinkServer(config.name, self._worker.run) if LinkServer.supported() else None
+        # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
+        self.__del__ = self._stop
 
     async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter
         """Run one bundle; see `serve_app.runtime.worker.Worker.run`."""
@@ -62,7 +68,10 @@ class ModelDeployment:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
-        return {WARM_UP: [list(execution) for execution in self._warm_up]}
+        told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up]}
+        if self._links is not None:
+            told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
+        return told
 
     def check_health(self) -> None:
         """Fail when the session has been inside one run for too long: it is wedged, not busy."""
@@ -71,10 +80,11 @@ class ModelDeployment:
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
 
-    def __del__(self) -> None:
-        worker = getattr(self, "_worker", None)
-        if worker is not None:
-            worker.close()
+    async def _stop(self) -> None:
+        """Answer what came by links, of which Serve knows nothing, and free everything."""
+        if self._links is not None:
+            await self._links.drain(self._config.health.drain_timeout_s)
+        self._worker.close()
 
     def _batch_with_serve(self, run_batch: RunBatch) -> RunOne:
         """Wrap the batch function in ``@serve.batch``, per instance and sized in rows.

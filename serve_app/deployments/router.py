@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -13,18 +15,22 @@ from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.log import join_serve_log
-from serve_app.deployments.model import WARM_UP
+from serve_app.deployments.model import LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
 from serve_app.processors.processor import Processor
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.links import Links
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 _METRICS_WAIT_S = 2.0
 """How long a page of metrics waits for the other routers, seconds."""
@@ -53,6 +59,9 @@ class RouterDeployment:
         join_serve_log()
         self._config = config
         self._loop = asyncio.get_running_loop()
+        self._node = ray.get_runtime_context().get_node_id()
+        self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
+        self._links = Links(self._arena, self._on_link)
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
         scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
@@ -168,6 +177,8 @@ class RouterDeployment:
         return merge_pages((pages | dict([own])).items())
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+        if (link := self._links.find(replica)) is not None:
+            return await link.call(bundle)
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
         try:
             result: BundleResult = await handles[model].remote(bundle, replica=replica)
@@ -175,14 +186,22 @@ class RouterDeployment:
             raise explain(error, model, replica) from error
         return result
 
+    def _on_link(self, replica: str) -> None:
+        logger.info("Bundles for replica %s travel by a link", replica)
+
     def _on_replicas(self, deployment: str, replicas: Replicas) -> None:
         # May come from the handle's own thread.
         if deployment in self._service.models:
             self._loop.call_soon_threadsafe(self._take_replicas, deployment, replicas)
 
     def _take_replicas(self, model: str, replicas: Replicas) -> None:
-        for metadata in replicas.values():
+        addresses: dict[str, str] = {}
+        for replica, metadata in replicas.items():
             self._scheduler.seed(model, (Execution(*point) for point in metadata.get(WARM_UP, ())))
+            node, address = metadata.get(LINK, (None, None))
+            if node == self._node:
+                addresses[replica] = address
+        self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
 
 

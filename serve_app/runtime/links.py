@@ -1,0 +1,81 @@
+"""The links of one router: kept up to every replica on its node for as long as Serve says that it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from serve_app.runtime.arena import Arena
+from serve_app.runtime.link import LinkError, ReplicaLink, connect
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+
+class Links:
+    """Links by replica.
+
+    Args:
+        arena: What the router shares with its replicas.
+        on_up: Called with a replica's id when the link to it has been made.
+    """
+
+    def __init__(self, arena: Arena | None, on_up: Callable[[str], None]) -> None:
+        self._arena = arena
+        self._on_up = on_up
+        self._links: dict[str, ReplicaLink] = {}
+        self._wanted: dict[str, dict[str, str]] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Links {len(self._links)} up, {len(self._keepers)} wanted>"
+
+    def find(self, replica: str | None) -> ReplicaLink | None:
+        """The link to a replica, if there is one now."""
+        return None if replica is None else self._links.get(replica)
+
+    def update(self, model: str, addresses: Mapping[str, str]) -> None:
+        """Set which replicas of a model are to be linked, and where each listens.
+
+        The links of those that are gone end when the answers that they owe are there.
+        """
+        before, self._wanted[model] = self._wanted.get(model, {}), dict(addresses)
+        for replica in before.keys() - addresses.keys():
+            self._keepers.pop(replica).cancel()
+            if (link := self._links.pop(replica, None)) is not None:
+                link.retire()
+        for replica in addresses.keys() - before.keys():
+            self._keepers[replica] = asyncio.get_running_loop().create_task(self._keep(replica, addresses[replica]))
+
+    def close(self) -> None:
+        """End all links."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        for link in self._links.values():
+            link.close()
+        self._keepers.clear()
+        self._links.clear()
+        self._wanted.clear()
+
+    async def _keep(self, replica: str, address: str) -> None:
+        """Make the link, and make it again when it has ended, with growing pauses."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            ended = asyncio.Event()
+            try:
+                link = await connect(address, replica, self._arena, ended.set)
+            except LinkError as error:
+                # E.g. a replica that has just died, or one of another version during a redeploy. Serve's way is open.
+                logger.info("No link to replica %s: %s", replica, error)
+            else:
+                self._links[replica] = link
+                pause_s = _FIRST_PAUSE_S
+                self._on_up(replica)
+                await ended.wait()
+                if self._links.get(replica) is link:
+                    del self._links[replica]
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
