@@ -137,6 +137,10 @@ bench-scheduling: env ## Compare the scheduler with others in the simulator (two
 bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)
 	@$(BIN)/python -m benchmarks.calibration
 
+.PHONY: bench-transports
+bench-transports: env ## Compare the ways for bundles from router to replica
+	@$(BIN)/python -m benchmarks.transports
+
 .PHONY: bench-scheduler
 bench-scheduler: env ## Measure what the scheduler's decisions cost
 	@$(BIN)/python -m benchmarks.scheduler_cost

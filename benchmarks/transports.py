@@ -1,0 +1,273 @@
+"""Four ways for a bundle to get from a router to a replica on its node: ``python -m benchmarks.transports``.
+
+Both ends are real Serve replicas in processes of their own; the replica's side answers each entry with its first ten
+values, so that nothing but the way is measured. One bundle is under way at a time. Writes ``transports.json``,
+``transports.md`` and ``transports.svg``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import orjson
+import ray
+import typer
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.machine import Machine, describe
+from benchmarks.server import OUT, ROOT
+from benchmarks.session import ending_in_order, quiet_machine
+from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
+from serve_app.runtime.arena import Arena
+from serve_app.runtime.link import LinkServer, connect
+
+_PUBLISHED = ROOT / "docs" / "benchmarks"
+_WAYS = {
+    "value": "Serve, by value (gRPC)",
+    "reference": "Serve, by reference (object store)",
+    "link": "link, all in the socket",
+    "arena": "link, copied into shared memory",
+    "placed": "link, in shared memory already",
+}
+_CASES: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (1, (1, 64)),
+    (20, (1, 64)),
+    (32, (1, 2048)),
+    (1, (1, 3, 224, 224)),
+    (8, (1, 3, 224, 224)),
+)
+_ARENA = 256 * 1024**2
+_GRPC_LIMIT = str(256 * 1024**2)
+_LEAST_CALLS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way with one kind of bundle; medians over the repetitions.
+
+    Attributes:
+        way: Key of the way.
+        entries: Entries per bundle.
+        shape: Of each entry's tensor, float32.
+        p50_ms: Median time from sending a bundle to having its result, milliseconds.
+        router_cpu_us: CPU time that a bundle costs the sender's process, microseconds.
+        replica_cpu_us: The same in the receiver's process.
+    """
+
+    way: str
+    entries: int
+    shape: tuple[int, ...]
+    p50_ms: float
+    router_cpu_us: float
+    replica_cpu_us: float
+
+
+class Replica:
+    """The receiver."""
+
+    def __init__(self) -> None:
+        self._links = LinkServer("echo", self.run)
+
+    async def run(self, bundle: Bundle) -> BundleResult:
+        """Answer with the first ten values of every entry."""
+        results = []
+        for entry in bundle.entries:
+            assert isinstance(entry.payload, dict)
+            x = entry.payload["x"]
+            results.append(Success({"y": x.reshape(len(x), -1)[:, :10].copy()}))
+        return BundleResult(list(results), [], 0.0, 0.0, 0.0)
+
+    def address(self) -> str:
+        """Where links begin."""
+        return self._links.address
+
+    def cpu_s(self) -> float:
+        """CPU time of this process, seconds."""
+        return time.process_time()
+
+
+class Sender:
+    """The router's side."""
+
+    def __init__(self, replica: DeploymentHandle[Any]) -> None:
+        self._replica = replica
+        self._arena = Arena(_ARENA)
+
+    async def measure(self, way: str, entries: int, shape: tuple[int, ...], seconds: float) -> dict[str, float]:
+        """Send bundles one after the other for so long."""
+        arrays = [np.full(shape, value, np.float32) for value in range(entries)]
+        if way == "placed":
+            arrays = [self._placed(array) for array in arrays]
+        bundle = Bundle([WireEntry(2, 60.0, len(array), "", {"x": array}) for array in arrays], "sender")
+        send, close = await self._way(way)
+        try:
+            for _ in range(_LEAST_CALLS):
+                result = await send(bundle)
+            assert [answer.value["y"][0, 0] for answer in result.results] == list(range(entries))
+            replica_before = await self._replica.cpu_s.remote()
+            own_before = time.process_time()
+            times: list[float] = []
+            until = time.perf_counter() + seconds
+            while len(times) < _LEAST_CALLS or time.perf_counter() < until:
+                started = time.perf_counter()
+                await send(bundle)
+                times.append(time.perf_counter() - started)
+            own = time.process_time() - own_before
+            replica = await self._replica.cpu_s.remote() - replica_before
+        finally:
+            close()
+        return {
+            "p50_ms": median(times) * 1e3,
+            "router_cpu_us": own / len(times) * 1e6,
+            "replica_cpu_us": replica / len(times) * 1e6,
+        }
+
+    async def _way(self, way: str) -> tuple[Callable[[Bundle], Awaitable[Any]], Callable[[], None]]:
+        if way in {"value", "reference"}:
+            by_reference = way == "reference"
+            formats = {} if by_reference else {"request_serialization": "pickle", "response_serialization": "pickle"}
+            handle = self._replica.options(method_name="run", _by_reference=by_reference, **formats)
+
+            async def send(bundle: Bundle) -> Any:
+                return await handle.remote(bundle)
+
+            return send, lambda: None
+        arena = None if way == "link" else self._arena
+        link = await connect(await self._replica.address.remote(), "echo", arena, lambda: None)
+        return link.call, link.close
+
+    def _placed(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        block = self._arena.allocate(array.nbytes)
+        assert block is not None
+        placed: np.ndarray[Any, Any] = block.view(array.dtype).reshape(array.shape)
+        placed[...] = array
+        return placed
+
+
+def _measure(sender: DeploymentHandle[Any], seconds: float, repetitions: int, progress: Progress) -> list[Measured]:
+    turns = [
+        (way, *case)
+        for repetition in range(repetitions)
+        for case in _CASES
+        for way in (list(_WAYS) if repetition % 2 == 0 else list(_WAYS)[::-1])
+    ]
+    found: dict[tuple[str, int, tuple[int, ...]], list[dict[str, float]]] = {}
+    task = progress.add_task("measuring", total=len(turns))
+    for turn in turns:
+        progress.update(task, description=f"{_WAYS[turn[0]]}, {turn[1]} x {turn[2]}")
+        found.setdefault(turn, []).append(sender.measure.remote(*turn, seconds).result())
+        progress.advance(task)
+    return [
+        Measured(
+            way,
+            entries,
+            shape,
+            p50_ms=median(run["p50_ms"] for run in runs),
+            router_cpu_us=median(run["router_cpu_us"] for run in runs),
+            replica_cpu_us=median(run["replica_cpu_us"] for run in runs),
+        )
+        for (way, entries, shape), runs in found.items()
+    ]
+
+
+def render(measured: Sequence[Measured], machine: Machine, seconds: float, repetitions: int) -> str:
+    """The report as Markdown."""
+    lines = [
+        "# From router to replica",
+        "",
+        "Written by `make bench-transports`. One bundle at a time: the median of its round trip, and its CPU time in the",
+        f"router's and in the replica's process. Medians of {repetitions} repetitions of {seconds:g} s, the ways in turns.",
+        f"{machine.cpu}, {machine.cores} cores, which both processes and Ray's own share.",
+        "",
+        "| entries x shape | way | round trip, ms | router CPU, us | replica CPU, us |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for entries, shape in _CASES:
+        size = entries * math.prod(shape) * 4
+        name = f"{entries} x {'x'.join(map(str, shape))} ({size / 1024:,.1f} KiB)"
+        for way, title in _WAYS.items():
+            each = next(m for m in measured if (m.way, m.entries, m.shape) == (way, entries, shape))
+            lines.append(
+                f"| {name} | {title} | {each.p50_ms:.3f} | {each.router_cpu_us:,.0f} | {each.replica_cpu_us:,.0f} |"
+            )
+            name = ""
+    return "\n".join([*lines, "", "![Round trips](transports.svg)", ""])
+
+
+def draw(measured: Sequence[Measured], path: Path) -> None:
+    """Draw the round trips."""
+    figure, axes = plt.subplots(figsize=(9, 4.5))
+    width = 0.8 / len(_WAYS)
+    for number, (way, title) in enumerate(_WAYS.items()):
+        heights = [next(m.p50_ms for m in measured if (m.way, m.entries, m.shape) == (way, *case)) for case in _CASES]
+        axes.bar([place + number * width for place in range(len(_CASES))], heights, width, label=title)
+    axes.set_xticks(
+        [place + 0.4 - width / 2 for place in range(len(_CASES))],
+        [f"{entries} x {'x'.join(map(str, shape))}" for entries, shape in _CASES],
+    )
+    axes.set_yscale("log")
+    axes.set_ylabel("round trip, ms")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main(
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each run.")] = 2.0,
+    repetitions: Annotated[int, typer.Option(min=1, help="Runs per way and kind of bundle.")] = 5,
+    publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = True,
+) -> None:
+    """Measure the ways for bundles on this machine."""
+    console = Console()
+    os.environ.update(
+        {
+            "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+            "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+            "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": _GRPC_LIMIT,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(ROOT),
+        }
+    )
+    with ending_in_order(console):
+        machine = describe({})
+        quiet_machine(console)
+        ray.init(address="local", include_dashboard=False, log_to_driver=False)
+        try:
+            options: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 100}
+            replica = serve.deployment(Replica).options(**options).bind()
+            application: serve.Application = serve.deployment(Sender).options(**options).bind(replica)
+            sender = serve.run(application, route_prefix=None, logging_config={"enable_access_log": False})
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, console=console) as progress:
+                measured = _measure(sender, seconds, repetitions, progress)
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+        for folder in (OUT, _PUBLISHED) if publish else (OUT,):
+            folder.mkdir(parents=True, exist_ok=True)
+            report = {"machine": asdict(machine), "measured": [asdict(each) for each in measured]}
+            (folder / "transports.json").write_bytes(
+                orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+            )
+            text = render(measured, machine, seconds, repetitions)
+            (folder / "transports.md").write_text(text, encoding="utf-8")
+            draw(measured, folder / "transports.svg")
+        console.print(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)
