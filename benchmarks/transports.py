@@ -187,8 +187,8 @@ def render(measured: Sequence[Measured], machine: Machine, seconds: float, repet
     lines = [
         "# From router to replica",
         "",
-        "Written by `make bench-transports`. One bundle at a time: the median of its round trip, and its CPU time in the",
-        f"router's and in the replica's process. Medians of {repetitions} repetitions of {seconds:g} s, the ways in turns.",
+        "Written by `make bench-transports`. One bundle at a time: the median of its round trip, and its CPU time in",
+        f"the router's and in the replica's process. Medians of {repetitions} repetitions of {seconds:g} s, in turns.",
         f"{machine.cpu}, {machine.cores} cores, which both processes and Ray's own share.",
         "",
         "| entries x shape | way | round trip, ms | router CPU, us | replica CPU, us |",
