@@ -38,7 +38,10 @@ def main() -> None:
 
 
 @app.command()
-def run(config: ConfigFile) -> None:
+def run(
+    config: ConfigFile,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard too.")] = False,
+) -> None:
     """Check CONFIG and serve it in the foreground; Ctrl-C, or `serve-app stop` elsewhere, ends it."""
     from serve_app.cli.run import environment, run_file  # noqa: PLC0415 - keeps the other commands quick
 
@@ -50,7 +53,7 @@ def run(config: ConfigFile) -> None:
         file = check_file(config)
     except ConfigError as error:
         raise _invalid(config, error) from None
-    raise typer.Exit(run_file(config, file, _err))
+    raise typer.Exit(run_file(config, file, _err, dashboard=dashboard))
 
 
 @app.command()

@@ -37,12 +37,19 @@ _DIRECT_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }
+_SERVE_NAMESPACE = "serve"  # where Serve's actors live
 _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 5.0
 
 
-def run_file(path: Path, file: ServeFile, console: Console) -> int:
+def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = False) -> int:
     """Serve a checked file in the foreground until a signal ends it. The process has the `environment` of a run.
+
+    Args:
+        path: The file.
+        file: What is in it.
+        console: For what a person should know.
+        dashboard: Whether Ray's dashboard runs too. It costs memory and CPU time, and whoever reaches it can run code.
 
     Returns:
         The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
@@ -57,7 +64,7 @@ def run_file(path: Path, file: ServeFile, console: Console) -> int:
         try:
             console.print(f"serving {path} on Ray")
             watcher.start()
-            _serve_run(path)
+            _serve_run(path, dashboard=dashboard)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
         except Exception as error:  # whatever stops Ray from starting is said in one line
@@ -146,11 +153,14 @@ def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
     return (home(environ) / "build").glob("serve-app-*.pid")
 
 
-def _serve_run(path: Path) -> None:
-    from ray.serve.scripts import run  # noqa: PLC0415 - after the environment is complete
+def _serve_run(path: Path, *, dashboard: bool) -> None:
+    import ray  # noqa: PLC0415 - after the environment is complete
+    from ray.serve.scripts import run  # noqa: PLC0415
 
-    # `local` makes a cluster of its own even where another one runs: ending this run must not end that.
-    run.main(args=[str(path), "--address", "local"], prog_name="serve run", standalone_mode=False)
+    # `local` makes a cluster of its own even where another one runs: ending this run must not end that. `serve run`
+    # takes the cluster that it finds its process connected to.
+    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard)
+    run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
 
 
 def _leave_nothing(console: Console) -> None:
