@@ -122,6 +122,9 @@ def busy_ports(file: ServeFile) -> list[str]:
     if variables.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         wanted += [("0.0.0.0", int(variables.get(name, port)), name) for name, port in _HAPROXY_PORTS.items()]  # noqa: S104
         direct += [(int(variables.get(name, port)), name) for name, port in _DIRECT_PORTS.items()]
+    router = file.args.router
+    if router.direct_port is not None:  # shared with routers of this user, who would answer each other's requests
+        wanted.append((router.direct_host, router.direct_port, "args.router.direct_port"))
     taken = [(port, setting) for host, port, setting in wanted if busy(host, port)]
     taken += [(port, setting) for port, setting in direct if listened_at(port)]
     return [
@@ -248,6 +251,12 @@ class _Watcher:
                 said = state
             if _answers(host, port, f"{self._file.route_prefix}/v2/health/ready"):
                 self._console.print(f"[green]ready:[/] {url}  [dim]after {time.monotonic() - began:.1f} s[/]")
+                router = self._file.args.router
+                if router.direct_port is not None:
+                    direct = f"[{router.direct_host}]" if ":" in router.direct_host else router.direct_host
+                    self._console.print(
+                        f"[green]direct:[/] http://{direct}:{router.direct_port}  [dim]the routers' own port[/]"
+                    )
                 self._console.print(
                     "[dim]Ctrl-C ends it. In another shell: `serve-app stop`,"
                     f" `RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']} serve status`[/]",

@@ -22,6 +22,12 @@ class RouterConfig(Section):
     cpus: Cpus = 0.25
     """CPUs that Ray reserves for each router process. It reserves only: nothing enforces it."""
 
+    direct_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port that the routers listen on by themselves, without Ray Serve's way in; the routers of a node share it."""
+
+    direct_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address of this machine that `direct_port` is opened on."""
+
     max_body: Size = ByteSize(32 * 1024**2)
     """Largest request body that is read; a larger one is refused."""
 

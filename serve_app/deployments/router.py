@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -17,10 +18,12 @@ from serve_app.deployments.faults import explain
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
-from serve_app.errors import InvalidRequest
+from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
 from serve_app.processors.processor import Processor
 from serve_app.protocols.http import HttpSettings, create_app
+from serve_app.protocols.http1 import Limits
+from serve_app.protocols.listener import Listener, bind
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
@@ -34,6 +37,12 @@ logger = logging.getLogger(__name__)
 
 _METRICS_WAIT_S = 2.0
 """How long a page of metrics waits for the other routers, seconds."""
+
+_OPEN_ANYWAY_S = 30.0
+"""After so many seconds the direct port is opened even if some model has no replica yet."""
+
+_CLOSE_WITHIN_S = 10.0
+"""How long the direct port's last requests may take when this router stops. Serve ends a router after 20 s."""
 
 
 class RouterDeployment:
@@ -93,21 +102,49 @@ class RouterDeployment:
         self._by_reference = {
             name: handle.options(method_name="run", _by_reference=True) for name, handle in handles.items()
         }
+        router = config.router
+        settings = HttpSettings(
+            max_body=router.max_body,
+            max_held_bytes=max(router.max_body, router.max_bytes // 2),
+            inline_bytes=router.decode_aside_above,
+            decode_threads=router.decode_threads,
+            send_request_id=False,  # Serve adds its own
+        )
+        self._app = create_app(self._service, settings)
+        self._direct = self._listener(settings)
+        self._opening: asyncio.Task[None] | None = None
+        if self._direct is not None:
+            self._loop.call_later(_OPEN_ANYWAY_S, self._open_direct)
         directory.subscribe(self._on_replicas)
 
-    def __serve_build_asgi_app__(self) -> Any:
-        """Make the HTTP application. Called by Serve after ``__init__``."""
+    def _listener(self, settings: HttpSettings) -> Listener | None:
+        """Take the direct port. It is opened when the models can take work: other routers may be serving on it."""
         router = self._config.router
-        app = create_app(
-            self._service,
-            HttpSettings(
-                max_body=router.max_body,
-                max_held_bytes=max(router.max_body, router.max_bytes // 2),
-                inline_bytes=router.decode_aside_above,
-                decode_threads=router.decode_threads,
-                send_request_id=False,  # Serve adds its own
-            ),
-        )
+        if router.direct_port is None:
+            return None
+        try:
+            sock = bind(router.direct_host, router.direct_port)
+        except OSError as error:
+            problem = f"args.router.direct_port: cannot listen on {router.direct_host}:{router.direct_port}: {error}"
+            raise ConfigError((problem,)) from error
+        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies)
+        return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
+
+    def _open_direct(self) -> None:
+        if self._direct is not None and self._opening is None:
+            self._opening = self._loop.create_task(self._direct.start())
+
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """Serve awaits this when it stops the router; when the garbage collector comes, nothing is left to do.
+
+        Serve does not know of the direct port's requests, so they are waited for here.
+        """
+        direct, self._direct = getattr(self, "_direct", None), None
+        return None if direct is None else direct.close(_CLOSE_WITHIN_S)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Give the HTTP application. Called by Serve after ``__init__``."""
+        app = self._app
 
         async def ingress(scope: Any, receive: Any, send: Any) -> None:
             # Serve takes a plain function for an ASGI application; an object it would look at more closely.
@@ -203,6 +240,8 @@ class RouterDeployment:
                 addresses[replica] = address
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
+        if self._service.ready():
+            self._open_direct()
 
 
 def _processors(config: AppArgs, infos: Mapping[str, ModelInfo]) -> dict[str, Processor]:

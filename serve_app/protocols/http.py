@@ -51,16 +51,21 @@ class HttpSettings:
 
 
 class HttpApp:
-    """The ASGI application. Make one with `create_app`."""
+    """The ASGI application. Make one with `create_app`.
 
-    def __init__(self, service: InferenceService, settings: HttpSettings) -> None:
-        bodies = BodyReader(
+    Attributes:
+        bodies: Reads the bodies of requests, and counts them.
+    """
+
+    def __init__(self, service: InferenceService, settings: HttpSettings, bodies: BodyReader | None = None) -> None:
+        bodies = bodies or BodyReader(
             max_body=settings.max_body,
             max_held_bytes=settings.max_held_bytes,
             inline_bytes=settings.inline_bytes,
             decode_threads=settings.decode_threads,
             patience_s=settings.patience_s,
         )
+        self.bodies = bodies
         self._service = service
         self._settings = settings
         self._infer = InferEndpoint(service, bodies)
@@ -148,16 +153,19 @@ class _Answering:
         await self._send(message)
 
 
-def create_app(service: InferenceService, settings: HttpSettings | None = None) -> HttpApp:
+def create_app(
+    service: InferenceService, settings: HttpSettings | None = None, bodies: BodyReader | None = None
+) -> HttpApp:
     """Make the ASGI application.
 
     Args:
         service: What it serves.
         settings: Limits; the defaults suit a router replica with 2 GiB.
+        bodies: Reads bodies within limits that several applications of one process share; its limits count then.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    return HttpApp(service, settings or HttpSettings())
+    return HttpApp(service, settings or HttpSettings(), bodies)
 
 
 def _route_path(scope: Scope) -> str:

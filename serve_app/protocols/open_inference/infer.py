@@ -39,7 +39,7 @@ class InferEndpoint:
         """
         arrived = monotonic()
         codec = self._codec(self._service.find(model, version))
-        body = await self._bodies.read(receive, headers, reading_s(codec.info, headers))
+        body = await self._read(receive, headers, reading_s(codec.info, headers))
         try:
             parsed, options, tensors = await self._decode(codec, body, headers)
         finally:
@@ -62,6 +62,14 @@ class InferEndpoint:
             reply.append((b"inference-header-content-length", b"%d" % header_length))
         return Rendered(200, reply, encoded)
 
+    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes | memoryview:
+        json_size = headers.get(b"inference-header-content-length")
+        if json_size is None:
+            return await self._bodies.read(receive, headers, limit_s)
+        # Binary tensors become views of the body; what is no number here is refused when the body is parsed.
+        aligned_at = int(json_size) if json_size.isdigit() and len(json_size) < 10 else 0
+        return await self._bodies.read_in_place(receive, headers, limit_s, aligned_at)
+
     def _codec(self, info: ModelInfo) -> ModelCodec:
         codec = self._codecs.get(info.name)
         if codec is None or codec.info is not info:
@@ -69,7 +77,7 @@ class InferEndpoint:
         return codec
 
     async def _decode(
-        self, codec: ModelCodec, body: bytes, headers: Mapping[bytes, bytes]
+        self, codec: ModelCodec, body: bytes | memoryview, headers: Mapping[bytes, bytes]
     ) -> tuple[Parsed, RequestOptions, Tensors]:
         bodies = self._bodies
         large = bodies.is_large(len(body))

@@ -185,7 +185,7 @@ def _bytes_array(values: list[Any], where: str) -> npt.NDArray[Any]:
 
 
 def decode_binary(
-    body: bytes, offset: int, size: int, datatype: str, shape: tuple[int, ...], count: int, where: str
+    body: bytes | memoryview, offset: int, size: int, datatype: str, shape: tuple[int, ...], count: int, where: str
 ) -> npt.NDArray[Any]:
     """Make an array of little-endian bytes. Numbers are a read-only view of the body, not a copy.
 

@@ -1,0 +1,501 @@
+"""HTTP/1.1 on one connection: bytes to exchanges and back. The grammar is `httptools`' (llhttp, in its strict mode).
+
+Why not uvicorn: it copies a large body several times on its way into one object, lets an application work on for
+clients that have left, and takes twice the CPU time per small request. Here bodies go from the socket to where the
+application wants them, and a client that leaves cancels its request.
+
+A connection reads in one of three ways:
+
+    parsing   into memory that all connections share, and from there through the parser
+    direct    the rest of a large body, into the application's memory; the parser never sees it
+    deaf      what comes is dropped: the connection ends, and the client should still see its last answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any, Final, cast
+from urllib.parse import unquote
+
+import httptools
+from starlette.types import ASGIApp, Scope
+
+from serve_app.errors import InvalidRequest, MethodNotAllowed, QueueFull, ServeAppError
+from serve_app.protocols.errors import Rendered, render
+from serve_app.protocols.exchange import LARGE, Exchange
+
+_MAX_HEAD: Final = 64 * 1024
+_MAX_FIELDS: Final = 256
+_MAX_PIPELINED: Final = 64
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+_HOP_BY_HOP: Final = frozenset({b"upgrade", b"http2-settings", b"connection"})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one listener allows.
+
+    Attributes:
+        connections: Most open connections; more are answered with 503 and closed.
+        requests: Most requests in work; more are refused with 429.
+        head_s: How long the head of a request may take to arrive, seconds.
+        idle_s: How long a connection may stay open without a request, seconds.
+        stall_s: How long a client may take no byte of what was sent to it, seconds.
+        linger_s: How long a client that is still sending gets to read its last answer, seconds.
+    """
+
+    connections: int = 8192
+    requests: int = 4096
+    head_s: float = 10.0
+    idle_s: float = 75.0
+    stall_s: float = 30.0
+    linger_s: float = 2.0
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of one listener share.
+
+    Attributes:
+        app: Answers requests.
+        limits: What is allowed.
+        loop: Runs all of it.
+        connections: All that are open.
+        requests: Requests in work.
+        draining: Whether connections end after their current response.
+        on_lost: Called after a connection has ended.
+        scratch: Where bytes arrive; used up before the next connection reads.
+    """
+
+    app: ASGIApp
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    connections: set[Connection] = field(default_factory=set)
+    requests: int = 0
+    draining: bool = False
+    on_lost: Callable[[], None] = lambda: None
+    scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
+    _date: bytes = b""
+    _date_until: float = 0.0
+
+    def date(self) -> bytes:
+        """The line of the header Date, made once a second."""
+        now = self.loop.time()
+        if now >= self._date_until:
+            self._date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+            self._date_until = now + 1.0
+        return self._date
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection of a client. Requests are answered in their order, one after the other.
+
+    Args:
+        shared: What it shares with the others.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._loop = shared.loop
+        self._transport: asyncio.Transport = None  # type: ignore[assignment] # from `connection_made` on
+        self._parser: Any = None
+        self._server: tuple[str, int] | None = None
+        self._client: tuple[str, int] | None = None
+        # The head that is being parsed
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._refusal: Rendered | None = None
+        self._unframed = 0  # bytes parsed since the last that were part of a body or ended a message
+        # Exchanges: the one whose body arrives, the one that is being answered, those after it
+        self._arriving: Exchange | None = None
+        self._current: Exchange | None = None
+        self._queue: deque[tuple[Exchange, Rendered | None]] = deque()
+        self._target: memoryview | None = None  # what is left of the application's memory
+        self._deaf = False
+        self._reading = True
+        self._drain: asyncio.Future[None] | None = None  # while the client takes too little
+        self._since = 0.0  # when it began to be idle, to send a head, or to end
+        self._unsent = 0
+        self._stalled_since = 0.0
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        shared = self._shared
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        self._since = self._loop.time()
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._client = _address(transport.get_extra_info("peername"))
+        shared.connections.add(self)
+        self._renew_parser()
+        excess = len(shared.connections) - shared.limits.connections
+        if excess > 0:
+            self._turn_away(cut=excess > 256)
+
+    def _turn_away(self, *, cut: bool) -> None:
+        if cut:  # those that are told why are limited, too
+            self._transport.abort()
+            return
+        reply = render(QueueFull("the server has too many connections; try again, or elsewhere", 1.0))
+        reply = reply._replace(status=503)
+        exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
+        self._current = exchange
+        self._deaf = True
+        exchange.reply(reply)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go."""
+        return self._shared.scratch if self._target is None else self._target
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that have arrived."""
+        if self._target is not None:
+            self._take_direct(self._target, nbytes)
+            return
+        if self._deaf:
+            return
+        if not self._unframed:
+            self._since = self._loop.time()
+        self._unframed += nbytes
+        self._parse(self._shared.scratch[:nbytes])
+        if self._unframed > _MAX_HEAD or len(self._headers) > _MAX_FIELDS:
+            self._refuse(_too_long())
+        current = self._current
+        if current is not None and current.task is None:
+            self._start(current)
+        if self._arriving is not None or self._queue or not self._reading:
+            self.steer()
+
+    def eof_received(self) -> None:
+        """The client has left. One that only closed its side to await an answer cannot be told apart. Closes."""
+        self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """End, and end what is done for the client."""
+        self._shared.connections.discard(self)
+        self._lose()
+        self._parser = None  # it holds this connection
+        self.resume_writing()
+        self._shared.on_lost()
+
+    def _lose(self) -> None:
+        current, self._current, self._arriving = self._current, None, None
+        self._deaf, self._target = True, None
+        self._queue.clear()
+        if current is not None:
+            current.lost()
+
+    def pause_writing(self) -> None:
+        """Hold further parts of responses back: the client takes too little."""
+        if self._drain is None:
+            self._drain = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """Go on with what was held back."""
+        drain, self._drain = self._drain, None
+        if drain is not None:
+            drain.set_result(None)
+            if self._current is None:
+                self._next()
+
+    # --- Arriving bytes ---
+
+    def _renew_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        # What follows a request with `Connection: close` is dropped here, and is no reason not to answer it.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _parse(self, data: memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(self._refusal or render(InvalidRequest(f"this is not valid HTTP/1.1: {error}")))
+
+    def _parse_without_upgrade(self, rest: memoryview) -> None:
+        """Begin again without the offer of another protocol, which is declined: the parser left its body out."""
+        method, headers = self._parser.get_method(), self._headers
+        lines = [b"%b: %b" % field for field in headers if field[0] not in _HOP_BY_HOP]
+        if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
+            lines.append(b"connection: close")
+        head = b"\r\n".join((b"%b %b HTTP/1.1" % (method, self._url), *lines, b"", b""))
+        self._url, self._headers = b"", []
+        self._renew_parser()
+        self._parse(memoryview(head))
+        if len(rest) and not self._deaf:
+            self._parse(rest)
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request's target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those after a chunked body are dropped."""
+        if self._arriving is None:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Make an exchange of a complete head."""
+        headers = self._headers
+        fields = dict(headers)
+        parser = self._parser
+        if self._deaf or (b"upgrade" in fields and parser.should_upgrade()):
+            return
+        url = self._url
+        self._url, self._headers = b"", []
+        method = parser.get_method().decode()
+        version = parser.get_http_version()
+        declared = fields.get(b"content-length")
+        length = int(declared) if declared is not None else None if b"transfer-encoding" in fields else 0
+        self._check_head(method, url, version, headers, fields)
+        exchange = self._exchange(method, url, headers, version, length, keep_alive=parser.should_keep_alive())
+        if b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1":
+            exchange.expects = True
+        self._arriving = exchange
+        if self._current is None:
+            self._current = exchange
+        else:
+            self._queue.append((exchange, None))
+            if len(self._queue) >= _MAX_PIPELINED:
+                exchange.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._unframed = 0
+        if self._arriving is not None:
+            self._arriving.feed(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of a request."""
+        exchange, self._arriving = self._arriving, None
+        if exchange is not None:
+            self._unframed = 0
+            exchange.finish()
+            self._deaf = not exchange.keep_alive
+
+    def _check_head(
+        self, method: str, url: bytes, version: str, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]
+    ) -> None:
+        """Refuse what the parser lets pass."""
+        if version not in {"1.1", "1.0"}:
+            self._object(InvalidRequest("this server speaks HTTP/1.1"))
+        if method == "CONNECT":
+            self._object(MethodNotAllowed("this server is no proxy"))
+        if version == "1.1" and b"host" not in fields:
+            self._object(InvalidRequest("the header Host is missing"))
+        if version == "1.0" and b"transfer-encoding" in fields:
+            self._object(InvalidRequest("HTTP/1.0 has no Transfer-Encoding"))
+        if len(headers) != len(fields) and sum(name == b"host" for name, _ in headers) > 1:
+            self._object(InvalidRequest("the header Host is given twice"))
+        if not url.isascii():
+            self._object(InvalidRequest("the path holds bytes that must be percent-encoded"))
+        if len(headers) > _MAX_FIELDS:
+            self._refusal = _too_long()
+            raise ValueError
+
+    def _object(self, error: ServeAppError) -> None:
+        """Stop the parser."""
+        self._refusal = render(error)
+        raise error
+
+    def _exchange(
+        self,
+        method: str,
+        url: bytes,
+        headers: list[tuple[bytes, bytes]],
+        version: str,
+        length: int | None,
+        *,
+        keep_alive: bool,
+    ) -> Exchange:
+        raw_path, _, query = url.partition(b"?")
+        if not raw_path.startswith(b"/"):  # the form for proxies, or `*`
+            raw_path = httptools.parse_url(url).path or b"/" if b"://" in raw_path else b"/"
+        path = raw_path.decode("ascii")
+        scope: Scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": "http",
+            "method": method,
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers,
+        }
+        return Exchange(self, scope, length, keep_alive=keep_alive)
+
+    def _refuse(self, reply: Rendered) -> None:
+        """Answer what cannot be understood, after the requests before it, and end."""
+        if self._deaf:
+            return
+        self._deaf = True
+        broken, self._arriving = self._arriving, None
+        if broken is not None and broken.task is not None:  # the fault is in the body of a request that is in work
+            broken.break_off(reply)
+            return
+        if broken is not None and broken is self._current:
+            self._current = None
+        elif broken is not None:
+            self._queue.pop()
+        exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
+        if self._current is None:
+            self._current = exchange
+            exchange.reply(reply)
+        else:
+            self._queue.append((exchange, reply))
+
+    # --- Bodies that are read straight into the application's memory ---
+
+    def read_into(self, target: memoryview | None) -> None:
+        """Read the rest of the current body into this memory; ``None`` ends that early, and what comes is dropped."""
+        if target is None:
+            self._deaf = self._deaf or self._target is not None
+            self._target = None
+        else:
+            self._target = target
+            self._parser = None
+
+    def _take_direct(self, target: memoryview, nbytes: int) -> None:
+        exchange = self._arriving
+        assert exchange is not None
+        target = target[nbytes:]
+        wanted = exchange.arrived(nbytes)
+        if len(target) and wanted:
+            self._target = target
+            return
+        self._target = None
+        if wanted:
+            self._renew_parser()
+            self.on_message_complete()
+        else:
+            self._deaf = True
+
+    def steer(self) -> None:
+        """Read when bytes are wanted, and only then."""
+        arriving = self._arriving
+        wanted = self._deaf or (not self._queue and (arriving is None or arriving.wants_more))
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # --- Exchanges ---
+
+    def _start(self, exchange: Exchange) -> None:
+        shared = self._shared
+        if shared.requests >= shared.limits.requests:
+            exchange.reply(render(QueueFull("the server has too many requests in work; try again", 1.0)))
+            return
+        shared.requests += 1
+        exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
+
+    def left(self) -> None:
+        """Note that the application has returned."""
+        self._shared.requests -= 1
+
+    def answered(self) -> None:
+        """Go on after a complete response."""
+        exchange, self._current = self._current, None
+        self._since = self._loop.time()
+        if exchange is None or self._transport.is_closing():
+            return
+        if not exchange.keep_alive:
+            self._end(linger=not exchange.body_complete)
+        elif self._drain is None:
+            self._next()
+
+    def _next(self) -> None:
+        if self._queue and not self._transport.is_closing():
+            exchange, reply = self._queue.popleft()
+            self._current = exchange
+            if reply is None:
+                self._start(exchange)
+            else:
+                exchange.reply(reply)
+        self.steer()
+
+    def _end(self, *, linger: bool) -> None:
+        """Close. A client that is still sending would lose the answer if its bytes met a closed connection."""
+        self._queue.clear()
+        if not linger:
+            self._transport.close()
+            return
+        self._arriving, self._target, self._deaf = None, None, True
+        self.steer()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self._transport.abort()
+
+    def write(self, *parts: bytes) -> None:
+        """Send bytes."""
+        if sum(map(len, parts)) <= LARGE:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+
+    async def drained(self) -> None:
+        """Wait until the client has taken enough of what was sent."""
+        if self._drain is not None:
+            await asyncio.shield(self._drain)
+
+    def date(self) -> bytes:
+        """The line of the header Date."""
+        return self._shared.date()
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections end after their current response."""
+        return self._shared.draining
+
+    # --- Limits of time ---
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in work or on its way."""
+        return self._current is None and not self._unframed
+
+    def close(self) -> None:
+        """End an idle connection."""
+        self._transport.close()
+
+    def check(self, now: float) -> None:
+        """End a connection that has overstayed."""
+        limits = self._shared.limits
+        unsent = self._transport.get_write_buffer_size()
+        if unsent:
+            if unsent != self._unsent:
+                self._unsent, self._stalled_since = unsent, now
+            elif now - self._stalled_since > limits.stall_s:
+                self._transport.abort()
+            return
+        self._unsent = 0
+        if self._current is not None:
+            return  # the application has limits of its own
+        allowed = limits.linger_s if self._deaf else limits.head_s if self._unframed else limits.idle_s
+        if now - self._since > allowed:
+            self._transport.close()
+
+
+def _address(name: Any) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+
+
+def _too_long() -> Rendered:
+    reply = render(InvalidRequest(f"the head of a request may have {_MAX_HEAD} bytes and {_MAX_FIELDS} headers"))
+    return reply._replace(status=431)
