@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http
-import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -12,8 +11,6 @@ from starlette.types import ASGIApp, Message, Scope
 
 from serve_app.protocols.body import ClientGone
 from serve_app.protocols.errors import Headers, Rendered, internal_error, render
-
-_log = logging.getLogger(__name__)
 
 LARGE: Final = 64 * 1024
 """Bytes. Bodies above this are read when the application asks for them, and answers above it are not copied."""
@@ -198,11 +195,10 @@ class Exchange:
                 self._wire.abort()
 
     def _fail(self, error: Exception) -> None:
-        what = f"{self.scope['method']} {self.scope['path']}"
-        _log.error("%r failed", what, exc_info=error)
+        internal = internal_error(error, "without id", f"{self.scope['method']} {self.scope['path']}")  # and logged
         if not self._framed and not self._gone:
             self.keep_alive = False
-            self.reply(render(internal_error(error, "-", what)))
+            self.reply(render(internal))
 
     async def __call__(self) -> Message:
         """ASGI's ``receive``."""

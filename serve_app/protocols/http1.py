@@ -164,6 +164,8 @@ class Connection(asyncio.BufferedProtocol):
             self._since = self._loop.time()
         self._unframed += nbytes
         self._parse(self._shared.scratch[:nbytes])
+        if not self._unframed and self._url:
+            self._unframed = 1  # the next head has begun
         if self._unframed > _MAX_HEAD or len(self._headers) > _MAX_FIELDS:
             self._refuse(_too_long())
         current = self._current

@@ -47,6 +47,7 @@ class Listener:
 
     def __init__(self, app: ASGIApp, sock: socket.socket, limits: Limits | None = None) -> None:
         self._shared = Shared(app, limits or Limits(), asyncio.get_running_loop(), on_lost=self._on_lost)
+        self._connection = functools.partial(Connection, self._shared)
         self._socket = sock
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -73,9 +74,11 @@ class Listener:
         if self._server is not None or self._closed:
             return
         loop = self._shared.loop
-        factory = functools.partial(Connection, self._shared)
         # The loop closes the socket that it is given, and what waits in it would be cut off: see `_stop_accepting`.
-        self._server = await loop.create_server(factory, sock=self._socket.dup(), backlog=_BACKLOG)
+        self._server = await loop.create_server(self._connection, sock=self._socket.dup(), backlog=_BACKLOG)
+        if self._closed:  # meanwhile
+            self._server.close()
+            return
         self._sweep = loop.call_later(_LOOK_EVERY_S, self._look)
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
@@ -115,12 +118,15 @@ class Listener:
         for _ in range(3):
             await asyncio.sleep(0)  # the loop closes its side of the socket in its next round
         # Clients whose connection the kernel has made already would find it cut.
-        with contextlib.suppress(BlockingIOError):
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(OSError):  # BlockingIOError: none is left
             while True:
-                accepted, _ = self._socket.accept()
-                accepted.setblocking(False)
-                await self._shared.loop.connect_accepted_socket(functools.partial(Connection, self._shared), accepted)
+                waiting.append(self._socket.accept()[0])
         self._socket.close()
+        for accepted in waiting:
+            accepted.setblocking(False)
+            with contextlib.suppress(OSError):  # gone meanwhile
+                await self._shared.loop.connect_accepted_socket(self._connection, accepted)
 
     async def _empty(self, timeout_s: float) -> bool:
         """Wait until no connection is left. False when some are left after this long."""

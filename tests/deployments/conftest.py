@@ -10,7 +10,7 @@ import onnx_models
 import pytest
 import yaml
 from deployments.own_models import bring
-from serve_process import ROOT, ServeProcess
+from serve_process import ROOT, ServeProcess, free_ports
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
         args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
     args["models"] += bring(folder / "own")
-    args["router"] = {"max_body": "4MiB"}
+    args["router"] = {"max_body": "4MiB", "direct_port": free_ports(1)[0]}
     for model in args["models"]:
         model.setdefault("resources", {})["cpus"] = 0.1
         model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
@@ -36,6 +36,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 def client(server: ServeProcess) -> Iterator[httpx.Client]:
     """An HTTP client of that server."""
     with httpx.Client(base_url=server.url, timeout=30.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def direct(server: ServeProcess) -> Iterator[httpx.Client]:
+    """An HTTP client of that server's router, past Ray Serve's way in."""
+    args = server.config["applications"][0]["args"]
+    with httpx.Client(base_url=f"http://127.0.0.1:{args['router']['direct_port']}", timeout=30.0) as made:
         yield made
 
 

@@ -18,7 +18,7 @@ import onnx_models
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
-from serve_process import ROOT, ServeProcess
+from serve_process import ROOT, ServeProcess, free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -81,7 +81,8 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         model["path"] = str(folder / "models" / str(model["name"]))
         model["resources"] = {"cpus": 0.1}
         model["health"] = {"check_period_s": 1.0}
-    args = {"models": models, "classes": {"normal": {"timeout_ms": 60000}}, "router": {"cpus": 0.1}}
+    router = {"cpus": 0.1, "direct_port": free_ports(1)[0]}
+    args = {"models": models, "classes": {"normal": {"timeout_ms": 60000}}, "router": router}
     with ServeProcess(args, folder) as running:
         yield running
 
@@ -90,6 +91,11 @@ def ask(url: str, model: str, value: float = 1.0, size: int = 1, **options: Any)
     """Send one row of equal numbers."""
     body = {"inputs": [{"name": "x", "shape": [1, size], "datatype": "FP32", "data": [value] * size}]}
     return httpx.post(f"{url}/v2/models/{model}/infer", json=body, timeout=60.0, **options)
+
+
+def direct_url(server: ServeProcess) -> str:
+    """The routers' own port."""
+    return f"http://127.0.0.1:{server.config['applications'][0]['args']['router']['direct_port']}"
 
 
 def replicas(url: str, model: str) -> int:
@@ -210,15 +216,16 @@ def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess) -> Non
 
 
 def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
-    """A new version of the model and new settings roll through while clients keep asking."""
+    """A new version of the model and new settings roll through while clients keep asking, on either way in."""
     done = threading.Event()
 
     def keep_asking(number: int) -> set[str]:
         answers = set()
+        url = busy.url if number % 2 else direct_url(busy)
         with httpx.Client(transport=httpx.HTTPTransport(retries=2), timeout=60.0) as client:
             while not done.is_set():
                 body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [float(number)]}]}
-                answer = client.post(f"{busy.url}/v2/models/steady/infer", json=body)
+                answer = client.post(f"{url}/v2/models/steady/infer", json=body)
                 answers.add(f"{answer.status_code} {answer.json().get('outputs', [{}])[0].get('data')}")
         return answers
 

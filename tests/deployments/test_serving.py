@@ -48,6 +48,31 @@ def test_pictures_are_recognised(client: httpx.Client) -> None:
     assert right / len(files) >= 0.97
 
 
+def test_the_routers_own_port_answers_as_ray_serves_does(client: httpx.Client, direct: httpx.Client) -> None:
+    """The protocols and their errors, and a request id."""
+    picture = held_out("digits")[0].read_bytes()
+    for model in ("digits", "nothing"):
+        answers = [each.post(f"/v1/models/{model}/predict", content=picture) for each in (client, direct)]
+        assert answers[0].status_code == answers[1].status_code
+        assert answers[0].json() == answers[1].json()
+        assert all("x-request-id" in answer.headers for answer in answers)
+
+
+def test_large_tensors_arrive_whole_on_the_routers_own_port(direct: httpx.Client) -> None:
+    """They are read in place, and travel on from there."""
+    host = f"{direct.base_url.host}:{direct.base_url.port}"
+    with tritonclient.http.InferenceServerClient(host, connection_timeout=30, network_timeout=30) as client:
+        rng = np.random.default_rng(7)
+        for _ in range(3):
+            arrays = [rng.integers(0, 1000, (1024, 16), np.int32) for _ in range(2)]
+            inputs = [tritonclient.http.InferInput(f"INPUT{at}", arrays[at].shape, "INT32") for at in range(2)]
+            for tensor, array in zip(inputs, arrays, strict=True):
+                tensor.set_data_from_numpy(array)
+            answer = client.infer("sum_diff", inputs)
+            assert np.array_equal(arrays[0] + arrays[1], answer.as_numpy("OUTPUT0"))
+            assert np.array_equal(arrays[0] - arrays[1], answer.as_numpy("OUTPUT1"))
+
+
 def test_speech_is_recognised(client: httpx.Client) -> None:
     """Every container and rate among the held-out clips."""
     files = held_out("speech")

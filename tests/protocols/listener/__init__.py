@@ -1,0 +1,1 @@
+"""The HTTP listener, over real sockets."""

@@ -1,0 +1,108 @@
+"""Limits of a listener, sharing a port, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from protocols.listener.raw_client import Client, Gated, echo, post, serving, until, until_refused
+from serve_app.protocols.http1 import Limits
+from serve_app.protocols.listener import Listener, bind
+
+
+async def test_requests_beyond_the_limit_are_refused_and_their_connection_lives_on() -> None:
+    """With the code of a full queue, so that clients come again."""
+    app = Gated()
+    async with serving(app, Limits(requests=1)) as (_, port):
+        first, second = await Client.connect(port), await Client.connect(port)
+        await first.send(post(b"x"))
+        await app.started.wait()
+        await second.send(post(b"x"))
+        status, headers, body = await second.answer()
+        assert (status, headers["retry-after"], json.loads(body)["code"]) == (429, "1", "queue_full")
+        app.let.set()
+        assert (await first.answer())[2] == b"done"
+        await second.send(post(b"x"))
+        assert (await second.answer())[2] == b"done"
+
+
+async def test_connections_beyond_the_limit_are_told_so() -> None:
+    """And closed."""
+    async with serving(echo, Limits(connections=1)) as (_, port):
+        first = await Client.connect(port)
+        await first.send(post(b"x"))
+        await first.answer()
+        second = await Client.connect(port)
+        status, headers, _ = await second.answer()
+        assert (status, headers["connection"]) == (503, "close")
+        await first.send(post(b"y"))
+        assert (await first.answer())[2] == b"y"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo"], ids=["idle", "half a head"])
+async def test_connections_that_do_nothing_are_closed(sent: bytes) -> None:
+    """Idle ones, and those whose request does not arrive."""
+    async with serving(echo, Limits(head_s=0.01, idle_s=0.01)) as (listener, port):
+        client = await Client.connect(port)
+        await client.send(sent)
+        assert await client.ended() == b""
+        await until(lambda: listener.connections == 0)
+
+
+async def test_closing_answers_what_is_in_work_and_what_idle_clients_send_last() -> None:
+    """Every answer says that the connection ends; new connections go elsewhere."""
+    app = Gated()
+    async with serving(app) as (listener, port):
+        busy, idle = await Client.connect(port), await Client.connect(port)
+        await busy.send(post(b"x"))
+        await app.started.wait()
+        closing = asyncio.create_task(listener.close(60.0, grace_s=60.0))
+        await until_refused(port)
+        await idle.send(post(b"x"))
+        app.let.set()
+        for client in (busy, idle):
+            _, headers, body = await client.answer()
+            assert (body, headers["connection"]) == (b"done", "close")
+            assert await client.ended() == b""
+        await closing
+        assert (listener.connections, listener.requests) == (0, 0)
+
+
+async def test_closing_ends_idle_connections_after_the_grace_and_all_at_the_limit() -> None:
+    """An unanswered request is cancelled."""
+    app = Gated()
+    async with serving(app) as (listener, port):
+        busy, idle = await Client.connect(port), await Client.connect(port)
+        await busy.send(post(b"x"))
+        await app.started.wait()
+        await until(lambda: listener.connections == 2)
+        await listener.close(0.0, grace_s=0.0)
+        assert await idle.ended() == b""
+        await app.cancelled.wait()
+        with contextlib.suppress(ConnectionResetError):
+            assert await busy.ended() == b""
+
+
+async def test_two_listeners_share_a_port() -> None:
+    """And what had connected to the one that closes is answered by it."""
+    first = Listener(echo, bind("127.0.0.1", 0))
+    second = Listener(echo, bind("127.0.0.1", first.port))
+    port = first.port
+    await first.start()
+    await second.start()
+    try:
+        clients = [await Client.connect(port) for _ in range(32)]
+        closing = asyncio.create_task(first.close(60.0, grace_s=60.0))
+        for client in clients:
+            await client.send(post(b"x"))
+            assert (await client.answer())[2] == b"x"
+            client.leave()
+        await closing
+        client = await Client.connect(port)
+        await client.send(post(b"y"))
+        assert (await client.answer())[2] == b"y"
+    finally:
+        await second.close(0.0)
