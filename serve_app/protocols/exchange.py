@@ -26,7 +26,7 @@ _GONE: Final[Message] = {"type": "http.disconnect"}
 class Wire(Protocol):
     """What an exchange asks of its connection."""
 
-    def write(self, *parts: bytes) -> None:
+    def write(self, head: bytes, body: bytes = b"") -> None:
         """Send bytes."""
 
     async def drained(self) -> None:

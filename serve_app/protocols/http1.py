@@ -256,10 +256,12 @@ class Connection(asyncio.BufferedProtocol):
         version = parser.get_http_version()
         declared = fields.get(b"content-length")
         length = int(declared) if declared is not None else None if b"transfer-encoding" in fields else 0
-        self._check_head(method, url, version, headers, fields)
+        plain = version == "1.1" and b"host" in fields and len(fields) == len(headers) <= _MAX_FIELDS and url.isascii()
+        if not plain or method == "CONNECT":
+            self._check_head(method, url, version, headers, fields)
         exchange = self._exchange(method, url, headers, version, length, keep_alive=parser.should_keep_alive())
-        if b"expect" in fields and fields[b"expect"].lower() == b"100-continue" and version == "1.1":
-            exchange.expects = True
+        if b"expect" in fields:
+            exchange.expects = fields[b"expect"].lower() == b"100-continue" and version == "1.1"
         self._arriving = exchange
         if self._current is None:
             self._current = exchange
@@ -444,12 +446,12 @@ class Connection(asyncio.BufferedProtocol):
         """Cut the connection."""
         self._transport.abort()
 
-    def write(self, *parts: bytes) -> None:
-        """Send bytes."""
-        if sum(map(len, parts)) <= LARGE:
-            self._transport.write(b"".join(parts))
+    def write(self, head: bytes, body: bytes = b"") -> None:
+        """Send bytes. Small ones go in one piece, large ones are not copied."""
+        if len(body) <= LARGE:
+            self._transport.write(head + body if body else head)
         else:
-            self._transport.writelines(parts)
+            self._transport.writelines((head, body) if head else (body,))
 
     async def drained(self) -> None:
         """Wait until the client has taken enough of what was sent."""

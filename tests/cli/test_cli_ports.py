@@ -11,6 +11,7 @@ import pytest
 from serve_app.cli.ports import busy, holder
 from serve_app.cli.run import busy_ports, unusable_folder
 from serve_app.config import ServeFile, parse_document
+from serve_app.protocols.listener import bind
 
 
 @pytest.fixture
@@ -25,13 +26,18 @@ def port_of(server: socket.socket) -> int:
     return int(server.getsockname()[1])
 
 
-def serve_file(http: int, **variables: str) -> ServeFile:
-    """A Serve file that wants this port."""
+def serve_file(http: int, direct: int | None = None, **variables: str) -> ServeFile:
+    """A Serve file that wants these ports."""
     return parse_document(
         {
             "http_options": {"host": "127.0.0.1", "port": http},
             "controller_options": {"runtime_env": {"env_vars": variables}},
-            "applications": [{"import_path": "serve_app.app:build", "args": {"models": [{"name": "a", "path": "a"}]}}],
+            "applications": [
+                {
+                    "import_path": "serve_app.app:build",
+                    "args": {"models": [{"name": "a", "path": "a"}], "router": {"direct_port": direct}},
+                }
+            ],
         }
     )
 
@@ -71,6 +77,17 @@ def test_the_ports_of_haproxy_count_when_it_is_used(listener: socket.socket) -> 
     assert busy_ports(serve_file(unused, RAY_SERVE_ENABLE_HA_PROXY="1", **ports)) == [
         f"port {port} (RAY_SERVE_HAPROXY_STATS_PORT) is taken by {holder(port)}; end that, or choose another port"
     ]
+
+
+def test_the_routers_own_port_is_refused_even_where_it_could_be_shared() -> None:
+    """Routers of another server on this machine would answer these requests."""
+    with bind("127.0.0.1", 0) as shared, socket.create_server(("127.0.0.1", 0)) as free:
+        shared.listen()
+        unused, port = port_of(free), port_of(shared)
+        free.close()
+        assert busy_ports(serve_file(unused, direct=port)) == [
+            f"port {port} (args.router.direct_port) is taken by {holder(port)}; end that, or choose another port"
+        ]
 
 
 def test_a_folder_with_spaces_is_refused() -> None:
