@@ -72,6 +72,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_begun",
         "_bodiless",
         "_chunked",
         "_chunks",
@@ -102,6 +103,7 @@ class Exchange:
         self.complete = False
         self.task: asyncio.Task[None] | None = None
         self.expects = False
+        self._begun = False
         self._chunks: list[bytes] = []
         self._received = 0
         self._ended = False  # the application has had the last of the body
@@ -143,19 +145,29 @@ class Exchange:
     def lost(self) -> None:
         """Note that the client is gone: end what is done for it."""
         self._gone = True
-        if self.task is not None and not self.complete:
-            self.task.cancel()
+        if not self.complete:
+            self._cancel()
         self._wake()
 
     def break_off(self, reply: Rendered) -> None:
         """End the work on a request whose body turned out to be malformed, and answer it where nothing was sent yet."""
-        if self.task is not None:
-            self.task.cancel()
+        self._cancel()
         if self._framed:
             self._gone = True
             self._wire.abort()
         else:
             self.reply(reply)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            if not self._begun:  # nor will it begin
+                self._wire.left()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the application can start: small bodies are read before, which spares it the waiting."""
+        return self.body_complete or self.expects or self.length is None or self.length > LARGE
 
     @property
     def wants_more(self) -> bool:
@@ -184,6 +196,7 @@ class Exchange:
 
     async def run(self, app: ASGIApp) -> None:
         """Let the application answer. Never leaves a client without an answer or an end."""
+        self._begun = True
         try:
             await app(self.scope, self, self.send)
         except Exception as error:  # the last resort of any ASGI server

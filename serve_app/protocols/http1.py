@@ -26,6 +26,7 @@ import httptools
 from starlette.types import ASGIApp, Scope
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, QueueFull, ServeAppError
+from serve_app.protocols.body import BodyTooSlow
 from serve_app.protocols.errors import Rendered, render
 from serve_app.protocols.exchange import LARGE, Exchange
 
@@ -44,6 +45,7 @@ class Limits:
         connections: Most open connections; more are answered with 503 and closed.
         requests: Most requests in work; more are refused with 429.
         head_s: How long the head of a request may take to arrive, seconds.
+        body_s: How long a body of 64 KiB or less may take to arrive, seconds.
         idle_s: How long a connection may stay open without a request, seconds.
         stall_s: How long a client may take no byte of what was sent to it, seconds.
         linger_s: How long a client that is still sending gets to read its last answer, seconds.
@@ -52,6 +54,7 @@ class Limits:
     connections: int = 8192
     requests: int = 4096
     head_s: float = 10.0
+    body_s: float = 30.0
     idle_s: float = 75.0
     stall_s: float = 30.0
     linger_s: float = 2.0
@@ -160,7 +163,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._deaf:
             return
-        if not self._unframed:
+        if not self._unframed and self._current is None:
             self._since = self._loop.time()
         self._unframed += nbytes
         self._parse(self._shared.scratch[:nbytes])
@@ -169,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._unframed > _MAX_HEAD or len(self._headers) > _MAX_FIELDS:
             self._refuse(_too_long())
         current = self._current
-        if current is not None and current.task is None:
+        if current is not None and current.task is None and current.ready:
             self._start(current)
         if self._arriving is not None or self._queue or not self._reading:
             self.steer()
@@ -425,10 +428,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._queue and not self._transport.is_closing():
             exchange, reply = self._queue.popleft()
             self._current = exchange
-            if reply is None:
-                self._start(exchange)
-            else:
+            if reply is not None:
                 exchange.reply(reply)
+            elif exchange.ready:
+                self._start(exchange)
         self.steer()
 
     def _end(self, *, linger: bool) -> None:
@@ -490,7 +493,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._unsent = 0
         if self._current is not None:
-            return  # the application has limits of its own
+            # The application has limits of its own, and bodies that are read for it before it starts have this one.
+            if self._current.task is None and now - self._since > limits.body_s:
+                self._refuse(render(BodyTooSlow("the body took too long to arrive")))
+            return
         allowed = limits.linger_s if self._deaf else limits.head_s if self._unframed else limits.idle_s
         if now - self._since > allowed:
             self._transport.close()

@@ -26,7 +26,7 @@ def port_of(server: socket.socket) -> int:
     return int(server.getsockname()[1])
 
 
-def serve_file(http: int, direct: int | None = None, **variables: str) -> ServeFile:
+def serve_file(http: int, direct: int | None = None, /, **variables: str) -> ServeFile:
     """A Serve file that wants these ports."""
     return parse_document(
         {
@@ -85,7 +85,7 @@ def test_the_routers_own_port_is_refused_even_where_it_could_be_shared() -> None
         shared.listen()
         unused, port = port_of(free), port_of(shared)
         free.close()
-        assert busy_ports(serve_file(unused, direct=port)) == [
+        assert busy_ports(serve_file(unused, port)) == [
             f"port {port} (args.router.direct_port) is taken by {holder(port)}; end that, or choose another port"
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 
 import pytest
 
@@ -50,6 +51,29 @@ async def test_connections_that_do_nothing_are_closed(sent: bytes) -> None:
         await client.send(sent)
         assert await client.ended() == b""
         await until(lambda: listener.connections == 0)
+
+
+async def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    """Without bothering the application, and with an answer."""
+    app = Gated()
+    async with serving(app, Limits(body_s=0.01)) as (_, port):
+        client = await Client.connect(port)
+        await client.send(post(b"body")[:-1])
+        status, headers, body = await client.answer()
+        assert (status, headers["connection"], json.loads(body)["code"]) == (504, "close", "deadline_exceeded")
+        assert not app.started.is_set()
+
+
+async def test_clients_that_ask_and_leave_at_once_are_not_counted_for_ever() -> None:
+    """Their requests may be cancelled before they have begun."""
+    app = Gated()
+    async with serving(app) as (listener, port):
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(post(b"x"))
+            await until(lambda: listener.connections == 1)
+            await until(lambda: listener.connections == 0)
+        assert listener.requests == 0
 
 
 async def test_closing_answers_what_is_in_work_and_what_idle_clients_send_last() -> None:
