@@ -21,6 +21,7 @@ from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
 from serve_app.processors.processor import Processor
+from serve_app.protocols.body import ALIGNMENT, allocate
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.listener import Listener, bind
@@ -110,7 +111,7 @@ class RouterDeployment:
             decode_threads=router.decode_threads,
             send_request_id=False,  # Serve adds its own
         )
-        self._app = create_app(self._service, settings)
+        self._app = create_app(self._service, settings, allocate=self._allocate)
         self._direct = self._listener(settings)
         self._opening: asyncio.Task[None] | None = None
         if self._direct is not None:
@@ -222,6 +223,12 @@ class RouterDeployment:
         except Exception as error:  # the seam to Ray: `explain` says what it means here
             raise explain(error, model, replica) from error
         return result
+
+    def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
+        """Memory for a large body: where replicas can read it, as long as there is room."""
+        before = -aligned_at % ALIGNMENT
+        block = None if self._arena is None else self._arena.allocate(before + nbytes)
+        return allocate(nbytes, aligned_at) if block is None else block.data[before:]
 
     def _on_link(self, replica: str) -> None:
         logger.info("Bundles for replica %s travel by a link", replica)

@@ -21,7 +21,8 @@ _ANY_ZLIB = 15 + 32
 _SLOWEST = 64 * 1024  # bytes per second
 
 _IN_PLACE_ABOVE = 64 * 1024
-_ALIGNMENT = 64  # bytes; a cache line
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
 
 Allocate = Callable[[int, int], memoryview]
 """Gives memory for a body of so many bytes, in which the byte at the second number is aligned to 64 bytes."""
@@ -29,8 +30,8 @@ Allocate = Callable[[int, int], memoryview]
 
 def allocate(nbytes: int, aligned_at: int) -> memoryview:
     """Memory of this process, fresh: its pages are touched only when something is written to them."""
-    block = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -(block.ctypes.data + aligned_at) % _ALIGNMENT
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -(block.ctypes.data + aligned_at) % ALIGNMENT
     return block.data[start : start + nbytes]
 
 

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.protocols import openai, overview, predict
-from serve_app.protocols.body import BodyReader, BodyTooSlow, ClientGone
+from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, render
 from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
@@ -57,13 +57,20 @@ class HttpApp:
         bodies: Reads the bodies of requests, and counts them.
     """
 
-    def __init__(self, service: InferenceService, settings: HttpSettings, bodies: BodyReader | None = None) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        settings: HttpSettings,
+        bodies: BodyReader | None = None,
+        allocate: Allocate = allocate,
+    ) -> None:
         bodies = bodies or BodyReader(
             max_body=settings.max_body,
             max_held_bytes=settings.max_held_bytes,
             inline_bytes=settings.inline_bytes,
             decode_threads=settings.decode_threads,
             patience_s=settings.patience_s,
+            allocate=allocate,
         )
         self.bodies = bodies
         self._service = service
@@ -154,7 +161,10 @@ class _Answering:
 
 
 def create_app(
-    service: InferenceService, settings: HttpSettings | None = None, bodies: BodyReader | None = None
+    service: InferenceService,
+    settings: HttpSettings | None = None,
+    bodies: BodyReader | None = None,
+    allocate: Allocate = allocate,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -162,10 +172,11 @@ def create_app(
         service: What it serves.
         settings: Limits; the defaults suit a router replica with 2 GiB.
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
+        allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    return HttpApp(service, settings or HttpSettings(), bodies)
+    return HttpApp(service, settings or HttpSettings(), bodies, allocate)
 
 
 def _route_path(scope: Scope) -> str:
