@@ -145,6 +145,10 @@ bench-transports: env ## Compare the ways for bundles from router to replica
 bench-scheduler: env ## Measure what the scheduler's decisions cost
 	@$(BIN)/python -m benchmarks.scheduler_cost
 
+.PHONY: bench-request
+bench-request: env ## Measure what one small request costs the router
+	@$(BIN)/python -m benchmarks.request_path
+
 .PHONY: clean
 clean: ## Remove environments, caches and built models
 	@rm -rf .venv .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
