@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload, Success, Tensors
-from serve_app.runtime.dispatcher import Completed, Dispatcher
+from serve_app.protocols.service import Answer
+from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import RunBatch, RunOne
@@ -97,7 +98,7 @@ def submit(
     timeout_s: float = 30.0,
     rows: int = 1,
     variant: str = "",
-) -> asyncio.Task[Completed]:
+) -> asyncio.Task[Answer]:
     """Submit in a task of its own."""
     return asyncio.ensure_future(
         dispatcher.submit(

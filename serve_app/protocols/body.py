@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -127,7 +127,19 @@ class BodyReader:
             ClientGone: The client went away.
         """
         self.declared_size(headers)
-        body = await self._receive(receive, limit_s)
+        # The first step of the call is taken at once: what needs no waiting needs no timer, and most bodies need none.
+        steps = receive().__await__()
+        try:
+            waiting: Any = next(steps)
+        except StopIteration as done:
+            message: Message = done.value
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                body: bytes = message.get("body", b"")
+                self._grow(0, len(body))
+            else:
+                body = await self._receive(_Arriving(steps, None, message), receive, limit_s)
+        else:
+            body = await self._receive(_Arriving(steps, waiting, None), receive, limit_s)
         encoding = headers.get(b"content-encoding")
         if encoding is None:
             return body
@@ -179,13 +191,7 @@ class BodyReader:
             raise
         return buffer.toreadonly()
 
-    async def _receive(self, receive: Receive, limit_s: float) -> bytes:
-        arriving = _Arriving(receive())
-        message = arriving.message
-        if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
-            body: bytes = message.get("body", b"")
-            self._grow(0, len(body))
-            return body
+    async def _receive(self, arriving: _Arriving, receive: Receive, limit_s: float) -> bytes:
         try:
             async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
                 return await self._collect(arriving, receive, limit_s, timer)
@@ -264,26 +270,20 @@ def _too_slow() -> BodyTooSlow:
 
 
 class _Arriving:
-    """A message that may have come already: what needs no waiting needs no timer either, and most bodies need none.
-
-    The first step of the call is taken at once, here; awaiting this goes on from there.
+    """The rest of a call of an ASGI server's ``receive`` whose first step was taken.
 
     Args:
-        receiving: The call of an ASGI server's ``receive``.
-
-    Attributes:
-        message: What it returned without waiting; ``None`` when it waits.
+        steps: The call.
+        waiting: What it waits for.
+        message: What it returned without waiting; ``None`` when it waits, and awaiting this goes on from there.
     """
 
     __slots__ = ("_steps", "_waiting", "message")
 
-    def __init__(self, receiving: Awaitable[Message]) -> None:
-        self._steps = receiving.__await__()
-        self.message: Message | None = None
-        try:
-            self._waiting: Any = next(self._steps)
-        except StopIteration as done:
-            self.message = done.value
+    def __init__(self, steps: Generator[Any, Any, Message], waiting: Any, message: Message | None) -> None:
+        self._steps = steps
+        self._waiting = waiting
+        self.message = message
 
     def __await__(self) -> Generator[Any, Any, Message]:
         waiting = self._waiting

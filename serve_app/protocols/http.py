@@ -94,28 +94,45 @@ class HttpApp:
             await self._router(scope, receive, send)
             return
         path = _route_path(scope)
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers)
-        answering = _Answering(send, self._extra_headers(request_id), head=scope["method"] == "HEAD")
         target = _infer_target(path)
-        # A route that takes work for models says here which one was asked for, and nothing says more.
-        state: dict[str, Any] = {}
+        if target is None or scope["method"] != "POST":
+            await self._route(scope, receive, send, path, target)
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = self._request_id(headers) if self._settings.send_request_id else b""
         try:
-            if target is None:
-                state.update(scope.get("state", ()))
-                inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path, "state": state}
-                await self._router(inner, receive, answering)
-                return
-            if scope["method"] == "POST":
-                await answering.whole(await self._infer(*target, headers, receive))
-            else:
-                await answering.whole(_wrong_method("POST", openai=False))
+            reply = await self._infer(*target, headers, receive)
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
+            self._count(error, target[0])
+            reply = _render_any(error, request_id or self._request_id(headers), f"POST {path}", openai=False)
+        if request_id:
+            reply.headers.append((b"x-request-id", request_id))
+        await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _route(
+        self, scope: Scope, receive: Receive, send: Send, path: str, target: tuple[str, str | None] | None
+    ) -> None:
+        """Serve what is not the hot path."""
+        request_id = self._request_id(dict(scope["headers"]))
+        extra: Headers = [(b"x-request-id", request_id)] if self._settings.send_request_id else []
+        answering = _Answering(send, extra, head=scope["method"] == "HEAD")
+        if target is not None:
+            await answering.whole(_wrong_method("POST", openai=False))
+            return
+        # A route that takes work for models says here which one was asked for, and nothing says more.
+        state: dict[str, Any] = dict(scope.get("state", ()))
+        inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path, "state": state}
+        try:
+            await self._router(inner, receive, answering)
+        except ClientGone:
+            return
+        except Exception as error:  # as above
             if answering.started:
                 raise
-            self._count(error, state.get("asked_model") if target is None else target[0])
+            self._count(error, state.get("asked_model"))
             what = f"{scope['method']} {path}"
             await answering.whole(_render_any(error, request_id, what, openai=openai.is_openai(path)))
 
@@ -129,9 +146,6 @@ class HttpApp:
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given
         return f"{self._id_prefix}-{next(self._ids):x}".encode()
-
-    def _extra_headers(self, request_id: bytes) -> Headers:
-        return [(b"x-request-id", request_id)] if self._settings.send_request_id else []
 
 
 class _Answering:

@@ -19,7 +19,7 @@ from serve_app.errors import InvalidRequest
 from serve_app.payloads import Embeddings, Texts
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.open_inference.wire import invalid
-from serve_app.protocols.options import reading_s, remaining, request_options
+from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json, json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -85,14 +85,15 @@ class _Endpoints:
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
         request.state.asked_model = ""
         # The body names the model: until it is read, the most patient one counts.
-        limit_s = max(reading_s(info, headers) for info in self._service.models.values())
+        wish = header_wish(headers)
+        limit_s = max(reading_s(info, wish) for info in self._service.models.values())
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             large = self._bodies.is_large(len(content))
             asked = await self._bodies.offload(_parse, content) if large else _parse(content)
             request.state.asked_model = asked.model
             info = self._embedding_model(asked.model)
-            options = request_options(info, headers, len(content))
+            options = request_options(info, headers, len(content), wish=wish)
             self._service.precheck(info.name, options.priority, len(content))
             most = info.max_request_rows
             texts = await self._bodies.offload(_inputs, asked.input, most) if large else _inputs(asked.input, most)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.protocols.service import ModelInfo, RequestOptions
@@ -16,6 +16,9 @@ from serve_app.scheduling.entry import Priority
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 """A deadline further away than this is a mistake of units, not a wish."""
+
+Wish: TypeAlias = tuple[Priority | None, float | None]
+"""A class, and seconds until the deadline, each ``None`` where none is named."""
 
 _BY_NUMBER: Final[Mapping[int, Priority | None]] = MappingProxyType(
     {0: None, 1: Priority.HIGH, 2: Priority.NORMAL, 3: Priority.LOW}
@@ -34,6 +37,7 @@ def request_options(
     timeout_us: int = 0,
     variant: str = "",
     fallback: bool | None = None,
+    wish: Wish | None = None,
 ) -> RequestOptions:
     """Combine what the body and the headers ask for.
 
@@ -45,11 +49,12 @@ def request_options(
         timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
         variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
         fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
+        wish: What `header_wish` found in these headers, where it was asked already.
 
     Raises:
         InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
     """
-    chosen, timeout_s = _from_headers(headers)
+    chosen, timeout_s = header_wish(headers) if wish is None else wish
     if priority:
         if priority not in _BY_NUMBER:
             raise InvalidRequest("parameters.priority: expected 0 (default), 1 (high), 2 (normal) or 3 (low)")
@@ -60,8 +65,8 @@ def request_options(
                 "parameters.timeout: expected microseconds, from 1 to 86400000000 (24 hours), or 0 for the default"
             )
         timeout_s = timeout_us / 1e6 if timeout_s is None else min(timeout_s, timeout_us / 1e6)
-    if not variant:
-        variant = headers.get(b"x-variant", b"").decode("latin-1")
+    if not variant and (named := headers.get(b"x-variant")) is not None:
+        variant = named.decode("latin-1")
     if variant and variant not in info.variants:
         raise InvalidRequest(
             f"parameters.variant: model {info.name!r} has no variant {variant[:64]!r};"
@@ -77,33 +82,40 @@ def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
     return _allowed_s(info, options.priority, options.timeout_s)
 
 
-def reading_s(info: ModelInfo, headers: Mapping[bytes, bytes]) -> float:
-    """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read.
-
-    Raises:
-        InvalidRequest: A header says nothing that `request_options` takes.
-    """
-    return _allowed_s(info, *_from_headers(headers))
+def reading_s(info: ModelInfo, wish: Wish) -> float:
+    """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
+    return _allowed_s(info, *wish)
 
 
-def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float) -> RequestOptions:
+def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:
     """The options with the time that reading and decoding took charged to the deadline.
+
+    Args:
+        info: The model.
+        options: What the request asks for.
+        elapsed_s: Seconds since it arrived.
+        nbytes: Bytes that it holds now; ``None``: as before.
 
     Raises:
         DeadlineExceeded: Nothing is left of it.
     """
-    left = allowed_s(info, options) - elapsed_s
+    priority, timeout_s, held, variant, fallback = options
+    left = _allowed_s(info, priority, timeout_s) - elapsed_s
     if left <= 0.0:
         raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
-    return options._replace(timeout_s=left)
+    return RequestOptions(priority, left, held if nbytes is None else nbytes, variant, fallback)
 
 
 def _allowed_s(info: ModelInfo, priority: Priority | None, timeout_s: float | None) -> float:
     return info.default_timeout_s[priority or Priority.NORMAL] if timeout_s is None else timeout_s
 
 
-def _from_headers(headers: Mapping[bytes, bytes]) -> tuple[Priority | None, float | None]:
-    """The class and the deadline in seconds, each ``None`` where the headers name none."""
+def header_wish(headers: Mapping[bytes, bytes]) -> Wish:
+    """The class and the deadline that the headers name.
+
+    Raises:
+        InvalidRequest: A header names none that there is.
+    """
     priority: Priority | None = None
     named = headers.get(b"x-priority")
     if named is not None:

@@ -14,11 +14,12 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Bundle, BundleResult, Failure, Payload, Success, WireEntry
+from serve_app.payloads import Bundle, BundleResult, EntryResult, Payload, Success, WireEntry
+from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.send import ReplicaLost, Send
 from serve_app.scheduling.decisions import Dispatch, Requeue
@@ -41,25 +42,7 @@ class Work(NamedTuple):
     """
 
     payload: Payload
-    future: asyncio.Future[Completed]
-    variant: str
-
-
-class Completed(NamedTuple):
-    """What an entry's future ends with.
-
-    Attributes:
-        value: As in `serve_app.payloads.Success`.
-        priority: The class it was served in, after demotion.
-        queue_s: Time from arrival to dispatch, seconds.
-        total_s: Time from arrival to the answer, seconds.
-        variant: What answered: a variant's name, empty for the exact model.
-    """
-
-    value: Any
-    priority: Priority
-    queue_s: float
-    total_s: float
+    future: asyncio.Future[Answer]
     variant: str
 
 
@@ -116,7 +99,7 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
-    ) -> Completed:
+    ) -> Answer:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
 
         Args:
@@ -137,7 +120,7 @@ class Dispatcher:
             ServeAppError: Whatever else went wrong with it.
         """
         now = self._loop.time()
-        future: asyncio.Future[Completed] = self._loop.create_future()
+        future: asyncio.Future[Answer] = self._loop.create_future()
         entry = Entry(
             next(self._ids),
             model,
@@ -315,18 +298,20 @@ class Dispatcher:
         now = self._loop.time()
         alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
         self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
-        answers: Mapping[int, Success | Failure] = {
-            entry.id: answer for entry, answer in zip(entries, result.results, strict=True)
-        }
-        for entry in alive:
-            answer = answers[entry.id]
+        pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
+        if len(alive) < len(entries):
+            answered = {entry.id for entry in alive}
+            pairs = [pair for pair in pairs if pair[0].id in answered]
+        observer = self._observer
+        for entry, answer in pairs:
             if isinstance(answer, Success):
-                queue_s, total_s = self._end(entry, "ok")
+                queue_s, total_s = self._times(entry, now)
+                observer.ended(entry, "ok", queue_s, total_s)
                 work: Work = entry.payload
                 if entry.variant != work.variant:
-                    self._observer.fell_back(entry)
+                    observer.fell_back(entry)
                 if not work.future.done():
-                    work.future.set_result(Completed(answer.value, entry.priority, queue_s, total_s, entry.variant))
+                    work.future.set_result(Answer(answer.value, entry.priority, queue_s, total_s, entry.variant))
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
@@ -361,20 +346,21 @@ class Dispatcher:
         if not future.done():
             future.set_exception(error)
 
-    def _end(self, entry: Entry, outcome: str) -> tuple[float, float]:
-        now = self._loop.time()
-        dispatched = self._dispatched_at.pop(entry.id, now)
-        queue_s, total_s = dispatched - entry.arrival, now - entry.arrival
-        self._observer.ended(entry, outcome, queue_s, total_s)
-        return queue_s, total_s
+    def _end(self, entry: Entry, outcome: str) -> None:
+        self._observer.ended(entry, outcome, *self._times(entry, self._loop.time()))
+
+    def _times(self, entry: Entry, now: float) -> tuple[float, float]:
+        """How long an entry that ends now was queued, and how long it was here, seconds."""
+        arrival = entry.arrival
+        return self._dispatched_at.pop(entry.id, now) - arrival, now - arrival
 
 
 def _misfit(dispatch: Dispatch, result: BundleResult) -> str | None:
     """Why an answer cannot be one to this bundle, or ``None``."""
     if len(result.results) != len(dispatch.entries):
         return f"gave {len(result.results)} answers to {len(dispatch.entries)} entries"
-    ran = {execution.variant for execution in result.executions} - {dispatch.variant}
-    if ran:
+    if any(execution.variant != dispatch.variant for execution in result.executions):
+        ran = {execution.variant for execution in result.executions} - {dispatch.variant}
         return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
     return None
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serve_app.payloads import BundleResult
+from serve_app.runtime.series import Count, Counter, Distribution, Histogram
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -58,61 +59,50 @@ class RouterMetrics:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call] # a time of creation per series doubles the page and tells nothing here
-        self.registry = CollectorRegistry()
-        self.registry.register(SchedulerCollector(scheduler))
         self.requests = Counter(
             "serve_app_requests",
             "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time any"
             " more), or the error's code.",
             ("model", "priority", "outcome"),
-            registry=self.registry,
         )
         self.fallbacks = Counter(
             "serve_app_fallback_answers",
             "Requests for the exact model that one of its fallbacks answered.",
             ("model", "priority", "variant"),
-            registry=self.registry,
         )
         self.latency = Histogram(
             "serve_app_request_seconds",
             "From the scheduler's door to the answer, answered requests.",
             ("model", "priority"),
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+            _LATENCY_BUCKETS,
         )
         self.queue_time = Histogram(
             "serve_app_queue_seconds",
             "Waiting in the router, answered requests.",
             ("model", "priority"),
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+            _LATENCY_BUCKETS,
         )
-        self.batch_rows = Histogram(
-            "serve_app_batch_rows",
-            "Rows per run of the model.",
-            ("model",),
-            buckets=_ROWS_BUCKETS,
-            registry=self.registry,
-        )
-        self.execution = Histogram(
-            "serve_app_execution_seconds",
-            "One run of the model.",
-            ("model",),
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
-        )
+        self.batch_rows = Histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
+        self.execution = Histogram("serve_app_execution_seconds", "One run of the model.", ("model",), _LATENCY_BUCKETS)
         self.bundle_entries = Histogram(
-            "serve_app_bundle_entries",
-            "Entries per call to a replica.",
-            ("model",),
-            buckets=_ROWS_BUCKETS,
-            registry=self.registry,
+            "serve_app_bundle_entries", "Entries per call to a replica.", ("model",), _ROWS_BUCKETS
         )
-        self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",), registry=self.registry)
-        self._ended: dict[tuple[str, Priority, str], Any] = {}
-        self._answered: dict[tuple[str, Priority], tuple[Any, Any]] = {}
-        self._per_model: dict[str, tuple[Any, Any, Any]] = {}
+        self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
+        self.registry = CollectorRegistry()
+        for collector in (
+            SchedulerCollector(scheduler),
+            self.requests,
+            self.fallbacks,
+            self.latency,
+            self.queue_time,
+            self.batch_rows,
+            self.execution,
+            self.bundle_entries,
+            self.lost,
+        ):
+            self.registry.register(collector)
+        self._answered: dict[tuple[str, Priority], _Answered] = {}
+        self._per_model: dict[str, tuple[Distribution, Distribution, Distribution]] = {}
         self._statistics: dict[str, ModelStatistics] = {}
 
     def statistics(self, model: str) -> ModelStatistics:
@@ -134,41 +124,41 @@ class RouterMetrics:
             model: Name of a model; empty for a request that named none that is served.
             code: Of the error.
         """
-        self.requests.labels(model or "unknown", "unknown", code).inc()
+        self.requests.of(model or "unknown", "unknown", code).value += 1
         if model:
             self.statistics(model).failed += 1
 
     def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
         """Count the end of an accepted entry."""
-        self._outcome(entry.model, entry.priority, outcome)
-        statistics = self.statistics(entry.model)
         if outcome != "ok":
+            self._outcome(entry.model, entry.priority, outcome)
+            statistics = self.statistics(entry.model)
             statistics.failed += 1
             statistics.failed_s += total_s
             return
-        key = (entry.model, entry.priority)
-        children = self._answered.get(key)
-        if children is None:
-            labels = (entry.model, entry.priority.label)
-            children = self._answered[key] = (self.latency.labels(*labels), self.queue_time.labels(*labels))
-        children[0].observe(total_s)
-        children[1].observe(queue_s)
+        answered = self._answered.get((entry.model, entry.priority))
+        if answered is None:
+            answered = self._answered[entry.model, entry.priority] = self._series_of(entry.model, entry.priority.label)
+        answered.number.value += 1
+        answered.latency.observe(total_s)
+        answered.queue_time.observe(queue_s)
+        statistics = answered.statistics
         statistics.succeeded += 1
         statistics.succeeded_s += total_s
         statistics.queue_s += queue_s
 
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
-        self.fallbacks.labels(entry.model, entry.priority.label, entry.variant).inc()
+        self.fallbacks.of(entry.model, entry.priority.label, entry.variant).value += 1
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""
         children = self._per_model.get(model)
         if children is None:
             children = self._per_model[model] = (
-                self.bundle_entries.labels(model),
-                self.batch_rows.labels(model),
-                self.execution.labels(model),
+                self.bundle_entries.of(model),
+                self.batch_rows.of(model),
+                self.execution.of(model),
             )
         children[0].observe(entries)
         statistics = self.statistics(model)
@@ -183,18 +173,22 @@ class RouterMetrics:
 
     def replica_lost(self, model: str) -> None:
         """Count a bundle whose replica died."""
-        self.lost.labels(model).inc()
+        self.lost.of(model).value += 1
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
     def _outcome(self, model: str, priority: Priority, outcome: str) -> None:
-        key = (model, priority, outcome)
-        child = self._ended.get(key)
-        if child is None:
-            child = self._ended[key] = self.requests.labels(model, priority.label, outcome)
-        child.inc()
+        self.requests.of(model, priority.label, outcome).value += 1
+
+    def _series_of(self, model: str, label: str) -> _Answered:
+        return _Answered(
+            self.requests.of(model, label, "ok"),
+            self.latency.of(model, label),
+            self.queue_time.of(model, label),
+            self.statistics(model),
+        )
 
 
 class ModelStatistics:
@@ -224,6 +218,15 @@ class ModelStatistics:
         self.postprocess_s = 0.0
         self.executions = 0
         self.rows = 0
+
+
+class _Answered(NamedTuple):
+    """What an answered request of one model and class adds to."""
+
+    number: Count
+    latency: Distribution
+    queue_time: Distribution
+    statistics: ModelStatistics
 
 
 def merge_pages(pages: Iterable[tuple[str, str]]) -> str:

@@ -15,6 +15,8 @@ from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
+_NORMAL = Priority.NORMAL
+
 
 class Service:
     """Implements `serve_app.protocols.service.InferenceService` over one dispatcher.
@@ -78,8 +80,9 @@ class Service:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
         """
-        self.find(model)
-        priority = priority or Priority.NORMAL
+        if model not in self._models:
+            self.find(model)
+        priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
@@ -97,30 +100,31 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
-        info = self.find(model)
-        priority = options.priority or Priority.NORMAL
-        timeout_s = options.timeout_s if options.timeout_s is not None else info.default_timeout_s[priority]
-        cost = self._cost(info, payload)
-        if cost.rows > info.max_request_rows:
+        info = self._models.get(model) or self.find(model)
+        wanted, timeout_s, nbytes, variant, fallback = options
+        priority = wanted or _NORMAL
+        if timeout_s is None:
+            timeout_s = info.default_timeout_s[priority]
+        rows, bucket = self._cost(info, payload)
+        if rows > info.max_request_rows:
             raise InvalidRequest(
-                f"the request has {cost.rows} rows; model {model} takes at most {info.max_request_rows} in one request"
+                f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
         try:
-            completed = await self._dispatcher.submit(
+            return await self._dispatcher.submit(
                 model,
                 payload,
                 priority=priority,
                 timeout_s=timeout_s,
-                rows=cost.rows,
-                bucket=cost.bucket,
-                nbytes=options.nbytes or _nbytes(payload),
-                variant=options.variant,
-                exact=not options.fallback,
+                rows=rows,
+                bucket=bucket,
+                nbytes=nbytes or _nbytes(payload),
+                variant=variant,
+                exact=not fallback,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
             raise
-        return Answer(*completed)
 
     def live(self) -> bool:
         """Whether this process works at all."""
@@ -202,7 +206,9 @@ class Service:
     def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
         processor = self._processors.get(info.name)
         if isinstance(payload, dict):
-            rows = rows_of(payload)
+            # Of one tensor nothing else can disagree.
+            shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
+            rows = (shape and shape[0]) or rows_of(payload)
             return Cost(rows, 0 if processor is None else processor.bucket(payload))
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")

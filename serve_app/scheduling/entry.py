@@ -13,10 +13,11 @@ class Priority(IntEnum):
     NORMAL = 2
     LOW = 3
 
-    @property
-    def label(self) -> str:
-        """The name used in configuration, headers, metrics and errors."""
-        return self.name.lower()
+    label: str
+    """The name used in configuration, headers, metrics and errors."""
+
+    def __init__(self, _: int) -> None:
+        self.label = self._name_.lower()
 
 
 EXACT_ONLY = "="

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.protocol_service import DOUBLE
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.protocols.options import reading_s, remaining, request_options
+from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
 from serve_app.protocols.service import RequestOptions
 from serve_app.scheduling.entry import Priority
 
@@ -120,4 +120,4 @@ def test_reading_time_is_charged_to_the_default_of_the_class(priority: Priority 
 )
 def test_the_headers_say_how_long_reading_may_take(headers: dict[bytes, bytes], seconds: float) -> None:
     """A deadline in the body is known only when it has been read."""
-    assert seconds == reading_s(DOUBLE, headers)
+    assert seconds == reading_s(DOUBLE, header_wish(headers))

@@ -86,7 +86,7 @@ async def test_an_entry_that_expires_in_the_queue_is_never_sent() -> None:
     await blocker
     await settle()
     assert transport.sent.empty()
-    assert metrics.requests.labels(MODEL, "normal", "deadline_exceeded")._value.get() == 1
+    assert metrics.requests.of(MODEL, "normal", "deadline_exceeded").value == 1
 
 
 async def test_a_deadline_that_passes_during_execution_is_answered_at_the_deadline() -> None:
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_the_queue_costs_nothing() -> None:
     sent.succeed()
     await asyncio.gather(blocker, staying)
     assert leaving.cancelled()
-    assert metrics.requests.labels(MODEL, "normal", "cancelled")._value.get() == 1
+    assert metrics.requests.of(MODEL, "normal", "cancelled").value == 1
 
 
 async def test_a_client_that_leaves_during_execution_takes_nobody_along() -> None:
@@ -289,7 +289,7 @@ async def test_an_answer_and_a_leaving_client_in_one_turn_are_counted_once() -> 
     task.cancel()
     await settle()
     assert task.cancelled()
-    outcomes = [metrics.requests.labels(MODEL, "normal", name)._value.get() for name in ("ok", "cancelled")]
+    outcomes = [metrics.requests.of(MODEL, "normal", name).value for name in ("ok", "cancelled")]
     assert sum(outcomes) == 1
 
 

@@ -6,7 +6,8 @@ import asyncio
 
 from runtime_harness import MODEL, Transport, classes, tensor
 
-from serve_app.runtime.dispatcher import Completed, Dispatcher
+from serve_app.protocols.service import Answer
+from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.scheduling.decisions import Decisions
 from serve_app.scheduling.entry import Priority
@@ -34,7 +35,7 @@ def make(transport: Transport, model: ModelScheduling) -> tuple[CountingSchedule
     return scheduler, dispatcher
 
 
-def submit(dispatcher: Dispatcher, value: float, timeout_s: float) -> asyncio.Task[Completed]:
+def submit(dispatcher: Dispatcher, value: float, timeout_s: float) -> asyncio.Task[Answer]:
     """Submit one row in a task of its own."""
     return asyncio.ensure_future(
         dispatcher.submit(

@@ -10,7 +10,8 @@ from runtime_harness import MODEL, Sent, Transport, classes, tensor
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable
 from serve_app.payloads import BundleResult, Execution, Success
-from serve_app.runtime.dispatcher import Completed, Dispatcher
+from serve_app.protocols.service import Answer
+from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -30,7 +31,7 @@ class Line:
         self.dispatcher = Dispatcher(self.scheduler, transport, self.metrics, 60.0)
         self.dispatcher.on_replicas(MODEL, replicas)
 
-    def submit(self, value: float, **options: Any) -> asyncio.Task[Completed]:
+    def submit(self, value: float, **options: Any) -> asyncio.Task[Answer]:
         """Submit one row in a task of its own."""
         answer = self.dispatcher.submit(
             MODEL,

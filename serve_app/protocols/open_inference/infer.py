@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import monotonic
+from typing import Final
 
 from starlette.types import Receive
 
 from serve_app.payloads import Tensors
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import Rendered
-from serve_app.protocols.open_inference.codec import ModelCodec, Parsed, parse
-from serve_app.protocols.options import reading_s, remaining, request_options
-from serve_app.protocols.service import InferenceService, ModelInfo, RequestOptions
+from serve_app.protocols.open_inference.codec import ModelCodec, Selection, json_size
+from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
+from serve_app.protocols.service import InferenceService, ModelInfo
+from serve_app.scheduling.entry import Priority
+
+_JSON: Final = (b"content-type", b"application/json")
+_BINARY: Final = (b"content-type", b"application/octet-stream")
+_PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
+_COPYING: Final = 16
+"""Copying a byte takes this part, at most, of what converting it takes."""
 
 
 class InferEndpoint:
@@ -38,28 +46,52 @@ class InferEndpoint:
             ClientGone: The client went away before its request was complete.
         """
         arrived = monotonic()
-        codec = self._codec(self._service.find(model, version))
-        body = await self._read(receive, headers, reading_s(codec.info, headers))
+        service, bodies = self._service, self._bodies
+        codec = self._codec(service.find(model, version))
+        info = codec.info
+        wish = header_wish(headers)
+        body = await self._read(receive, headers, reading_s(info, wish))
         try:
-            parsed, options, tensors = await self._decode(codec, body, headers)
+            header_length = headers.get(b"inference-header-content-length")
+            large = bodies.is_large(len(body))
+            parsing_is_long = large and bodies.is_large(json_size(len(body), header_length))
+            if parsing_is_long:
+                parsed = await bodies.offload(codec.parse, body, header_length)
+            else:
+                parsed = codec.parse(body, header_length)
+            parameters = parsed.parameters
+            options = request_options(
+                info,
+                headers,
+                len(body),
+                priority=parameters.priority,
+                timeout_us=parameters.timeout,
+                variant=parameters.variant,
+                fallback=parameters.fallback,
+                wish=wish,
+            )
+            # The class is known only now, and most of the work is still to be done.
+            service.precheck(info.name, options.priority, len(body))
+            if parsing_is_long or (large and codec.walks):
+                tensors = await bodies.offload(codec.decode, parsed)
+            else:
+                tensors = codec.decode(parsed)
         finally:
-            self._bodies.release(len(body))
+            bodies.release(len(body))
         selection = codec.select(parsed)
-        answer = await self._service.submit(model, tensors, remaining(codec.info, options, monotonic() - arrived))
-        reply_of = (parsed.request.id, selection, answer.value, answer.variant)
-        if self._bodies.is_large(sum(array.nbytes for array in answer.value.values())):
-            encoded, header_length = await self._bodies.offload(codec.encode, *reply_of)
+        # Numbers can take more room decoded than written.
+        nbytes = max(len(body), _nbytes(tensors))
+        answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
+        value, priority, _, _, variant = answer
+        if bodies.is_large(_encoding_bytes(selection, value)):
+            encoded, length = await bodies.offload(codec.encode, parsed.request.id, selection, value, variant)
         else:
-            encoded, header_length = codec.encode(*reply_of)
-        reply = [
-            (b"content-type", b"application/json" if header_length is None else b"application/octet-stream"),
-            (b"content-length", b"%d" % len(encoded)),
-            (b"x-priority", answer.priority.label.encode()),
-        ]
-        if answer.variant:
-            reply.append((b"x-variant", answer.variant.encode()))
-        if header_length is not None:
-            reply.append((b"inference-header-content-length", b"%d" % header_length))
+            encoded, length = codec.encode(parsed.request.id, selection, value, variant)
+        reply = [_JSON if length is None else _BINARY, (b"content-length", b"%d" % len(encoded)), _PRIORITY[priority]]
+        if variant:
+            reply.append((b"x-variant", variant.encode()))
+        if length is not None:
+            reply.append((b"inference-header-content-length", b"%d" % length))
         return Rendered(200, reply, encoded)
 
     async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes | memoryview:
@@ -76,26 +108,18 @@ class InferEndpoint:
             codec = self._codecs[info.name] = ModelCodec(info)
         return codec
 
-    async def _decode(
-        self, codec: ModelCodec, body: bytes | memoryview, headers: Mapping[bytes, bytes]
-    ) -> tuple[Parsed, RequestOptions, Tensors]:
-        bodies = self._bodies
-        large = bodies.is_large(len(body))
-        header_length = headers.get(b"inference-header-content-length")
-        parsed = await bodies.offload(parse, body, header_length) if large else parse(body, header_length)
-        parameters = parsed.parameters
-        options = request_options(
-            codec.info,
-            headers,
-            len(body),
-            priority=parameters.priority,
-            timeout_us=parameters.timeout,
-            variant=parameters.variant,
-            fallback=parameters.fallback,
-        )
-        # The class is known only now, and tensor data is still untouched.
-        self._service.precheck(codec.info.name, options.priority, len(body))
-        tensors = await bodies.offload(codec.decode, parsed) if large else codec.decode(parsed)
-        # Numbers can take more room decoded than written.
-        nbytes = max(len(body), sum(array.nbytes for array in tensors.values()))
-        return parsed, options._replace(nbytes=nbytes), tensors
+
+def _nbytes(tensors: Tensors) -> int:
+    nbytes = 0
+    for array in tensors.values():
+        nbytes += array.nbytes
+    return nbytes
+
+
+def _encoding_bytes(selection: Selection, tensors: Tensors) -> int:
+    """How much an answer takes to encode, in bytes of numbers that are written as JSON."""
+    nbytes = 0
+    for name, binary in selection:
+        array = tensors[name]
+        nbytes += array.nbytes // _COPYING if binary and array.dtype != object else array.nbytes
+    return nbytes

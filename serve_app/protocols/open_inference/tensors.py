@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,14 +26,34 @@ _SPACE: Final = b" \t\r\n"
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LENGTH: Final = struct.Struct("<I")
 _ELEMENTS: Final[Mapping[str, type]] = MappingProxyType({"b": bool, "i": int, "u": int, "f": float, "O": str})
-_DATATYPES: Final[Mapping[str, str]] = MappingProxyType(
-    {dtype.str[1:]: datatype for datatype, dtype in DTYPES.items() if datatype != "BYTES"}
+_DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
+    {
+        form: datatype
+        for datatype, dtype in DTYPES.items()
+        if datatype != "BYTES"
+        for form in (dtype, dtype.newbyteorder())
+    }
+)
+# In the standard sizes of `struct`, which also checks what it packs: one pass where numpy needs three.
+_FORMATS: Final[Mapping[str, str]] = MappingProxyType(
+    {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+    | {"f2": "e", "f4": "f", "f8": "d"}
 )
 
 
 def datatype_of(array: npt.NDArray[Any]) -> str:
     """The protocol's name for an array's dtype; whatever is not a number is BYTES."""
-    return _DATATYPES.get(array.dtype.str[1:], "BYTES")
+    return _DATATYPES.get(array.dtype, "BYTES")
+
+
+def element_type(datatype: str) -> type:
+    """What the elements of a datatype are in Python, once decoded from JSON."""
+    return _ELEMENTS[DTYPES[datatype].kind]
+
+
+@lru_cache(maxsize=256)
+def _packer(count: int, form: str) -> Callable[..., bytes]:
+    return struct.Struct(f"={count}{form}").pack
 
 
 class JsonData:
@@ -49,7 +70,8 @@ class JsonData:
     def __init__(self, datatype: str, rank: int) -> None:
         self._datatype = datatype
         self._dtype = DTYPES[datatype]
-        element: Any = _ELEMENTS[self._dtype.kind]
+        element: Any = element_type(datatype)
+        self._format = _FORMATS.get(self._dtype.str[1:])
         self._decoders: list[msgspec.json.Decoder[Any]] = []
         for _ in range(rank):
             element = list[element]
@@ -79,14 +101,29 @@ class JsonData:
                 if array.shape != shape:
                     raise _misshaped(where, array.shape, shape)
             else:
-                values = self._decoders[0].decode(view)
-                if len(values) != count:
-                    raise InvalidRequest(f"{where}: {len(values)} values, but shape {list(shape)} needs {count}")
-                array = self._array(values, where).reshape(shape)
+                return self._flat(self._decoders[0].decode(view), shape, count, where)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error, where) from None
         if self._may_overflow and not np.isfinite(array).all():
             raise InvalidRequest(f"{where}: a number is too large for {self._datatype}")
+        return array
+
+    def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+        """As `decode`, of ``data`` that was a flat list of the datatype's elements and is decoded already."""
+        return self._flat(values, shape, count, f"{where}.data")
+
+    def _flat(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+        if len(values) != count:
+            raise InvalidRequest(f"{where}: {len(values)} values, but shape {list(shape)} needs {count}")
+        if self._format is None:
+            return _bytes_array(values, where).reshape(shape)
+        try:
+            packed = _packer(count, self._format)(*values)
+        except (OverflowError, struct.error):
+            if self._may_overflow:
+                raise InvalidRequest(f"{where}: a number is too large for {self._datatype}") from None
+            raise InvalidRequest(f"{where}: a number does not fit {self._datatype}") from None
+        array: npt.NDArray[Any] = np.ndarray(shape, self._dtype, packed)
         return array
 
     def _array(self, values: list[Any], where: str) -> npt.NDArray[Any]:
@@ -229,8 +266,8 @@ def _decode_bytes(view: memoryview, shape: tuple[int, ...], count: int, where: s
     return array.reshape(shape)
 
 
-def encode_json(array: npt.NDArray[Any], where: str) -> Any:
-    """What `orjson` should be given for an array: flat, in row-major order. NaN and infinities become null.
+def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
+    """The JSON of an array: flat, in row-major order. NaN and infinities become null.
 
     Raises:
         InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form.
@@ -238,22 +275,23 @@ def encode_json(array: npt.NDArray[Any], where: str) -> Any:
     flat = np.ascontiguousarray(array).reshape(-1)
     if datatype_of(array) == "BYTES":
         try:
-            return [item.decode() if isinstance(item, bytes) else str(item) for item in flat.tolist()]
+            texts = [item.decode() if isinstance(item, bytes) else str(item) for item in flat.tolist()]
         except UnicodeDecodeError:
             raise InvalidRequest(f"output {where!r} is not UTF-8 text: ask for it as binary_data") from None
+        return orjson.dumps(texts)
     if flat.size <= _PIECE_ITEMS:
-        return flat
+        return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     pieces = [
         orjson.dumps(flat[start : start + _PIECE_ITEMS], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         for start in range(0, flat.size, _PIECE_ITEMS)
     ]
-    return orjson.Fragment(b"[" + b",".join(pieces) + b"]")
+    return b"[" + b",".join(pieces) + b"]"
 
 
-def encode_binary(array: npt.NDArray[Any]) -> bytes:
-    """The little-endian bytes of an array; BYTES elements each follow their length."""
+def encode_binary(array: npt.NDArray[Any]) -> bytes | memoryview:
+    """The little-endian bytes of an array, a view of it where that is possible; BYTES elements follow their length."""
     if datatype_of(array) != "BYTES":
-        return array.tobytes()
+        return array.data if array.flags.c_contiguous else array.tobytes()
     parts: list[bytes] = []
     for item in array.reshape(-1).tolist():
         element = item if isinstance(item, bytes) else str(item).encode()

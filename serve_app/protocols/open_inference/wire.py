@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Generic, TypeVar
 
 import msgspec
 
 from serve_app.errors import InvalidRequest
+
+_DataT = TypeVar("_DataT")
 
 _PATH = re.compile(r" - at `\$?\.?(?P<path>.*)`$")
 _QUOTED = re.compile(r"`([^`]*)`")
@@ -28,13 +31,13 @@ class InputParameters(msgspec.Struct, gc=False):
     shared_memory_region: str | None = None
 
 
-class InputTensor(msgspec.Struct):
-    """``inputs[]``. ``data`` stays undecoded until the datatype and shape are known to fit."""
+class InputTensor(msgspec.Struct, Generic[_DataT]):
+    """``inputs[]``. ``data`` as `msgspec.Raw` stays undecoded until the datatype and shape are known to fit."""
 
     name: str
     shape: list[int]
     datatype: str
-    data: msgspec.Raw = msgspec.Raw()
+    data: _DataT | msgspec.UnsetType = msgspec.UNSET
     parameters: InputParameters | None = None
 
 
@@ -73,10 +76,10 @@ class RequestParameters(msgspec.Struct, gc=False):
     sequence_id: int | str = 0
 
 
-class InferRequest(msgspec.Struct):
+class InferRequest(msgspec.Struct, Generic[_DataT]):
     """The JSON object of an infer request."""
 
-    inputs: list[InputTensor]
+    inputs: list[InputTensor[_DataT]]
     outputs: list[RequestedOutput] | None = None
     id: str | None = None
     parameters: RequestParameters | None = None
