@@ -55,7 +55,8 @@ class ArrivalPattern:
             self._recent = 1.0
             return
         gap = now - last
-        self._recent = 1.0 + self._recent * exp(-gap / self._memory_s)
+        # Many come in one turn of the event loop, at the same time.
+        self._recent = 1.0 + (self._recent * exp(-gap / self._memory_s) if gap else self._recent)
         # The exponent of gap / shortest is the bin: (0, 1] -> 0, (1, 2] -> 1 and so on.
         at = 0 if gap <= _SHORTEST_S else min(_BINS - 1, frexp(gap / _SHORTEST_S)[1])
         self._counts[at] += 1.0
@@ -68,6 +69,8 @@ class ArrivalPattern:
         """Rate over the last ``memory_s`` seconds, exponentially weighted, requests per second."""
         if self.last is None:
             return 0.0
+        if now == self.last:
+            return self._recent / self._memory_s
         return self._recent * exp((self.last - now) / self._memory_s) / self._memory_s
 
     @property

@@ -28,7 +28,8 @@ class _Claim:
 
     def observe(self, slack_s: float, now: float) -> None:
         self.arrivals.observe(now)
-        self.rotate(now)
+        if now - self.rotated >= _ROTATE_S:
+            self.rotate(now)
         self.current_s = min(self.current_s, slack_s)
 
     def rotate(self, now: float) -> None:
@@ -61,7 +62,8 @@ class Claims:
     def rate(self, priority: Priority, now: float) -> float:
         """Rate of a class's arrivals, per second: the mean, or that of the last second if it is more."""
         arrivals = self._claims[priority].arrivals
-        return max(arrivals.rate, arrivals.recent_rate(now))
+        rate, recent = arrivals.rate, arrivals.recent_rate(now)
+        return max(rate, recent)
 
     def bounds_s(self, now: float) -> tuple[float, float, float]:
         """Per class, the longest that a batch may take so that no class above is blocked too long; ``inf``: any."""

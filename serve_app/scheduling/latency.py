@@ -15,7 +15,7 @@ Sources: the sliding window of recent executions per batch size is Clockwork's (
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 from math import inf
@@ -25,28 +25,49 @@ _KNOTS = 11
 _MAX_BUCKETS = 64
 """Beyond that the bucket observed least recently is forgotten."""
 _FEW = 4
+_NO_KNOT = (_KNOTS, 1.0)
 
 
 class _Cell:
     """The last samples of one (bucket, rows rounded up)."""
 
-    __slots__ = ("dirty", "ratio", "samples")
+    __slots__ = ("dirty", "ranked", "ratio", "ratios", "samples")
 
     def __init__(self, window: int) -> None:
         self.samples: deque[tuple[int, float]] = deque(maxlen=window)
+        # Of the samples, what they took over what the shape says; by age, and ascending.
+        self.ratios: deque[float] = deque(maxlen=window)
+        self.ranked: list[float] = []
         self.ratio = 1.0
+        self.dirty = True
+
+    def add(self, rows: int, seconds: float, shape: float) -> None:
+        self.samples.append((rows, seconds))
+        if len(self.ratios) == self.ratios.maxlen:
+            del self.ranked[bisect_left(self.ranked, self.ratios[0])]
+        ratio = seconds / shape
+        self.ratios.append(ratio)
+        insort(self.ranked, ratio)
+        self.dirty = True
+
+    def reshape(self, alpha: float, beta: float) -> None:
+        self.ratios.clear()
+        self.ratios.extend(seconds / (alpha + beta * rows) for rows, seconds in self.samples)
+        self.ranked = sorted(self.ratios)
         self.dirty = True
 
 
 class _Curve:
     """Everything known of one cost bucket."""
 
-    __slots__ = ("alpha", "beta", "cells", "dirty", "predicted", "seeded", "tail", "values")
+    __slots__ = ("alpha", "beta", "cells", "dirty", "predicted", "seeded", "shape", "tail", "values")
 
     def __init__(self) -> None:
         self.cells: list[_Cell | None] = [None] * _KNOTS
         self.alpha = 0.0
         self.beta = 0.0
+        # What the shape says at the knots.
+        self.shape: list[float] = []
         self.seeded = False
         self.dirty = True
         self.values: list[float] = []
@@ -55,51 +76,63 @@ class _Curve:
         self.predicted: dict[int, float] = {}
 
     def add(self, rows: int, seconds: float, window: int) -> None:
+        cell = self.cells[knot_of(rows)]
+        if cell is None and not self.seeded:
+            self.place(rows, seconds, window)
+            self.fit(sample for other in self.cells if other is not None for sample in other.samples)
+            return
+        if cell is None:
+            cell = self.cells[knot_of(rows)] = _Cell(window)
+        cell.add(rows, seconds, self.alpha + self.beta * rows)
+        self.dirty = True
+
+    def place(self, rows: int, seconds: float, window: int) -> None:
+        """Take a sample in before a `fit`."""
         knot = knot_of(rows)
         cell = self.cells[knot]
-        is_new = cell is None
         if cell is None:
             cell = self.cells[knot] = _Cell(window)
         cell.samples.append((rows, seconds))
-        cell.dirty = self.dirty = True
-        if is_new and not self.seeded:
-            self.fit(sample for other in self.cells if other is not None for sample in other.samples)
 
     def fit(self, points: Iterable[tuple[int, float]]) -> None:
-        self.alpha, self.beta = fit_affine(points)
+        alpha, beta = self.alpha, self.beta = fit_affine(points)
+        self.shape = [alpha + beta * (1 << knot) for knot in range(_KNOTS)]
         self.dirty = True
         for cell in self.cells:
             if cell is not None:
-                cell.dirty = True
+                cell.reshape(alpha, beta)
 
     def refresh(self, quantile: float) -> None:
         """Recompute the predictions at the knots from the cells that changed."""
-        alpha, beta = self.alpha, self.beta
         known: list[tuple[int, float]] = []
         for knot, cell in enumerate(self.cells):
             if cell is None:
                 continue
             if cell.dirty:
-                ratios = sorted(seconds / (alpha + beta * rows) for rows, seconds in cell.samples)
+                ratios = cell.ranked
                 if self.seeded and len(ratios) < _FEW:
+                    ratios = ratios.copy()
                     ratios.insert(bisect_left(ratios, 1.0), 1.0)
                 cell.ratio = ratios[int(quantile * (len(ratios) - 1))]
                 cell.dirty = False
             known.append((knot, cell.ratio))
         values: list[float] = []
         highest = 0.0
-        at = 0
-        for knot in range(_KNOTS):
-            while at + 1 < len(known) and known[at + 1][0] <= knot:
-                at += 1
-            left, ratio = known[at]
-            if left < knot and at + 1 < len(known):
-                right, right_ratio = known[at + 1]
+        left, left_ratio = known[0]
+        following = iter(known[1:])
+        right, right_ratio = next(following, _NO_KNOT)
+        for knot, seconds in enumerate(self.shape):
+            if knot >= right:
+                left, left_ratio = right, right_ratio
+                right, right_ratio = next(following, _NO_KNOT)
+            ratio = left_ratio
+            if left < knot and right < _KNOTS:
                 ratio += (right_ratio - ratio) * (knot - left) / (right - left)
-            highest = max(highest, (alpha + beta * (1 << knot)) * ratio)
+            seconds *= ratio  # noqa: PLW2901 - of the shape, corrected by what was measured
+            highest = max(highest, seconds)
             values.append(highest)
         self.values = values
-        self.tail = beta * known[-1][1]
+        self.tail = self.beta * known[-1][1]
         self.predicted.clear()
         self.dirty = False
 
@@ -163,7 +196,7 @@ class LatencyModel:
             unmeasured = [cell is None for cell in curve.cells]
             for rows, seconds in samples:
                 if unmeasured[knot_of(rows)]:
-                    curve.add(rows, seconds, self._window)
+                    curve.place(rows, seconds, self._window)
             curve.fit(samples)
         self._best.clear()
 
@@ -189,6 +222,15 @@ class LatencyModel:
         if self.predict(max_rows, bucket) <= seconds:
             return max_rows
         low, high = 0, max_rows
+        curve = self._curves.get(bucket)
+        if curve is not None:
+            # Between which knots it is; they are in order, as predictions are.
+            knots = bisect_right(curve.values, seconds)
+            if not knots:
+                return 0
+            low = 1 << (knots - 1)
+            if knots < _KNOTS:
+                high = min(high, 1 << knots)
         while high - low > 1:
             middle = (low + high) // 2
             if self.predict(middle, bucket) <= seconds:

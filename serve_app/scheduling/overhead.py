@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 _WINDOW = 32
 _QUANTILE = 0.9
 _FEW = 4
 _EARLY_QUANTILE = 0.75
+
+
+class Window:
+    """The last so many numbers, and the same in order. None of them may be NaN.
+
+    Args:
+        size: How many.
+    """
+
+    __slots__ = ("_latest", "_ranked")
+
+    def __init__(self, size: int) -> None:
+        self._latest: deque[float] = deque(maxlen=size)
+        self._ranked: list[float] = []
+
+    def add(self, number: float) -> list[float]:
+        """Take a number in, in place of the oldest where there is no room. Returns all, ascending, not to be kept."""
+        latest, ranked = self._latest, self._ranked
+        if len(latest) == latest.maxlen:
+            del ranked[bisect_left(ranked, latest[0])]
+        latest.append(number)
+        insort(ranked, number)
+        return ranked
 
 
 class Overhead:
@@ -24,19 +48,18 @@ class Overhead:
         seconds: That quantile of the last 32, seconds.
     """
 
-    __slots__ = ("_least_s", "_quantile", "_samples", "seconds")
+    __slots__ = ("_least_s", "_quantile", "_window", "seconds")
 
     def __init__(self, assumed_s: float, quantile: float = _QUANTILE) -> None:
         self.seconds = assumed_s
         self._quantile = quantile
         self._least_s = 0.1 * assumed_s
-        self._samples: deque[float] = deque(maxlen=_WINDOW)
+        self._window = Window(_WINDOW)
 
     def observe(self, seconds: float) -> None:
         """Learn from one bundle. Less than nothing, where the replica was free earlier than predicted, counts as 0."""
-        self._samples.append(max(0.0, seconds))
-        if len(self._samples) >= _FEW:
-            ranked = sorted(self._samples)
+        ranked = self._window.add(max(0.0, seconds))
+        if len(ranked) >= _FEW:
             self.seconds = max(self._least_s, ranked[int(self._quantile * (len(ranked) - 1))])
 
 
@@ -47,14 +70,13 @@ class Earliness:
         part: The 0.75 quantile of the last 32, as a part of the predicted time, 0 to 1.
     """
 
-    __slots__ = ("_samples", "part")
+    __slots__ = ("_window", "part")
 
     def __init__(self) -> None:
         self.part = 0.0
-        self._samples: deque[float] = deque(maxlen=_WINDOW)
+        self._window = Window(_WINDOW)
 
     def observe(self, ratio: float) -> None:
         """Learn from an execution that took this part of its predicted time."""
-        self._samples.append(ratio)
-        ranked = sorted(self._samples)
+        ranked = self._window.add(ratio)
         self.part = max(0.0, 1.0 - ranked[int((1.0 - _EARLY_QUANTILE) * (len(ranked) - 1))])
