@@ -115,7 +115,8 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
     if not latency.known:
         return None
     budget = entry.deadline - now
-    own = _own_s(entry, latency, model)
+    alone = execution_s(latency, entry.rows, entry.bucket, model.settings.max_rows)
+    own = alone + model.overhead.seconds
     if own > budget and not entry.lane:
         fallbacks = [latencies.of(name) for name in model.settings.fallbacks if latencies.has(name)]
         own = min([own, *(_own_s(entry, fallback, model) for fallback in fallbacks)])
@@ -130,8 +131,10 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
     if not model.slots.usable:
         return None
     wait, shared = _wait_s(model, device, priority, entry.deadline, now)
-    if shared:
-        own += _joining_s(entry, shared, latency, model)
+    most = model.settings.max_rows
+    if shared and entry.rows < most:
+        # How much longer its batch takes because of the rows that are queued before it and go with it.
+        own += latency.predict(min(most, entry.rows + shared), entry.bucket) - alone
     late = wait + own - budget
     if late <= 0.0 or late <= _tolerated_s(entry, latency, model):
         return None
@@ -155,15 +158,6 @@ def _tolerated_s(entry: Entry, latency: LatencyModel, model: ModelState) -> floa
         return 0.0
     rows, seconds_per_row = latency.best(entry.bucket, settings.max_rows, settings.slo_s)
     return _TOLERATED_BATCHES * rows * seconds_per_row
-
-
-def _joining_s(entry: Entry, shared: int, latency: LatencyModel, model: ModelState) -> float:
-    """How much longer its batch takes because of the rows that are queued before it and go with it."""
-    most = model.settings.max_rows
-    if entry.rows >= most:
-        return 0.0
-    joined = latency.predict(min(most, entry.rows + shared), entry.bucket)
-    return joined - latency.predict(entry.rows, entry.bucket)
 
 
 def _wait_s(model: ModelState, device: Device, priority: Priority, deadline: float, now: float) -> tuple[float, int]:

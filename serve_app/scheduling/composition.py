@@ -173,8 +173,10 @@ def _best_run(
     end = rows = start = 0
     bucket = 0
     while True:
-        if start == len(looked_at) and not _look_at_next(own, lane, looked_at):
-            return best or _nothing(start)
+        if start == len(looked_at):
+            if (following := own.take_head(lane)) is None:
+                return best or _nothing(start)
+            looked_at.append(following)
         head = looked_at[start]
         if end == start:
             if head.rows >= most:
@@ -194,9 +196,11 @@ def _best_run(
         limit = latency.rows_within(capped, bucket, most)
         last = False
         while rows < limit:
-            if end == len(looked_at) and not _look_at_next(own, lane, looked_at):
-                last = True
-                break
+            if end == len(looked_at):
+                if (following := own.take_head(lane)) is None:
+                    last = True
+                    break
+                looked_at.append(following)
             entry = looked_at[end]
             joined = rows + entry.rows
             if entry.bucket > bucket:
@@ -225,14 +229,6 @@ def _best_run(
 
 def _nothing(start: int) -> _Run:
     return _Run(start, start, 0, 0, 0, 0.0)
-
-
-def _look_at_next(own: ClassQueue, lane: str, looked_at: list[Entry]) -> bool:
-    entry = own.take_head(lane)
-    if entry is None:
-        return False
-    looked_at.append(entry)
-    return True
 
 
 def _fill(

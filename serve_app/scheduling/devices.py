@@ -138,6 +138,8 @@ class Device:
                 return None
             found = (model.candidate(now, self.shares) for model in self.models if model.queue)
             candidates = [candidate for candidate in found if candidate is not None]
+            if not candidates:
+                return None
             if len(candidates) > 1:
                 candidates = self._paid(candidates)
                 candidates.sort(key=_urgency)

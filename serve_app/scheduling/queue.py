@@ -174,9 +174,10 @@ class ClassQueue:
         calendar = self._calendars.get(lane)
         if calendar is None:
             return None
+        entries = self._entries
         while (first := calendar.pop()) is not None:
             self._pairs -= 1
-            entry = self._entries.pop(first[1], None)
+            entry = entries.pop(first[1], None)
             if entry is not None:
                 self._forget(entry)
                 return entry
