@@ -240,3 +240,19 @@ def _answers(latency: LatencyModel) -> list[object]:
         *(latency.best(bucket, 32, 0.1) for bucket in buckets),
         *(latency.rows_within(0.05, bucket, 32) for bucket in buckets),
     ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1500), st.floats(1e-4, 1.0)), min_size=1, max_size=60),
+    st.floats(0.0, 2.0),
+    st.integers(1, 1400),
+)
+def test_rows_within_is_the_most_that_is_predicted_to_fit(
+    executions: list[tuple[int, float]], seconds: float, max_rows: int
+) -> None:
+    """As if every number of rows were tried."""
+    latency = LatencyModel()
+    for rows, took in executions:
+        latency.observe(rows, 0, took)
+    expected = max((rows for rows in range(1, max_rows + 1) if latency.predict(rows) <= seconds), default=0)
+    assert expected == latency.rows_within(seconds, 0, max_rows)

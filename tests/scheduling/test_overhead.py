@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.overhead import Earliness, Overhead
+from serve_app.scheduling.overhead import Earliness, Overhead, Window
 
 
 def _overhead(*samples: float) -> Overhead:
@@ -79,3 +79,11 @@ def test_parts_are_parts(ratios: list[float]) -> None:
         earliness.observe(ratio)
 
     assert 0.0 <= earliness.part <= 1.0
+
+
+@given(st.lists(st.floats(allow_nan=False) | st.sampled_from([0.0, 1.0, -0.0]), max_size=40), st.integers(1, 8))
+def test_a_window_holds_the_latest_in_order(numbers: list[float], size: int) -> None:
+    """As if they were sorted each time."""
+    window = Window(size)
+    for count, number in enumerate(numbers, 1):
+        assert sorted(numbers[max(0, count - size) : count]) == window.add(number)
