@@ -5,6 +5,7 @@ Everything here is a plain tuple underneath: cheap to build and to pickle, and w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +15,46 @@ from serve_app.scheduling.gate import Outlook
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
+
+
+def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+    """One read-only view over arrays whose rows lie one behind the other in the memory of one owner, without a copy.
+
+    Neighbours by accident do not count: all of them have to be views of the same array, which the result keeps alive.
+    What does not fit together is told by the first pair in well under a microsecond; that it does costs about one
+    microsecond per array, for which some 16 KiB can be copied instead.
+
+    Returns:
+        Of shape ``(rows of all, ...)``, or ``None`` where there is no such view: other dtypes or trailing shapes, gaps,
+        another order, references in place of values, no bytes, or nothing that the arrays are views of.
+    """
+    if not arrays:
+        return None
+    first = arrays[0]
+    owner, dtype, trailing = first.base, first.dtype, first.shape[1:]
+    if not isinstance(owner, np.ndarray) or not owner.flags.c_contiguous or dtype.hasobject or not first.nbytes:
+        return None
+    for array in arrays:
+        if array.base is not owner or array.dtype != dtype or not array.flags.c_contiguous:
+            return None
+        if not array.ndim or array.shape[1:] != trailing:
+            return None
+    start = end = _address(first)
+    rows = 0
+    for array in arrays:
+        if _address(array) != end:
+            return None
+        end += array.nbytes
+        rows += len(array)
+    # Made on the owner: numpy checks that it ends inside the owner's memory, and keeps that alive.
+    view: npt.NDArray[Any] = np.ndarray((rows, *trailing), dtype, owner, start - _address(owner))
+    view.flags.writeable = False
+    return view
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    address: int = array.ctypes.data
+    return address
 
 
 class TensorSpec(NamedTuple):
