@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray import serve
 
 from serve_app.config import ModelConfig
+from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
 from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.runtime.link import LinkServer
-from serve_app.runtime.staged import Staged
-from serve_app.runtime.worker import RunBatch, RunOne, Worker
+from serve_app.runtime.worker import Worker
 
 WARM_UP = "warm_up"
 LINK = "link"
@@ -55,7 +53,7 @@ class ModelDeployment:
             processor=self._processor,
             max_rows=config.batching.max_rows,
             preprocess_threads=config.resources.preprocess_threads,
-            batch=self._batch_with_serve,
+            batch=batch_with_serve(config.batching.max_rows),
             warm_up=self._warm_up,
         )
         self._links = LinkServer(config.name, self._worker.run) if LinkServer.supported() else None
@@ -85,22 +83,6 @@ class ModelDeployment:
         if self._links is not None:
             await self._links.drain(self._config.health.drain_timeout_s)
         self._worker.close()
-
-    def _batch_with_serve(self, run_batch: RunBatch) -> RunOne:
-        """Wrap the batch function in ``@serve.batch``, per instance and sized in rows.
-
-        The gate wakes the bundles of one batch in the same turn of the event loop, so a wait of 0 collects them all.
-        """
-        max_rows = self._config.batching.max_rows
-
-        def rows(bundles: Sequence[Staged]) -> int:
-            return sum(min(bundle.rows, max_rows) for bundle in bundles)
-
-        async def run(bundles: list[Staged]) -> list[Staged]:
-            return await run_batch(bundles)
-
-        batched: RunOne = serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)(run)
-        return batched
 
     def _warm(self, backend: Backend) -> list[Execution]:
         return warm_up(

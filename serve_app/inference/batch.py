@@ -8,32 +8,85 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.inference.backend import Backend
-from serve_app.payloads import Execution, Tensors
+from serve_app.payloads import Execution, Tensors, joined
 
 _logger = logging.getLogger(__name__)
+
+_VIEW_FROM_BYTES = 64 * 1024  # per array: what is copied in the time that it takes to find out where one lies
 
 Outcome: TypeAlias = Tensors | ServeAppError
 """What became of one entry: every output by name, or the error to answer with."""
 
 
-class BatchRun(NamedTuple):
+class _Ran(NamedTuple):
+    """Entries that ran together: their positions, their rows, and the outputs of all."""
+
+    positions: Sequence[int]
+    counts: Sequence[int]
+    outputs: Tensors
+
+
+class BatchRun:
     """What became of a batch.
 
     Attributes:
-        outcomes: One per entry, in the order given. Outputs are views of the batch's arrays.
         executions: The runs of the backend that succeeded. Failed ones are left out: how long a model takes to fail
             says nothing about how long it takes.
     """
 
-    outcomes: list[Outcome]
-    executions: list[Execution]
+    __slots__ = ("_errors", "_outcomes", "_ran", "executions")
+
+    def __init__(self) -> None:
+        self.executions: list[Execution] = []
+        self._ran: list[_Ran] = []
+        self._errors: dict[int, ServeAppError] = {}
+        self._outcomes: list[Outcome] | None = None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """One per entry, in the order given. Outputs are views of the batch's arrays, one behind the other.
+
+        Made when asked for, so that whoever runs batches can leave it to somebody else.
+        """
+        if self._outcomes is None:
+            self._outcomes = self._split()
+        return self._outcomes
+
+    def add(self, positions: Sequence[int], counts: Sequence[int], outputs: Tensors) -> None:
+        """Note the outputs of entries that ran together.
+
+        Raises:
+            InferenceFailed: An output does not have exactly their rows.
+        """
+        _check_rows(outputs, sum(counts))
+        self._ran.append(_Ran(positions, counts, outputs))
+
+    def fail(self, position: int, error: ServeAppError) -> None:
+        """Note the error of an entry."""
+        self._errors[position] = error
+
+    @classmethod
+    def of(cls, runs: Sequence[BatchRun]) -> BatchRun:
+        """What became of entries that ran each alone."""
+        whole = cls()
+        whole.executions = [execution for run in runs for execution in run.executions]
+        whole._outcomes = [outcome for run in runs for outcome in run.outcomes]
+        return whole
+
+    def _split(self) -> list[Outcome]:
+        found: dict[int, Outcome] = dict(self._errors)
+        for positions, counts, outputs in self._ran:
+            found.update(zip(positions, split(outputs, counts), strict=True))
+        return [found[position] for position in range(len(found))]
 
 
 def rows_of(tensors: Tensors) -> int:
@@ -85,10 +138,35 @@ def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[in
 
 
 def assemble(entries: Sequence[Tensors]) -> Tensors:
-    """Join the rows of entries that fit together. A single entry is passed through without a copy."""
+    """Join the rows of entries that fit together.
+
+    A single entry is passed through, and large rows that lie one behind the other are looked at as they are; only
+    others are copied. A buffer kept for the copy would not make it cheaper: what the allocator hands out was used for
+    the batches before, and has its pages.
+
+    Raises:
+        ValueError, TypeError, KeyError: They do not fit together.
+    """
     if len(entries) == 1:
         return entries[0]
-    return {name: np.concatenate([tensors[name] for tensors in entries]) for name in entries[0]}
+    return {name: _rows([tensors[name] for tensors in entries]) for name in entries[0]}
+
+
+def fit(entries: Sequence[Tensors]) -> Tensors | None:
+    """`assemble`, or ``None`` where the entries cannot run together."""
+    names = entries[0].keys()
+    if any(tensors.keys() != names for tensors in entries):
+        return None
+    try:
+        return assemble(entries)
+    except (ValueError, TypeError):  # numpy's words for other trailing shapes and for other dtypes
+        return None
+
+
+def _rows(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if arrays[0].nbytes >= _VIEW_FROM_BYTES and (view := joined(arrays)) is not None:
+        return view
+    return np.concatenate(arrays, dtype=arrays[0].dtype, casting="no")
 
 
 def split(outputs: Tensors, row_counts: Sequence[int]) -> list[Tensors]:
@@ -97,18 +175,26 @@ def split(outputs: Tensors, row_counts: Sequence[int]) -> list[Tensors]:
     Raises:
         InferenceFailed: An output does not have exactly these rows.
     """
-    total = sum(row_counts)
-    for name, array in outputs.items():
-        if array.ndim == 0 or len(array) != total:
-            raise InferenceFailed(f"output {name!r} has shape {list(array.shape)} for {total} rows of input")
+    _check_rows(outputs, sum(row_counts))
     if len(row_counts) == 1:
         return [outputs]
-    parts: list[Tensors] = []
-    start = 0
-    for rows in row_counts:
-        parts.append({name: array[start : start + rows] for name, array in outputs.items()})
-        start += rows
-    return parts
+    if len(outputs) == 1:
+        ((name, array),) = outputs.items()
+        return [{name: part} for part in _parts(array, row_counts)]
+    names = list(outputs)
+    columns = [_parts(array, row_counts) for array in outputs.values()]
+    return [dict(zip(names, parts, strict=True)) for parts in zip(*columns, strict=True)]
+
+
+def _parts(array: npt.NDArray[Any], row_counts: Sequence[int]) -> list[npt.NDArray[Any]]:
+    ends = list(accumulate(row_counts))
+    return [array[end - rows : end] for end, rows in zip(ends, row_counts, strict=True)]
+
+
+def _check_rows(outputs: Tensors, rows: int) -> None:
+    for name, array in outputs.items():
+        if array.ndim == 0 or len(array) != rows:
+            raise InferenceFailed(f"output {name!r} has shape {list(array.shape)} for {rows} rows of input")
 
 
 def run_entries(
@@ -127,50 +213,91 @@ def run_entries(
         buckets: The cost bucket of each entry; ``None`` where the model has none.
         clock: For the runs' durations, seconds.
     """
-    outcomes: dict[int, Outcome] = {}
-    executions: list[Execution] = []
+    ran = BatchRun()
     sound: list[tuple[int, int, Tensors]] = []  # position, rows, tensors
     for position, tensors in enumerate(entries):
         try:
             sound.append((position, rows_of(tensors), tensors))
         except InvalidRequest as error:
-            outcomes[position] = error
+            ran.fail(position, error)
 
-    def attempt(members: Sequence[int]) -> list[Tensors]:
-        """Run these entries as one batch, in pieces if it is a single entry that is too large."""
+    def attempt(members: Sequence[int]) -> None:
+        """Run these entries as one batch."""
+        positions = [sound[member][0] for member in members]
+        bucket = max(buckets[position] for position in positions) if buckets is not None else 0
         batch = assemble([sound[member][2] for member in members])
         counts = [sound[member][1] for member in members]
-        bucket = max(buckets[sound[member][0]] for member in members) if buckets is not None else 0
-        rows = sum(counts)
-        parts: list[Tensors] = []
-        for piece in [slice(0, rows)] if rows <= max_rows else pieces(rows, max_rows):
-            size = piece.stop - piece.start
-            inputs = batch if size == rows else {name: array[piece] for name, array in batch.items()}
-            start = clock()
-            outputs = backend.run(inputs)
-            seconds = clock() - start
-            parts.extend(split(outputs, [size]))
-            executions.append(Execution(size, bucket, seconds))
-        if len(parts) > 1:
-            parts = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}]
-        return split(parts[0], counts)
+        ran.add(positions, counts, _run(backend, batch, sum(counts), max_rows, bucket, ran.executions, clock))
 
     for members in group([(rows, tensors) for _, rows, tensors in sound], max_rows):
         try:
-            results: Sequence[Outcome] = attempt(members)
+            attempt(members)
         except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
-            results = [_outcome(attempt, member) for member in members] if len(members) > 1 else [_as_answer(error)]
-        for member, result in zip(members, results, strict=True):
-            outcomes[sound[member][0]] = result
-    return BatchRun([outcomes[position] for position in range(len(entries))], executions)
+            if len(members) == 1:
+                ran.fail(sound[members[0]][0], _as_answer(error))
+                continue
+            for member in members:
+                try:
+                    attempt([member])
+                except Exception as own:  # as above
+                    ran.fail(sound[member][0], _as_answer(own))
+    return ran
 
 
-def _outcome(attempt: Callable[[Sequence[int]], list[Tensors]], member: int) -> Outcome:
-    """Run one entry alone."""
+def run_assembled(
+    backend: Backend,
+    batch: Tensors,
+    entries: Sequence[Tensors],
+    counts: Sequence[int],
+    max_rows: int,
+    bucket: int = 0,
+    clock: Callable[[], float] = perf_counter,
+) -> BatchRun:
+    """As `run_entries`, of entries that have been assembled already.
+
+    Args:
+        backend: Loaded.
+        batch: What `fit` made of the entries.
+        entries: The inputs of each: when the batch fails they are run one by one.
+        counts: The rows of each.
+        max_rows: As there. A batch of several entries must not have more.
+        bucket: The batch's cost bucket.
+        clock: For the run's duration, seconds.
+    """
+    ran = BatchRun()
     try:
-        return attempt([member])[0]
+        outputs = _run(backend, batch, sum(counts), max_rows, bucket, ran.executions, clock)
+        ran.add(range(len(counts)), counts, outputs)
     except Exception as error:  # as in `run_entries`
-        return _as_answer(error)
+        if len(entries) == 1:
+            ran.fail(0, _as_answer(error))
+            return ran
+        alone = [run_entries(backend, [entry], max_rows, [bucket], clock) for entry in entries]
+        return BatchRun.of(alone)
+    return ran
+
+
+def _run(
+    backend: Backend,
+    batch: Tensors,
+    rows: int,
+    max_rows: int,
+    bucket: int,
+    executions: list[Execution],
+    clock: Callable[[], float],
+) -> Tensors:
+    """Run a batch, in pieces if it is too large. Every piece that succeeds is noted as an execution."""
+    parts: list[Tensors] = []
+    for piece in [slice(0, rows)] if rows <= max_rows else pieces(rows, max_rows):
+        size = piece.stop - piece.start
+        inputs = batch if size == rows else {name: array[piece] for name, array in batch.items()}
+        start = clock()
+        outputs = backend.run(inputs)
+        seconds = clock() - start
+        _check_rows(outputs, size)
+        parts.append(outputs)
+        executions.append(Execution(size, bucket, seconds))
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _as_answer(error: Exception) -> ServeAppError:

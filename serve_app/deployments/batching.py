@@ -1,0 +1,32 @@
+"""How bundles become batches in a replica: Serve's own batching, told what the gate has decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ray import serve
+
+from serve_app.runtime.staged import Staged
+from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne
+
+
+def batch_with_serve(max_rows: int) -> BatchTogether:
+    """Wrap a batch function in ``@serve.batch``, per instance and sized in rows.
+
+    The gate wakes the bundles of one batch in the same turn of the event loop, so a wait of 0 collects them all.
+
+    Args:
+        max_rows: Most rows in one batch. A larger bundle is one of its own.
+    """
+
+    def rows(bundles: Sequence[Staged]) -> int:
+        return sum(min(bundle.rows, max_rows) for bundle in bundles)
+
+    def wrap(run_batch: RunBatch) -> RunOne:
+        async def run(bundles: list[Staged]) -> list[Staged]:
+            return await run_batch(bundles)
+
+        batched: RunOne = serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)(run)
+        return batched
+
+    return wrap
