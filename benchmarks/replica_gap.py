@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
@@ -82,15 +82,17 @@ class Timed:
         self.signature: ModelSignature = backend.signature
         self.device = backend.device
         self.runs: list[tuple[float, float]] = []
+        self.used_s = 0.0
 
     def load(self) -> None:
         """It is loaded."""
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run, between two looks at the clock."""
-        start = time.perf_counter()
+        used, start = time.thread_time(), time.perf_counter()
         outputs = self._backend.run(inputs)
         self.runs.append((start, time.perf_counter()))
+        self.used_s += time.thread_time() - used
         return outputs
 
     def close(self) -> None:
@@ -118,9 +120,7 @@ def make_bundles(signature: ModelSignature, case: Case) -> list[Bundle]:
 
 def _entries(signature: ModelSignature, case: Case) -> list[WireEntry]:
     whole = tensor_inputs(signature)(case.entries, 0)
-    rows: list[Tensors] = [
-        {name: array[row : row + 1] for name, array in whole.items()} for row in range(case.entries)
-    ]
+    rows: list[Tensors] = [{name: array[row : row + 1] for name, array in whole.items()} for row in range(case.entries)]
     if not case.adjacent:
         rows = [{name: array.copy() for name, array in tensors.items()} for tensors in rows]
     return [WireEntry(2, 60.0, 1, "", tensors) for tensors in rows]
@@ -158,7 +158,7 @@ async def gaps(case: Case, backend: Timed, seconds: float, *, busy: bool) -> lis
     if spinning is not None:
         spinning.cancel()
     runs = backend.runs[_WAITING : -_WAITING or None]
-    return [after[0] - before[1] for before, after in zip(runs, runs[1:], strict=False)]
+    return [after[0] - before[1] for before, after in pairwise(runs)]
 
 
 async def _keep_busy() -> None:
@@ -175,6 +175,7 @@ async def alone(case: Case, backend: Timed, seconds: float) -> tuple[list[float]
     bundles = make_bundles(backend.signature, case)
     bundle = bundles[0]
     backend.runs.clear()
+    backend.used_s = 0.0
     took: list[float] = []
     used = time.process_time()
     until = time.perf_counter() + seconds
@@ -182,9 +183,8 @@ async def alone(case: Case, backend: Timed, seconds: float) -> tuple[list[float]
         await worker.run(bundle)
         took.append(time.perf_counter() - start)
     used = time.process_time() - used
-    inside = sum(end - start for start, end in backend.runs)
     runs = [end - start for start, end in backend.runs]
-    return [each - run for each, run in zip(took, runs, strict=True)], (used - inside) / len(took)
+    return [each - run for each, run in zip(took, runs, strict=True)], (used - backend.used_s) / len(took)
 
 
 def in_a_replica() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import cast
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
@@ -35,6 +35,10 @@ class ProcessorPool:
     def close(self) -> None:
         """End the threads. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def submit(self, work: Callable[[Staged], None], staged: Staged) -> Future[None]:
+        """Have other work done on a bundle, in one of the threads."""
+        return self._pool.submit(work, staged)
 
     async def preprocess(self, staged: Staged) -> None:
         """Fill in the tensors of every entry, or why there are none."""

@@ -1,9 +1,11 @@
-"""A bundle inside the replica, and the session that is lent to the bundles of one batch."""
+"""A bundle inside the replica, from its arrival to its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.inference.batch import rows_of
@@ -13,62 +15,82 @@ EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model c
 """The outcome of an entry that was not run in time."""
 
 
+class Assembled(NamedTuple):
+    """All entries of a bundle as one batch: what each runs on, and the rows of all."""
+
+    entries: list[Tensors]
+    rows: Tensors
+
+
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A bundle inside the replica, from its arrival to its answer.
+    """A bundle inside the replica.
 
     Attributes:
         entries: The bundle's entries.
         deadlines: When each entry's answer becomes worthless, on this process's monotonic clock.
         tensors: Per entry its tensors, or why there are none.
         results: Per entry its outcome, filled in on the way.
-        rows: Rows it puts into a batch.
         sender: Names the router that sent it.
+        rows: Rows it puts into a batch.
+        counts: Per entry its rows; 0 where it has no tensors.
+        sound: Whether every entry has tensors, and all are for one variant.
+        bucket: Largest cost bucket in it.
+        batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
+        assembling: What makes ``batch`` meanwhile.
+        assembled: Whether that has been tried.
+        executions: The runs that carried it.
+        executed_at: When they began.
+        finished_at: When they had ended.
         behind_others_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
+        ended: Whether the session is done with it.
+        waiter: Whom to wake when it is.
     """
 
     entries: list[WireEntry]
     deadlines: list[float]
     tensors: list[Tensors | Failure]
     results: list[EntryResult | None]
-    rows: int = 0
     sender: str = ""
-    behind_others_s: float = 0.0
+    rows: int = 0
+    counts: list[int] = field(default_factory=list)
+    sound: bool = False
+    bucket: int = 0
+    batch: Assembled | None = None
+    assembling: Future[None] | None = None
+    assembled: bool = False
     executions: list[Execution] = field(default_factory=list)
     executed_at: float = 0.0
     finished_at: float = 0.0
-    grant: Grant | None = None
+    behind_others_s: float = 0.0
+    ended: bool = False
+    waiter: asyncio.Future[None] | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.waiter is not None and self.waiter.cancelled()
 
     def count_rows(self) -> None:
-        """Set ``rows``. Entries whose tensors do not agree in their rows fail, as they would in a batch."""
-        self.rows = 0
+        """Set ``rows``, ``counts`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
+        variant = self.entries[0].variant if self.entries else ""
+        sound = True
+        counts = []
         for index, tensors in enumerate(self.tensors):
+            rows = 0
             if not isinstance(tensors, Failure):
                 try:
-                    self.rows += rows_of(tensors)
+                    rows = rows_of(tensors)
                 except InvalidRequest as error:
                     self.tensors[index] = Failure(error.code, error.message)
+            counts.append(rows)
+            sound = sound and rows > 0 and self.entries[index].variant == variant
+        self.counts = counts
+        self.rows = sum(counts)
+        self.sound = sound
 
-
-class Grant:
-    """The session, lent to the bundles of one batch. Ends once: after the run, or when every bundle has left."""
-
-    __slots__ = ("_on_end", "_waiting", "ended", "running")
-
-    def __init__(self, bundles: int, on_end: Callable[[], None]) -> None:
-        self._waiting = bundles
-        self._on_end = on_end
-        self.running = False
-        self.ended = False
-
-    def end(self) -> None:
-        """Give the session back."""
-        if not self.ended:
-            self.ended = True
-            self._on_end()
-
-    def leave(self) -> None:
-        """One bundle has left: answered, failed or cancelled. The last to leave a batch that never ran ends it."""
-        self._waiting -= 1
-        if self._waiting == 0 and not self.running:
-            self.end()
+    def wake(self) -> None:
+        """The session is done with it."""
+        self.ended = True
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)

@@ -1,0 +1,269 @@
+"""What happens to the bundles of one batch while they have the session."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import NamedTuple, TypeAlias, cast
+
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
+from serve_app.inference.backend import Backend
+from serve_app.inference.batch import BatchRun, fit, rows_of, run_assembled, run_entries
+from serve_app.payloads import Failure, Success, Tensors
+from serve_app.processors.processor import Processor
+from serve_app.runtime.staged import EXPIRED, Assembled, Staged
+from serve_app.scheduling.foresight import Due, Foresight
+from serve_app.scheduling.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+Place: TypeAlias = tuple[Staged, int]
+"""An entry: its bundle and its position there."""
+
+_NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
+
+
+class Ran(NamedTuple):
+    """What the entries of one variant came to. Their results are still to be filled in."""
+
+    places: Sequence[Place]
+    variant: str
+    run: BatchRun
+
+
+class Executor:
+    """Runs the bundles of one grant: without what could not end in time, each variant on its own backend.
+
+    `assemble` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
+
+    Args:
+        name: The model's name, for messages.
+        backends: By variant.
+        processor: Made the tensors of media; ``None`` for a model that takes tensors only.
+        max_rows: Most rows of a run.
+        foresight: Predicts how long runs take.
+        gate: Is told so.
+        lock: Is held around every use of the last two.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backends: Mapping[str, Backend],
+        processor: Processor | None,
+        max_rows: int,
+        foresight: Foresight,
+        gate: Gate,
+        lock: Lock,
+    ) -> None:
+        self._name = name
+        self._backends = backends
+        self._processor = processor
+        self._max_rows = max_rows
+        self._foresight = foresight
+        self._gate = gate
+        self._lock = lock
+        self._run_started_at: float | None = None
+
+    def stalled_s(self) -> float:
+        """For how long one run has lasted, seconds; 0.0 when there is none."""
+        started = self._run_started_at
+        return 0.0 if started is None else time.monotonic() - started
+
+    def bucket(self, staged: Staged) -> int:
+        """The largest cost bucket of a bundle."""
+        processor = self._processor
+        if processor is None:
+            return 0
+        tensors = (tensors for tensors in staged.tensors if not isinstance(tensors, Failure))
+        return max((processor.bucket(each) for each in tensors), default=0)
+
+    def assemble(self, staged: Staged) -> None:
+        """Set a bundle's ``batch``, where all of its entries fit into one run."""
+        staged.assembled = True
+        if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
+            return
+        try:
+            inputs = cast("list[Tensors]", staged.tensors)
+            if self._processor is not None:
+                places = [(staged, index) for index in range(len(inputs))]
+                buckets = self._buckets(places, inputs)
+                if len(set(buckets)) != 1:
+                    return
+                inputs = self._pad(self._processor, places, inputs, buckets)
+            rows = fit(inputs)
+            staged.batch = None if rows is None else Assembled(inputs, rows)
+        except Exception:  # of the processor: whether it concerns all entries shows when they run
+            logger.exception("%s could not assemble a bundle before its turn", self._name)
+
+    def run(self, bundles: Sequence[Staged]) -> list[Ran]:
+        """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
+        self._run_started_at = time.monotonic()
+        try:
+            if len(bundles) == 1:
+                self._await_assembly(bundles[0])
+                ran = self._run_assembled(bundles[0])
+                if ran is not None:
+                    return [ran]
+            return self._run_entries(bundles)
+        finally:
+            self._run_started_at = None
+            finished = time.monotonic()
+            for staged in bundles:
+                staged.finished_at = finished
+
+    @staticmethod
+    def finish(ran: Sequence[Ran]) -> None:
+        """Fill in the results of what ran."""
+        for places, variant, run in ran:
+            for (staged, index), outcome in zip(places, run.outcomes, strict=True):
+                staged.results[index] = (
+                    Failure(outcome.code, outcome.message) if isinstance(outcome, ServeAppError) else Success(outcome)
+                )
+            executions = [execution._replace(variant=variant) for execution in run.executions]
+            if not executions:
+                continue
+            last: Staged | None = None
+            for staged, _ in places:
+                if staged is not last:
+                    staged.executions.extend(executions)
+                    last = staged
+
+    def _run_assembled(self, staged: Staged) -> Ran | None:
+        """Run a bundle as it was assembled; ``None`` unless all of it is sure to be in time."""
+        variant = staged.entries[0].variant
+        backend = self._backends.get(variant)
+        batch = staged.batch
+        if batch is None or backend is None:
+            return None
+        now = time.monotonic()
+        earliest = min(staged.deadlines)
+        with self._lock:
+            predicted_s = self._foresight.seconds(staged.rows, staged.bucket, variant)
+            if earliest <= now or now + predicted_s > earliest:
+                return None
+            # Of the bundle as a whole, as it is in time as a whole: it says that nothing was left out.
+            self._foresight.late([Due(earliest, staged.rows, staged.bucket)], variant, now)
+            self._gate.begun(predicted_s, now)
+        staged.executed_at = now
+        run = run_assembled(
+            backend, batch.rows, batch.entries, staged.counts, self._max_rows, staged.bucket, clock=self._progress
+        )
+        return Ran([(staged, index) for index in range(len(staged.entries))], variant, run)
+
+    def _await_assembly(self, staged: Staged) -> None:
+        """Have the bundle assembled: here, unless somebody else has begun to."""
+        if staged.assembling is not None and not staged.assembling.cancel():
+            staged.assembling.result()
+        elif not staged.assembled:
+            self.assemble(staged)
+
+    def _run_entries(self, bundles: Sequence[Staged]) -> list[Ran]:
+        started = time.monotonic()
+        by_variant: dict[str, list[Place]] = {}
+        for staged in bundles:
+            staged.executed_at = started
+            for index, tensors in enumerate(staged.tensors):
+                if isinstance(tensors, Failure):
+                    staged.results[index] = tensors
+                elif staged.deadlines[index] <= started:
+                    staged.results[index] = EXPIRED
+                else:
+                    by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
+        ran: list[Ran] = []
+        for variant, places in by_variant.items():
+            try:
+                ran += self._run_variant(variant, places)
+            except Exception:
+                # E.g. a router that still knows a variant which a redeploy has removed.
+                logger.exception("%s could not run the entries for its variant %r", self._name, variant)
+                for staged, index in places:
+                    staged.results[index] = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
+        return ran
+
+    def _run_variant(self, variant: str, places: Sequence[Place]) -> list[Ran]:
+        places = self._in_time(variant, places)
+        if not places:
+            return []
+        started = time.monotonic()
+        for staged, _ in places:
+            staged.executed_at = started
+        inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
+        buckets = None
+        if self._processor is not None:
+            buckets = self._buckets(places, inputs)
+            inputs = self._pad(self._processor, places, inputs, buckets)
+        run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, clock=self._progress)
+        return [Ran(places, variant, run)]
+
+    def _in_time(self, variant: str, places: Sequence[Place]) -> list[Place]:
+        """Leave out the entries that could not be executed in time, and tell the gate how long the others take."""
+        inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
+        buckets = self._buckets(places, inputs)
+        due = [
+            Due(staged.deadlines[index], rows_of(tensors), bucket)
+            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
+        ]
+        now = time.monotonic()
+        with self._lock:
+            late = set(self._foresight.late(due, variant, now))
+            rows: dict[int, int] = {}
+            for place, entry in enumerate(due):
+                if place not in late:
+                    rows[entry.bucket] = rows.get(entry.bucket, 0) + entry.rows
+            predicted_s = sum(self._foresight.seconds(count, bucket, variant) for bucket, count in rows.items())
+            self._gate.begun(predicted_s, now)
+        staying: list[Place] = []
+        for place, (staged, index) in enumerate(places):
+            if place in late:
+                staged.results[index] = _NOT_IN_TIME
+            else:
+                staying.append((staged, index))
+        return staying
+
+    def observe(self, ran: Sequence[Ran]) -> None:
+        """Learn from what ran. The lock is held."""
+        for _, variant, run in ran:
+            for execution in run.executions:
+                self._foresight.observe(execution.rows, execution.bucket, execution.seconds, variant)
+
+    def _progress(self) -> float:
+        """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
+        self._run_started_at = now = time.monotonic()
+        return now
+
+    def _buckets(self, places: Sequence[Place], inputs: Sequence[Tensors]) -> list[int]:
+        """The bucket that each entry costs in a run with the others, as the router prices it.
+
+        Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
+        its own: entries of one bucket then still share a run. Clients' own tensors run as they came.
+        """
+        processor = self._processor
+        if processor is None:
+            return [0] * len(places)
+        buckets = [processor.bucket(tensors) for tensors in inputs]
+        if processor.bucket_invariant:
+            made = [_is_made(staged, index) for staged, index in places]
+            largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
+            buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
+        return buckets
+
+    @staticmethod
+    def _pad(
+        processor: Processor,
+        places: Sequence[Place],
+        inputs: Sequence[Tensors],
+        buckets: Sequence[int],
+    ) -> list[Tensors]:
+        """Pad what the processor made to its bucket, so that it can share a run."""
+        return [
+            processor.pad(tensors, bucket) if _is_made(staged, index) else tensors
+            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
+        ]
+
+
+def _is_made(staged: Staged, index: int) -> bool:
+    """Whether the processor made an entry's tensors, rather than the client."""
+    return not isinstance(staged.entries[index].payload, dict)

@@ -1,0 +1,301 @@
+"""The session of a replica: bundles wait for it at the gate, and it never waits for the event loop.
+
+    bundle -> gate -> session, in one of three ways:
+
+    a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
+    a bundle alone                      in the session's thread, which takes it from the gate where the last run ended
+    several bundles                     joined by ``batch`` in the event loop first, then in the session's thread
+
+The gate decides only when the session is free, whoever asks it then. What a run came to is made into answers in the
+event loop, while the next one is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import NamedTuple, TypeAlias
+
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Failure
+from serve_app.runtime.execution import Executor, Ran
+from serve_app.runtime.staged import Staged
+from serve_app.scheduling.foresight import Foresight
+from serve_app.scheduling.gate import Gate, Ticket
+
+logger = logging.getLogger(__name__)
+
+RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[list[Staged]]]
+RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
+BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
+
+_SHORT_S = 0.0002
+
+
+class _Turn(NamedTuple):
+    """What the gate let through.
+
+    Attributes:
+        granted: The bundles of the next batch.
+        expired: Bundles that nobody waits for any more.
+        opens: When to ask again, where it is not time yet.
+    """
+
+    granted: list[Staged]
+    expired: list[Staged]
+    opens: float | None = None
+
+
+_NOTHING = _Turn([], [])
+
+
+class Session:
+    """Lends the backends to one batch at a time, in the gate's order.
+
+    Args:
+        name: The model's name, for messages.
+        executor: Runs batches.
+        foresight: Predicts which are short.
+        gate: Orders what waits.
+        lock: Is held around every use of the last two.
+        max_rows: Most rows in one batch.
+        batch: Turns the batch function into one that takes a single bundle; see `serve_app.runtime.worker`.
+        in_loop: Whether short runs may happen in the event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        executor: Executor,
+        foresight: Foresight,
+        gate: Gate,
+        lock: Lock,
+        max_rows: int,
+        batch: BatchTogether,
+        *,
+        in_loop: bool,
+    ) -> None:
+        self._name = name
+        self._executor = executor
+        self._foresight = foresight
+        self._gate = gate
+        self._lock = lock
+        self._max_rows = max_rows
+        self._in_loop = in_loop
+        self._join = batch(self._hand_joined)
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, tuple[Staged, float]] = {}
+        self._busy = False
+        self._to_run = 0
+        self._closed = False
+        self._reopening: asyncio.TimerHandle | None = None
+        self._joining: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
+
+    def __repr__(self) -> str:
+        return f"<Session of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs, so that there is time until the next bundle's turn."""
+        return self._busy
+
+    async def run(self, staged: Staged) -> None:
+        """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
+        self._loop = asyncio.get_running_loop()
+        reached = time.monotonic()
+        ticket = Ticket(
+            id=next(self._ids),
+            priority=min(entry.priority for entry in staged.entries),
+            deadline=min(staged.deadlines),
+            rows=staged.rows,
+            bucket=staged.bucket,
+            expires=max(staged.deadlines),
+            sender=staged.sender,
+            variant=staged.entries[0].variant,
+        )
+        with self._lock:
+            self._gate.add(ticket)
+            self._waiting[ticket.id] = (staged, reached)
+        self._open()
+        if staged.ended:
+            return
+        staged.waiter = self._loop.create_future()
+        try:
+            await staged.waiter
+        except asyncio.CancelledError:
+            with self._lock:
+                self._gate.remove(ticket.id)
+                self._waiting.pop(ticket.id, None)
+            raise
+
+    def close(self) -> None:
+        """End the thread after its run. Idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
+        if self._thread is not None:
+            self._handed.put(None)
+            self._thread.join()
+            self._thread = None
+
+    # --- in the event loop ----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Let the next batch begin if the session is free."""
+        while not self._busy:
+            with self._lock:
+                turn = self._next(time.monotonic())
+            self._see(turn)
+            if not turn.granted:
+                return
+            if len(turn.granted) > 1 or not self._in_loop or not self._is_short(turn.granted):
+                self._start(turn.granted)
+                return
+            ran = self._run(turn.granted)
+            with self._lock:
+                self._ended(turn.granted, ran)
+            self._answer(turn.granted, ran, _NOTHING)
+
+    def _start(self, bundles: list[Staged]) -> None:
+        """Hand a batch to the session's thread: one bundle at once, several when they have been joined."""
+        if len(bundles) == 1:
+            self._hand(bundles)
+            return
+        task = asyncio.ensure_future(self._join_all(bundles))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    def _hand(self, bundles: Sequence[Staged]) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._serve, name="session", daemon=True)
+            self._thread.start()
+        self._handed.put(bundles)
+
+    def _see(self, turn: _Turn) -> None:
+        for staged in turn.expired:
+            staged.wake()
+        if turn.opens is not None and self._reopening is None:
+            delay = max(0.0, turn.opens - time.monotonic())
+            self._reopening = asyncio.get_running_loop().call_later(delay, self._reopen)
+
+    def _reopen(self) -> None:
+        self._reopening = None
+        self._open()
+
+    def _answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Turn) -> None:
+        """Make results of what ran, and see to what the gate let through meanwhile."""
+        try:
+            self._executor.finish(ran)
+        except Exception:  # as in `_run`
+            logger.exception("%s could not make answers of a batch", self._name)
+            self._fail(bundles)
+        for staged in bundles:
+            staged.wake()
+        self._see(turn)
+        if len(turn.granted) > 1:
+            self._start(turn.granted)
+
+    # --- in the thread of whoever has the session -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """The session's thread: run what is handed over, and then, without a pause, what waits at the gate."""
+        while (bundles := self._handed.get()) is not None:
+            while bundles:
+                ran = self._run(bundles)
+                with self._lock:
+                    self._ended(bundles, ran)
+                    turn = self._next(time.monotonic())
+                self._tell(bundles, ran, turn)
+                bundles = turn.granted if len(turn.granted) == 1 else []
+
+    def _run(self, bundles: Sequence[Staged]) -> list[Ran]:
+        try:
+            return self._executor.run(bundles)
+        except Exception:  # a fault of ours: it must cost these bundles, and not the session
+            logger.exception("%s could not run a batch", self._name)
+            self._fail(bundles)
+            return []
+
+    def _fail(self, bundles: Sequence[Staged]) -> None:
+        failure = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
+        for staged in bundles:
+            staged.results[:] = [failure] * len(staged.entries)
+
+    def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Turn) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._answer, bundles, ran, turn)
+        except RuntimeError:
+            logger.debug("%s: the event loop has ended, and nobody waits for an answer", self._name)
+
+    # --- with the lock held ---------------------------------------------------------------------------------------
+
+    def _next(self, now: float) -> _Turn:
+        """Take the next batch from the gate; the session is free."""
+        if self._busy or self._closed:
+            return _NOTHING
+        opens = self._gate.opens_at(now, self._max_rows)
+        if opens > now and not self._is_short([staged for staged, _ in self._waiting.values()]):
+            return _Turn([], [], opens)
+        expired: list[Staged] = []
+        while True:
+            decision = self._gate.grant(now, self._max_rows)
+            expired += [self._waiting.pop(ticket)[0] for ticket in decision.expired]
+            if not decision.granted:
+                return _Turn([], expired)
+            granted: list[Staged] = []
+            for ticket in decision.granted:
+                staged, reached = self._waiting.pop(ticket)
+                # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
+                if not staged.left:
+                    granted.append(staged)
+                    if self._gate.others_since(staged.sender, reached):
+                        staged.behind_others_s = now - reached
+            if granted:
+                self._busy = True
+                self._to_run = len(granted)
+                return _Turn(granted, expired)
+
+    def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
+        """Note that these bundles have run. With the last of its batch the session is free."""
+        self._executor.observe(ran)
+        self._to_run -= len(bundles)
+        if self._to_run == 0:
+            self._gate.ended(time.monotonic())
+            self._busy = False
+
+    def _is_short(self, bundles: Sequence[Staged]) -> bool:
+        """Whether running these takes less than what it would take to wait for anything."""
+        predicted = [
+            self._foresight.seconds(staged.rows, staged.bucket, staged.entries[0].variant) for staged in bundles
+        ]
+        return all(predicted) and sum(predicted) <= _SHORT_S
+
+    # --- several bundles ------------------------------------------------------------------------------------------
+
+    async def _join_all(self, bundles: Sequence[Staged]) -> None:
+        """Let ``batch`` make one batch of the bundles: all ask for it in the same turn of the event loop."""
+        outcomes = await asyncio.gather(*(self._join(staged) for staged in bundles), return_exceptions=True)
+        lost = [staged for staged, outcome in zip(bundles, outcomes, strict=True) if isinstance(outcome, Exception)]
+        if not lost:
+            return
+        logger.error("%s could not join bundles: %s", self._name, outcomes)
+        self._fail(lost)
+        with self._lock:
+            self._ended(lost, [])
+        self._answer(lost, [], _NOTHING)
+        self._open()
+
+    async def _hand_joined(self, bundles: list[Staged]) -> list[Staged]:
+        self._hand(bundles)
+        return bundles
