@@ -96,8 +96,9 @@ class Session:
         self._reopening: asyncio.TimerHandle | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: Thread | None = None
+        self._threads: list[Thread] = []
         self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Turn] | None] = SimpleQueue()
 
     def __repr__(self) -> str:
         return f"<Session of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
@@ -143,10 +144,11 @@ class Session:
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None
-        if self._thread is not None:
-            self._handed.put(None)
-            self._thread.join()
-            self._thread = None
+        self._handed.put(None)
+        self._answers.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
 
     # --- in the event loop ----------------------------------------------------------------------------------------
 
@@ -176,9 +178,13 @@ class Session:
         task.add_done_callback(self._joining.discard)
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
-        if self._thread is None:
-            self._thread = Thread(target=self._serve, name="session", daemon=True)
-            self._thread.start()
+        if not self._threads:
+            self._threads = [
+                Thread(target=self._serve, name="session", daemon=True),
+                Thread(target=self._bear_answers, name="answers", daemon=True),
+            ]
+            for thread in self._threads:
+                thread.start()
         self._handed.put(bundles)
 
     def _see(self, turn: _Turn) -> None:
@@ -215,8 +221,21 @@ class Session:
                 with self._lock:
                     self._ended(bundles, ran)
                     turn = self._next(time.monotonic())
-                self._tell(bundles, ran, turn)
-                bundles = turn.granted if len(turn.granted) == 1 else []
+                if len(turn.granted) == 1:
+                    self._answers.put((bundles, ran, turn))
+                    bundles = turn.granted
+                else:
+                    self._tell(bundles, ran, turn)
+                    bundles = []
+
+    def _bear_answers(self) -> None:
+        """A thread between the session's and the event loop, for what must not delay the next run.
+
+        Waking the event loop gives it Python's lock, and the session would have to wait until the answers are made.
+        This thread gets it only when the next run is under way.
+        """
+        while (answer := self._answers.get()) is not None:
+            self._tell(*answer)
 
     def _run(self, bundles: Sequence[Staged]) -> list[Ran]:
         try:
