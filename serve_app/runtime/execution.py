@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from threading import Lock
 from typing import NamedTuple, TypeAlias, cast
 
@@ -102,12 +103,10 @@ class Executor:
         """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
         self._run_started_at = time.monotonic()
         try:
-            if len(bundles) == 1:
-                self._await_assembly(bundles[0])
-                ran = self._run_assembled(bundles[0])
-                if ran is not None:
-                    return [ran]
-            return self._run_entries(bundles)
+            for staged in bundles:
+                self._await_assembly(staged)
+            ran = self._run_assembled(bundles)
+            return self._run_entries(bundles) if ran is None else [ran]
         finally:
             self._run_started_at = None
             finished = time.monotonic()
@@ -131,27 +130,35 @@ class Executor:
                     staged.executions.extend(executions)
                     last = staged
 
-    def _run_assembled(self, staged: Staged) -> Ran | None:
-        """Run a bundle as it was assembled; ``None`` unless all of it is sure to be in time."""
-        variant = staged.entries[0].variant
+    def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
+        """Run bundles as they were assembled; ``None`` unless they fit together and all is sure to be in time."""
+        variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
+        batches: list[Assembled] = []
+        for staged in bundles:
+            if staged.batch is None or staged.entries[0].variant != variant or staged.bucket != bucket:
+                return None
+            batches.append(staged.batch)
         backend = self._backends.get(variant)
-        batch = staged.batch
-        if batch is None or backend is None:
+        batch = fit([assembled.rows for assembled in batches])
+        if backend is None or batch is None:
             return None
+        earliest = min(min(staged.deadlines) for staged in bundles)
+        rows = sum(staged.rows for staged in bundles)
         now = time.monotonic()
-        earliest = min(staged.deadlines)
         with self._lock:
-            predicted_s = self._foresight.seconds(staged.rows, staged.bucket, variant)
+            predicted_s = self._foresight.seconds(rows, bucket, variant)
             if earliest <= now or now + predicted_s > earliest:
                 return None
-            # Of the bundle as a whole, as it is in time as a whole: it says that nothing was left out.
-            self._foresight.late([Due(earliest, staged.rows, staged.bucket)], variant, now)
+            # Of the batch as a whole, as it is in time as a whole: it says that nothing was left out.
+            self._foresight.late([Due(earliest, rows, bucket)], variant, now)
             self._gate.begun(predicted_s, now)
-        staged.executed_at = now
-        run = run_assembled(
-            backend, batch.rows, batch.entries, staged.counts, self._max_rows, staged.bucket, clock=self._progress
-        )
-        return Ran([(staged, index) for index in range(len(staged.entries))], variant, run)
+        for staged in bundles:
+            staged.executed_at = now
+        entries = list(chain.from_iterable(assembled.entries for assembled in batches))
+        counts = list(chain.from_iterable(staged.counts for staged in bundles))
+        run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, clock=self._progress)
+        places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
+        return Ran(places, variant, run)
 
     def _await_assembly(self, staged: Staged) -> None:
         """Have the bundle assembled: here, unless somebody else has begun to."""

@@ -4,7 +4,7 @@
 
     a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
     a bundle alone                      in the session's thread, which takes it from the gate where the last run ended
-    several bundles                     joined by ``batch`` in the event loop first, then in the session's thread
+    several bundles                     likewise; joined by ``batch`` in the event loop before their turn
 
 The gate decides only when the session is free, whoever asks it then. What a run came to is made into answers in the
 event loop, while the next one is under way.
@@ -42,16 +42,18 @@ class _Turn(NamedTuple):
 
     Attributes:
         granted: The bundles of the next batch.
+        direct: Whether they are one batch already, and may run.
         expired: Bundles that nobody waits for any more.
         opens: When to ask again, where it is not time yet.
     """
 
     granted: list[Staged]
+    direct: bool
     expired: list[Staged]
     opens: float | None = None
 
 
-_NOTHING = _Turn([], [])
+_NOTHING = _Turn([], direct=False, expired=[])
 
 
 class Session:
@@ -87,7 +89,7 @@ class Session:
         self._lock = lock
         self._max_rows = max_rows
         self._in_loop = in_loop
-        self._join = batch(self._hand_joined)
+        self._join = batch(self._take_joined)
         self._ids = itertools.count(1)
         self._waiting: dict[int, tuple[Staged, float]] = {}
         self._busy = False
@@ -95,6 +97,8 @@ class Session:
         self._closed = False
         self._reopening: asyncio.TimerHandle | None = None
         self._joining: set[asyncio.Task[None]] = set()
+        self._foreseen: set[int] = set()
+        self._joined: set[int] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[Thread] = []
         self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
@@ -112,8 +116,9 @@ class Session:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
         self._loop = asyncio.get_running_loop()
         reached = time.monotonic()
+        staged.ticket = next(self._ids)
         ticket = Ticket(
-            id=next(self._ids),
+            id=staged.ticket,
             priority=min(entry.priority for entry in staged.entries),
             deadline=min(staged.deadlines),
             rows=staged.rows,
@@ -128,6 +133,8 @@ class Session:
         self._open()
         if staged.ended:
             return
+        if len(self._waiting) > 1:
+            self._look_ahead()
         staged.waiter = self._loop.create_future()
         try:
             await staged.waiter
@@ -160,22 +167,16 @@ class Session:
             self._see(turn)
             if not turn.granted:
                 return
-            if len(turn.granted) > 1 or not self._in_loop or not self._is_short(turn.granted):
-                self._start(turn.granted)
+            if not turn.direct:
+                self._join_soon(turn.granted)
+                return
+            if not self._in_loop or not self._is_short(turn.granted):
+                self._hand(turn.granted)
                 return
             ran = self._run(turn.granted)
             with self._lock:
                 self._ended(turn.granted, ran)
             self._answer(turn.granted, ran, _NOTHING)
-
-    def _start(self, bundles: list[Staged]) -> None:
-        """Hand a batch to the session's thread: one bundle at once, several when they have been joined."""
-        if len(bundles) == 1:
-            self._hand(bundles)
-            return
-        task = asyncio.ensure_future(self._join_all(bundles))
-        self._joining.add(task)
-        task.add_done_callback(self._joining.discard)
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
         if not self._threads:
@@ -208,8 +209,10 @@ class Session:
         for staged in bundles:
             staged.wake()
         self._see(turn)
-        if len(turn.granted) > 1:
-            self._start(turn.granted)
+        if not turn.direct and turn.granted:
+            self._join_soon(turn.granted)
+        elif len(self._waiting) > 1:
+            self._look_ahead()
 
     # --- in the thread of whoever has the session -----------------------------------------------------------------
 
@@ -221,7 +224,7 @@ class Session:
                 with self._lock:
                     self._ended(bundles, ran)
                     turn = self._next(time.monotonic())
-                if len(turn.granted) == 1:
+                if turn.direct:
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
@@ -265,25 +268,29 @@ class Session:
             return _NOTHING
         opens = self._gate.opens_at(now, self._max_rows)
         if opens > now and not self._is_short([staged for staged, _ in self._waiting.values()]):
-            return _Turn([], [], opens)
+            return _Turn([], direct=False, expired=[], opens=opens)
         expired: list[Staged] = []
         while True:
             decision = self._gate.grant(now, self._max_rows)
             expired += [self._waiting.pop(ticket)[0] for ticket in decision.expired]
             if not decision.granted:
-                return _Turn([], expired)
+                return _Turn([], direct=False, expired=expired)
             granted: list[Staged] = []
             for ticket in decision.granted:
                 staged, reached = self._waiting.pop(ticket)
                 # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
                 if not staged.left:
+                    staged.granted = True
                     granted.append(staged)
                     if self._gate.others_since(staged.sender, reached):
                         staged.behind_others_s = now - reached
             if granted:
                 self._busy = True
                 self._to_run = len(granted)
-                return _Turn(granted, expired)
+                direct = len(granted) == 1 or {staged.ticket for staged in granted} == self._joined
+                for staged in granted:
+                    staged.handed = direct
+                return _Turn(granted, direct, expired)
 
     def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
         """Note that these bundles have run. With the last of its batch the session is free."""
@@ -302,19 +309,53 @@ class Session:
 
     # --- several bundles ------------------------------------------------------------------------------------------
 
+    def _look_ahead(self) -> None:
+        """Join the bundles that would go next, so that they are one batch when their turn comes.
+
+        This decides nothing: if the gate decides otherwise then, what was joined is not used.
+        """
+        with self._lock:
+            upcoming = self._gate.upcoming(self._max_rows) if self._busy else []
+            if len(upcoming) < 2 or set(upcoming) == self._foreseen or self._joining:
+                return
+            self._foreseen = set(upcoming)
+            bundles = [self._waiting[ticket][0] for ticket in upcoming]
+        self._join_soon(bundles)
+
+    def _join_soon(self, bundles: Sequence[Staged]) -> None:
+        task = asyncio.ensure_future(self._join_all(bundles))
+        self._joining.add(task)
+        task.add_done_callback(self._have_joined)
+
+    def _have_joined(self, task: asyncio.Task[None]) -> None:
+        self._joining.discard(task)
+        self._look_ahead()
+
     async def _join_all(self, bundles: Sequence[Staged]) -> None:
         """Let ``batch`` make one batch of the bundles: all ask for it in the same turn of the event loop."""
         outcomes = await asyncio.gather(*(self._join(staged) for staged in bundles), return_exceptions=True)
-        lost = [staged for staged, outcome in zip(bundles, outcomes, strict=True) if isinstance(outcome, Exception)]
-        if not lost:
-            return
-        logger.error("%s could not join bundles: %s", self._name, outcomes)
-        self._fail(lost)
-        with self._lock:
-            self._ended(lost, [])
-        self._answer(lost, [], _NOTHING)
-        self._open()
+        lost = []
+        for staged, outcome in zip(bundles, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                logger.error("%s could not join a bundle to its batch", self._name, exc_info=outcome)
+                if staged.granted and not staged.handed:
+                    staged.handed = True
+                    lost.append(staged)
+        if lost:
+            self._fail(lost)
+            with self._lock:
+                self._ended(lost, [])
+            self._answer(lost, [], _NOTHING)
+            self._open()
 
-    async def _hand_joined(self, bundles: list[Staged]) -> list[Staged]:
-        self._hand(bundles)
+    async def _take_joined(self, bundles: list[Staged]) -> list[Staged]:
+        """What ``batch`` calls with the bundles that asked together: they run now, or wait as one batch."""
+        with self._lock:
+            due = [staged for staged in dict.fromkeys(bundles) if staged.granted and not staged.handed]
+            for staged in due:
+                staged.handed = True
+            if not due:
+                self._joined = {staged.ticket for staged in bundles}
+        if due:
+            self._hand(due)
         return bundles

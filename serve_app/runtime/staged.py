@@ -32,6 +32,9 @@ class Staged:
         tensors: Per entry its tensors, or why there are none.
         results: Per entry its outcome, filled in on the way.
         sender: Names the router that sent it.
+        ticket: Its id at the gate.
+        granted: Whether the gate has let it through.
+        handed: Whether the session's thread has been given it.
         rows: Rows it puts into a batch.
         counts: Per entry its rows; 0 where it has no tensors.
         sound: Whether every entry has tensors, and all are for one variant.
@@ -52,6 +55,9 @@ class Staged:
     tensors: list[Tensors | Failure]
     results: list[EntryResult | None]
     sender: str = ""
+    ticket: int = 0
+    granted: bool = False
+    handed: bool = False
     rows: int = 0
     counts: list[int] = field(default_factory=list)
     sound: bool = False

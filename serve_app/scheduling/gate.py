@@ -156,6 +156,10 @@ class Gate:
         """Forget a waiting bundle. Returns whether it waited here."""
         return self._waiting.pop(ticket_id, None) is not None
 
+    def upcoming(self, max_rows: int) -> list[int]:
+        """Ids of the bundles that `grant` would name, if it were asked now and nothing had expired."""
+        return [ticket.id for ticket in self._batch(max_rows)]
+
     def grant(self, now: float, max_rows: int) -> Grant:
         """Form the next batch; what it names has left the gate, and runs until `ended`.
 
@@ -173,16 +177,9 @@ class Gate:
         ]
         for ticket_id in expired:
             del self._waiting[ticket_id]
-        granted: list[Ticket] = []
-        rows = bucket = 0
-        for ticket in sorted(self._waiting.values(), key=_urgency):
-            if granted and rows + ticket.rows > max_rows:
-                continue
-            granted.append(ticket)
-            rows += ticket.rows
-            bucket = max(bucket, ticket.bucket)
-            if rows >= max_rows:
-                break
+        granted = self._batch(max_rows)
+        rows = sum(ticket.rows for ticket in granted)
+        bucket = max((ticket.bucket for ticket in granted), default=0)
         for ticket in granted:
             del self._waiting[ticket.id]
             self._seen.setdefault(ticket.sender, _Seen()).add(ticket.rows, now)
@@ -190,6 +187,19 @@ class Gate:
             self._running = granted
             self._runs_until = now
         return Grant([ticket.id for ticket in granted], expired, rows, bucket)
+
+    def _batch(self, max_rows: int) -> list[Ticket]:
+        """The most urgent bundle, and behind it every further one, in order, whose rows still fit."""
+        batch: list[Ticket] = []
+        rows = 0
+        for ticket in sorted(self._waiting.values(), key=_urgency):
+            if batch and rows + ticket.rows > max_rows:
+                continue
+            batch.append(ticket)
+            rows += ticket.rows
+            if rows >= max_rows:
+                break
+        return batch
 
     def begun(self, predicted_s: float, now: float) -> None:
         """A run of what was granted begins, and is predicted to take so long."""
