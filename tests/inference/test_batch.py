@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
-from serve_app.inference.batch import Outcome, assemble, group, pieces, rows_of, run_entries, split
+from serve_app.inference.batch import Outcome, assemble, fit, group, pieces, rows_of, run_entries, split
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.payloads import Execution, ModelSignature, Tensors
+from serve_app.payloads import Execution, ModelSignature, Tensors, joined
 
 MakeModel = Callable[[onnx_models.Kind], Path]
 Load = Callable[[onnx_models.Kind], OnnxBackend]
@@ -125,14 +125,41 @@ def test_a_single_entry_is_not_copied() -> None:
     assert entry is assemble([entry])
 
 
+def test_large_adjacent_rows_are_not_copied() -> None:
+    """What arrived in one piece is run in one piece; small rows are copied in less time than that takes to see."""
+    large, small = np.ones((4, 20_000), np.float32), np.ones((4, 2), np.float32)
+
+    batch = assemble([{"a": large[:1], "b": small[:1]}, {"b": small[1:], "a": large[1:]}])
+
+    assert (np.shares_memory(batch["a"], large), np.shares_memory(batch["b"], small)) == (True, False)
+    assert [batch[name].shape for name in ("a", "b")] == [(4, 20_000), (4, 2)]
+
+
+@pytest.mark.parametrize("rows", [1, 70_000])
+def test_entries_that_differ_do_not_fit(rows: int) -> None:
+    """In dtype, trailing shape, rank or names: numpy would convert some of them."""
+    floats = np.ones((rows, 1), np.float32)
+    others: list[Tensors] = [
+        {"x": floats.astype(np.float64)},
+        {"x": np.ones((rows, 2), np.float32)},
+        {"x": np.ones(rows, np.float32)},
+        {"y": floats},
+        {"x": floats, "y": floats},
+    ]
+
+    assert [fit([{"x": floats}, other]) for other in others] == [None] * 5
+    assert fit([{"x": floats}, {"x": floats}]) is not None
+
+
 def test_split_gives_views() -> None:
     """The outputs of a batch are not copied per entry."""
-    outputs = {"y": np.arange(6).reshape(3, 2)}
+    outputs = {"y": np.array([[0, 1], [2, 3], [4, 5]])}
 
     first, second = split(outputs, [1, 2])
 
     assert (first["y"].tolist(), second["y"].tolist()) == ([[0, 1]], [[2, 3], [4, 5]])
     assert np.shares_memory(outputs["y"], second["y"])
+    assert joined([first["y"], second["y"]]) is not None
 
 
 @pytest.mark.parametrize("array", [np.zeros((4, 1)), np.zeros((2, 1)), np.array(1.0)])

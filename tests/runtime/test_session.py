@@ -1,0 +1,269 @@
+"""The session: whose turn it is, and in which thread, while the event loop is elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from runtime_harness import batch_same_turn, tensor
+
+from serve_app.payloads import Bundle, Execution, Failure, ModelSignature, Success, Tensors, WireEntry
+from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
+
+
+class Paced:
+    """A backend whose runs are let go one by one."""
+
+    signature = ModelSignature((), ())
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.runs: list[list[float]] = []
+        self.threads: list[int] = []
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Note the first value of every row, and wait."""
+        self.runs.append(inputs["x"].reshape(len(inputs["x"]), -1)[:, 0].tolist())
+        self.threads.append(threading.get_ident())
+        self.begun.release()
+        assert self.go.acquire(timeout=30.0)
+        return {"y": inputs["x"] + 1}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def make_worker() -> Iterator[MakeWorker]:
+    """Workers over a paced backend."""
+    made: list[Worker] = []
+
+    def worker(backend: Paced, *, batch: BatchTogether = batch_same_turn, max_rows: int = 1, run_s: float = 1.0) -> Any:
+        made.append(
+            Worker(
+                name="paced",
+                backends={"": backend},
+                processor=None,
+                max_rows=max_rows,
+                preprocess_threads=1,
+                batch=batch,
+                warm_up=[Execution(1, 0, run_s), Execution(max_rows, 0, run_s)],
+            )
+        )
+        return made[-1]
+
+    yield worker
+    for each in made:
+        each.close()
+
+
+def bundle(*values: float, priority: int = 2, budget_s: float = 60.0, sender: str = "", width: int = 1) -> Bundle:
+    """One entry per value."""
+    return Bundle([WireEntry(priority, budget_s, 1, "", tensor(*[value] * width)) for value in values], sender)
+
+
+async def begun(backend: Paced) -> None:
+    """Wait in the event loop until the next run has begun."""
+    assert await asyncio.get_running_loop().run_in_executor(None, lambda: backend.begun.acquire(timeout=30.0))
+
+
+def first_values(results: list[Any]) -> list[Any]:
+    """Of every entry of every bundle."""
+    return [answer.value["y"][0, 0] for result in results for answer in result.results if isinstance(answer, Success)]
+
+
+async def test_the_next_bundle_runs_without_the_event_loop(make_worker: MakeWorker) -> None:
+    """The session's thread takes it from the gate, however long the event loop is busy."""
+    backend = Paced()
+    worker = make_worker(backend)
+    running = [asyncio.ensure_future(worker.run(bundle(value))) for value in (1.0, 2.0)]
+    await begun(backend)
+    backend.go.release()
+    # The event loop is kept from running until the second run has begun.
+    assert backend.begun.acquire(timeout=30.0)
+    backend.go.release()
+    assert first_values(await asyncio.gather(*running)) == [2.0, 3.0]
+    assert [[1.0], [2.0]] == backend.runs
+
+
+async def test_bundles_that_go_together_are_joined_before_their_turn(make_worker: MakeWorker) -> None:
+    """By ``batch``, so that not even they need the event loop when it comes."""
+    backend = Paced()
+    joined = asyncio.Event()
+
+    def batch(run_batch: RunBatch) -> RunOne:
+        async def noting(bundles: list[Any]) -> list[Any]:
+            done = await run_batch(bundles)
+            joined.set()
+            return done
+
+        return batch_same_turn(noting)
+
+    worker = make_worker(backend, batch=batch, max_rows=4)
+    running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
+    await begun(backend)
+    running += [asyncio.ensure_future(worker.run(bundle(*values))) for values in ((2.0, 3.0), (4.0,))]
+    await joined.wait()
+    backend.go.release()
+    assert backend.begun.acquire(timeout=30.0)
+    backend.go.release()
+    assert first_values(await asyncio.gather(*running)) == [2.0, 3.0, 4.0, 5.0]
+    assert [[1.0], [2.0, 3.0, 4.0]] == backend.runs
+
+
+async def test_what_was_joined_commits_nobody(make_worker: MakeWorker) -> None:
+    """A more urgent bundle that comes later goes first, and each runs once."""
+    backend = Paced()
+    worker = make_worker(backend, max_rows=2)
+    running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
+    await begun(backend)
+    running += [asyncio.ensure_future(worker.run(bundle(value))) for value in (2.0, 3.0)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    running.append(asyncio.ensure_future(worker.run(bundle(4.0, 5.0, priority=1))))
+    for _ in range(2):
+        await asyncio.sleep(0)
+    for _ in range(3):
+        backend.go.release()
+    assert first_values(await asyncio.gather(*running)) == [2.0, 3.0, 4.0, 5.0, 6.0]
+    assert [[1.0], [4.0, 5.0], [2.0, 3.0]] == backend.runs
+
+
+async def test_a_short_run_happens_in_the_event_loop(make_worker: MakeWorker) -> None:
+    """No thread has to wake up for it."""
+    backend = Paced()
+    worker = make_worker(backend, run_s=0.00001)
+    backend.go.release()
+    assert first_values([await worker.run(bundle(1.0))]) == [2.0]
+    assert [threading.get_ident()] == backend.threads
+
+
+@pytest.mark.parametrize(("device", "run_s"), [("cuda", 0.00001), ("cpu", 1.0)])
+async def test_other_runs_leave_the_event_loop_alone(make_worker: MakeWorker, device: str, run_s: float) -> None:
+    """Long ones, and those that wait for a GPU."""
+    backend = Paced(device)
+    worker = make_worker(backend, run_s=run_s)
+    backend.go.release()
+    assert first_values([await worker.run(bundle(1.0))]) == [2.0]
+    assert threading.get_ident() not in backend.threads
+
+
+@pytest.mark.parametrize("width", [1, 20_000])
+async def test_an_entry_that_expires_while_it_waits_is_left_out(make_worker: MakeWorker, width: int) -> None:
+    """Even though its bundle has been assembled."""
+    backend = Paced("cuda")
+    worker = make_worker(backend, max_rows=4, run_s=0.00001)
+    running = asyncio.ensure_future(worker.run(bundle(1.0, width=width)))
+    await begun(backend)
+    mixed = bundle(2.0, 3.0, width=width)
+    mixed.entries[0] = mixed.entries[0]._replace(budget_s=0.05)
+    waiting = asyncio.ensure_future(worker.run(mixed))
+    await asyncio.sleep(0.1)
+    backend.go.release(2)
+    await running
+    result = await waiting
+    assert isinstance(result.results[0], Failure)
+    assert result.results[0].code == "deadline_exceeded"
+    assert first_values([result]) == [4.0]
+    assert [[1.0], [3.0]] == backend.runs
+
+
+async def test_a_fault_of_the_batcher_costs_its_bundles_and_not_the_session(
+    make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are answered with an error, and the next bundle runs."""
+    backend = Paced()
+
+    def broken(_: RunBatch) -> RunOne:
+        async def run_one(_: Any) -> Any:
+            raise ZeroDivisionError("a secret")
+
+        return run_one
+
+    worker = make_worker(backend, batch=broken, max_rows=4)
+    running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
+    await begun(backend)
+    running += [asyncio.ensure_future(worker.run(bundle(value))) for value in (2.0, 3.0)]
+    await asyncio.sleep(0)
+    backend.go.release(2)
+    first, *others = await asyncio.gather(*running)
+    assert first_values([first]) == [2.0]
+    assert [other.results[0] for other in others] == [
+        Failure("inference_failed", "model paced failed on this request")
+    ] * 2
+    assert first_values([await worker.run(bundle(5.0))]) == [6.0]
+    assert "could not join" in caplog.text
+
+
+async def test_large_rows_that_lie_one_behind_the_other_run_where_they_lie(make_worker: MakeWorker) -> None:
+    """As the transport delivers them."""
+    seen: list[Any] = []
+
+    class Looking(Paced):
+        def run(self, inputs: Tensors) -> Tensors:
+            seen.append(inputs["x"])
+            return {"y": inputs["x"]}
+
+    whole = np.arange(3 * 20_000, dtype=np.float32).reshape(3, 20_000)
+    worker = make_worker(Looking(), max_rows=4)
+    result = await worker.run(Bundle([WireEntry(2, 60.0, 1, "", {"x": whole[row : row + 1]}) for row in range(3)]))
+    assert np.shares_memory(seen[0], whole)
+    assert first_values([result]) == [0.0, 20_000.0, 40_000.0]
+
+
+async def test_whoever_leaves_while_it_waits_is_not_run(make_worker: MakeWorker) -> None:
+    """Also when the session's thread asks the gate before the event loop has told it."""
+    backend = Paced()
+    worker = make_worker(backend)
+    running = [asyncio.ensure_future(worker.run(bundle(value))) for value in (1.0, 2.0, 3.0)]
+    await begun(backend)
+    running[1].cancel()
+    backend.go.release()
+    assert backend.begun.acquire(timeout=30.0)
+    backend.go.release()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert isinstance(results[1], asyncio.CancelledError)
+    assert first_values([results[0], results[2]]) == [2.0, 4.0]
+    assert [[1.0], [3.0]] == backend.runs
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+async def test_everybody_gets_their_own_answer_whatever_happens_beside_them(
+    make_worker: MakeWorker, device: str
+) -> None:
+    """Bundles of three routers, of all sizes and classes, some of whose callers leave at any moment."""
+
+    class Quick(Paced):
+        def run(self, inputs: Tensors) -> Tensors:
+            return {"y": inputs["x"] + 1}
+
+    random = Random(7)
+    worker = make_worker(Quick(device), max_rows=8, run_s=0.00001)
+
+    async def client(number: int) -> None:
+        for _ in range(40):
+            values = [float(random.randrange(1000)) for _ in range(random.randint(1, 5))]
+            sent = bundle(*values, priority=random.randint(1, 3), sender=f"router-{number % 3}")
+            running = asyncio.ensure_future(worker.run(sent))
+            if random.random() < 0.2:
+                for _ in range(random.randrange(8)):
+                    await asyncio.sleep(0)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+            else:
+                assert first_values([await running]) == [value + 1 for value in values]
+
+    await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(12))), 60.0)
