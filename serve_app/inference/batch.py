@@ -96,13 +96,16 @@ def rows_of(tensors: Tensors) -> int:
         InvalidRequest: There is no row, or the tensors differ in their number of rows. Such an entry must never be
             assembled: the rows behind it would go to the wrong clients.
     """
-    counts = {array.shape[0] if array.ndim else 0 for array in tensors.values()}
-    if len(counts) != 1 or 0 in counts:
-        found = ", ".join(f"{name!r} {list(array.shape)}" for name, array in tensors.items()) or "none"
-        raise InvalidRequest(
-            f"all inputs must have the same number of rows (dimension 0), and at least one; found: {found}"
-        )
-    return counts.pop()
+    rows: int | None = None
+    for array in tensors.values():
+        count = len(array) if array.ndim else 0
+        rows = count if rows is None or rows == count else 0
+    if rows:
+        return rows
+    found = ", ".join(f"{name!r} {list(array.shape)}" for name, array in tensors.items()) or "none"
+    raise InvalidRequest(
+        f"all inputs must have the same number of rows (dimension 0), and at least one; found: {found}"
+    )
 
 
 def pieces(rows: int, max_rows: int) -> Iterator[slice]:

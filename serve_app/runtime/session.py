@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import NamedTuple, TypeAlias
 
 from serve_app.errors import InferenceFailed
@@ -154,7 +154,8 @@ class Session:
         self._handed.put(None)
         self._answers.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread is not current_thread():  # whose garbage collection may have come upon the last reference
+                thread.join()
         self._threads = []
 
     # --- in the event loop ----------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ class Session:
 
     def _next(self, now: float) -> _Turn:
         """Take the next batch from the gate; the session is free."""
-        if self._busy or self._closed:
+        if self._busy or self._closed or not self._waiting:
             return _NOTHING
         opens = self._gate.opens_at(now, self._max_rows)
         if opens > now and not self._is_short([staged for staged, _ in self._waiting.values()]):
