@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from serve_app.errors import InvalidRequest, PayloadTooLarge
 from serve_app.payloads import Media
@@ -21,12 +22,35 @@ _REFUSED_FORMATS = frozenset(
 )  # fmt: skip
 
 Image.init()  # registers every format now: doing it on first use would race between threads
-FORMATS = tuple(sorted(set(Image.OPEN) - _REFUSED_FORMATS))
-"""Pillow's names of the formats that are decoded."""
+_USUAL_FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+FORMATS = (*_USUAL_FORMATS, *sorted(set(Image.OPEN) - _REFUSED_FORMATS - set(_USUAL_FORMATS)))
+"""Pillow's names of the formats that are decoded, in the order in which they are tried. Several without a signature
+are tried by reading the picture: the usual ones do not wait for them."""
 _MEDIA_TYPES = frozenset(Image.MIME[name] for name in FORMATS if name in Image.MIME) | {"image/jpg"}
 
 
-def decode_image(payload: Media, channels: int, max_pixels: int, enough: int) -> Image.Image:
+Box: TypeAlias = tuple[float, float, float, float]
+"""Left, top, right and bottom, pixels."""
+
+
+class Decoded(NamedTuple):
+    """A picture, perhaps smaller than it was stored.
+
+    Attributes:
+        image: Upright, mode ``L`` or ``RGB``.
+        width: Of the stored picture when upright, pixels.
+        height: Of the same.
+        box: The part of ``image`` that the stored picture fills. Made smaller, a picture whose edge is no multiple of
+            the step ends inside its last column or row.
+    """
+
+    image: Image.Image
+    width: int
+    height: int
+    box: Box
+
+
+def decode_image(payload: Media, channels: int, max_pixels: int, enough: int | None) -> Decoded:
     """Decode the first frame of a picture.
 
     Transparent parts become white; EXIF orientation is applied; 16-bit and float pixels are scaled to 8 bits (integers
@@ -37,7 +61,8 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int) ->
         payload: The encoded picture and its declared type.
         channels: 1 for grey (mode ``L``), 3 for colour (mode ``RGB``).
         max_pixels: Larger pictures are refused.
-        enough: Both edges may be made smaller while decoding, but not smaller than this, pixels. Only JPEG does it.
+        enough: Both edges may be made smaller while decoding, but not smaller than this, pixels. Only JPEG does it,
+            and then leaves colours out that ``channels`` does not ask for. ``None`` decodes every pixel as it is.
 
     Raises:
         PayloadTooLarge: It has more pixels than allowed.
@@ -59,10 +84,19 @@ def decode_image(payload: Media, channels: int, max_pixels: int, enough: int) ->
         name = Image.MIME.get(image.format or "", "image")
         _check_size(name, image, max_pixels)
         try:
-            image.draft(None, (enough, enough))
+            stored = image.size
+            drafted = None
+            if enough is not None:
+                drafted = image.draft("L" if channels == 1 else None, (enough, enough))
             image.load()
             _check_size(name, image, max_pixels)  # again: icon files may hold more than their directory says
-            return _to_channels(_upright(image), channels, name)
+            right, bottom = image.size if drafted is None else drafted[1][2:]
+            if drafted is None:
+                stored = image.size
+            orientation = _turn_upright(image)
+            width, height = stored[::-1] if orientation in _SWAPPED else stored
+            box = _upright_box(right, bottom, image.size, orientation)
+            return Decoded(_to_channels(image, channels, name), width, height, box)
         except InvalidRequest:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -88,11 +122,28 @@ def _damaged(name: str, payload: Media, error: Exception) -> InvalidRequest:
     )
 
 
-def _upright(image: Image.Image) -> Image.Image:
+_SWAPPED = frozenset({5, 6, 7, 8})  # EXIF orientations whose rows are columns when upright
+_FROM_RIGHT = frozenset({2, 3, 6, 7})  # whose filled part ends up at the right edge
+_FROM_BOTTOM = frozenset({3, 4, 7, 8})  # and at the bottom
+
+
+def _turn_upright(image: Image.Image) -> int:
+    """Apply the EXIF orientation in place. Returns it, 1 to 8; 1 if nothing was turned."""
+    before = image.im
     try:
-        return ImageOps.exif_transpose(image)
-    except Exception:
-        return image  # the pixels are good, only the camera's notes are not
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        ImageOps.exif_transpose(image, in_place=True)
+    except Exception:  # the pixels are good, only the camera's notes are not
+        orientation = 1 if image.im is before else orientation
+    return orientation if image.im is not before else 1
+
+
+def _upright_box(right: float, bottom: float, size: tuple[int, int], orientation: int) -> Box:
+    """Where the upper left ``right`` x ``bottom`` pixels of a stored picture are in the upright one of that size."""
+    width, height = (bottom, right) if orientation in _SWAPPED else (right, bottom)
+    left = size[0] - width if orientation in _FROM_RIGHT else 0.0
+    top = size[1] - height if orientation in _FROM_BOTTOM else 0.0
+    return left, top, left + width, top + height
 
 
 def _to_channels(image: Image.Image, channels: int, name: str) -> Image.Image:
@@ -104,6 +155,8 @@ def _to_channels(image: Image.Image, channels: int, name: str) -> Image.Image:
         paper = Image.new("RGBA", image.size, "white")
         paper.alpha_composite(image.convert("RGBA"))
         image = paper.convert("RGB")
+    if image.mode == ("L" if channels == 1 else "RGB"):
+        return image  # `convert` would copy
     if channels == 3:
         return image.convert("RGB")
     if image.mode not in {"1", "L", "P", "RGB"}:

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MOST_PIXELS = 178_956_970
 """Above this Pillow itself refuses to decode, whatever the configuration says."""
+DEFAULT_REDUCING_GAP = 2.0
+"""Measured: see docs/benchmarks/preprocessing.md."""
 
 Activation: TypeAlias = Literal["softmax", "sigmoid", "none"]
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
@@ -63,6 +65,11 @@ class ImageOptions(ClassificationOptions):
     layout: Literal["NCHW", "NHWC"] | None = Field(None, description="Order of the axes, if the model does not tell.")
     max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = Field(
         64_000_000, description="Pictures with more pixels are refused before they are decoded."
+    )
+    reducing_gap: Annotated[float, Field(ge=1, le=64)] | Literal[0] = Field(
+        DEFAULT_REDUCING_GAP,
+        description="JPEG pictures are decoded smaller where so many times the pixels wanted are left per edge;"
+        " 0 decodes all of them, exactly.",
     )
 
 

@@ -65,7 +65,7 @@ EVERY_KIND = every_kind()
 
 def decode(content: bytes, channels: int = 1, content_type: str = "", max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode without making the picture smaller."""
-    return decode_image(Media(content, content_type, {}), channels, max_pixels, enough=100_000)
+    return decode_image(Media(content, content_type, {}), channels, max_pixels, enough=100_000).image
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -273,7 +273,7 @@ def test_a_jpeg_may_be_decoded_smaller_but_not_too_small() -> None:
     """Large photographs are cheap: both edges shrink while decoding, and neither below what was asked for."""
     content = encoded(halves("RGB", 800, 400), "JPEG")
 
-    image = decode_image(Media(content, "", {}), 1, MAX_PIXELS, enough=56)
+    image = decode_image(Media(content, "", {}), 1, MAX_PIXELS, enough=56).image
 
     assert image.size == (200, 100)
 
@@ -305,3 +305,24 @@ def test_damaged_files_are_refused_or_decoded(data: st.DataObject, kind: str) ->
     except InvalidRequest:
         return
     assert image.width * image.height <= 10_000
+
+
+def test_a_jpeg_of_red_green_and_blue_is_decoded_as_grey() -> None:
+    """Decoding asks for brightness alone; files that do not store it apart from colour have it, too."""
+    file = io.BytesIO()
+    Image.new("RGB", (800, 400), (255, 0, 0)).save(file, "JPEG", keep_rgb=True, quality=95)
+
+    decoded = decode_image(Media(file.getvalue(), "", {}), 1, MAX_PIXELS, enough=50)
+
+    assert decoded.image.mode == "L"
+    assert (decoded.width, decoded.height) == (800, 400)
+    assert decoded.box == (0, 0, 100, 50)
+    assert abs(np.asarray(decoded.image).astype(int) - 76).max() <= 2
+
+
+def test_every_pixel_is_decoded_when_asked() -> None:
+    """Without a size that is enough, a JPEG is not made smaller."""
+    decoded = decode_image(Media(encoded(halves("RGB", 800, 400), "JPEG"), "", {}), 1, MAX_PIXELS, enough=None)
+
+    assert decoded.image.size == (800, 400)
+    assert decoded.box == (0, 0, 800, 400)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
@@ -273,6 +274,58 @@ def test_large_jpegs_give_what_small_decoding_steps_give(tmp_path: Path) -> None
     x = processor(tmp_path).preprocess(Media(file.getvalue(), "image/jpeg", {}))["x"]
 
     assert np.abs(x[0, 0] * 255 - reference).max() <= 3
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("resize", ["squash", "crop"])
+def test_a_jpeg_decoded_smaller_keeps_its_place(tmp_path: Path, resize: str, orientation: int) -> None:
+    """The last column reaches over the edge if that is no multiple of the step: nothing moves, however turned."""
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo(121, 345).save(file, "JPEG", quality=95, exif=exif.tobytes())
+    media = Media(file.getvalue(), "image/jpeg", {})
+
+    small, whole = (
+        processor(tmp_path, {"resize": resize, "reducing_gap": gap}, (-1, 3, 7, 7)).preprocess(media)["x"]
+        for gap in (2, 0)
+    )
+
+    assert np.abs(small - whole).max() * 255 <= 3
+
+
+@pytest.mark.parametrize("size", [32, 64, 100, 128, 224])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_real_photograph_decoded_smaller_stays_close(tmp_path: Path, channels: int, size: int) -> None:
+    """At most 1.5 levels of 255 from every pixel decoded, on average: what the documentation promises."""
+    photograph = Path(mpl.get_data_path(), "sample_data", "grace_hopper.jpg")
+    media = Media(photograph.read_bytes(), "image/jpeg", {})
+
+    small, whole = (
+        processor(tmp_path, {"reducing_gap": gap}, (-1, channels, size, size)).preprocess(media)["x"] for gap in (2, 0)
+    )
+
+    assert np.abs(small - whole).mean() * 255 <= 1.5
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "FP16", "FP64", "UINT8"])
+def test_every_level_is_normalized_exactly(tmp_path: Path, dtype: str) -> None:
+    """Whatever the type of the input: as exact arithmetic, rounded to what the type can hold."""
+    levels = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+    options = {"mean": 0.485, "std": 0.229} if dtype != "UINT8" else {"scale": 0.5, "mean": -3.0}
+    exact = (np.arange(256.0) / 255 - 0.485) / 0.229 if dtype != "UINT8" else np.rint(np.arange(256) * 0.5 + 3.0)
+
+    x = processor(tmp_path, options, (-1, 1, 16, 16), dtype).preprocess(png(levels))["x"]
+
+    precision = {"FP32": 1e-6, "FP16": 2e-3, "FP64": 1e-12, "UINT8": 0.0}[dtype]
+    np.testing.assert_allclose(x.ravel().astype(np.float64), exact, rtol=0, atol=precision)
+
+
+@pytest.mark.parametrize("gap", [0.5, -1, 65])
+def test_a_reducing_gap_that_would_enlarge_is_refused(tmp_path: Path, gap: float) -> None:
+    """Below 1, pictures would be decoded smaller than the model takes them."""
+    with pytest.raises(ConfigError, match=r"processor\.reducing_gap"):
+        processor(tmp_path, {"reducing_gap": gap})
 
 
 def test_examples_have_the_shape_of_real_pictures(tmp_path: Path) -> None:
