@@ -12,7 +12,7 @@ import numpy.typing as npt
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
-from serve_app.processors.buckets import bucket_for, bucket_of
+from serve_app.processors.buckets import bucket_for, bucket_of, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.options import AudioOptions
@@ -117,9 +117,8 @@ class AudioProcessor:
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Add silence at the end, up to ``bucket`` samples."""
-        padding = ((0, 0), (0, bucket - tensors[self.settings.waveform].shape[1]))
         return {
-            name: tensor if name == self.settings.length else np.pad(tensor, padding)
+            name: tensor if name == self.settings.length else widen(tensor, bucket, 0)
             for name, tensor in tensors.items()
         }
 

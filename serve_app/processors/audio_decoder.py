@@ -27,7 +27,8 @@ _FORMATS = {
     "WAV": "wav", "WAVEX": "wav", "RF64": "wav", "FLAC": "flac", "OGG": "ogg", "MP3": "mpeg", "AIFF": "aiff",
     "AU": "basic", "CAF": "x-caf",
 }  # fmt: skip
-_BLOCK_SAMPLES = 1 << 17
+_BLOCK_SAMPLES = 1 << 19
+"""Decoded at once, 2 MiB. Sounds of one block are resampled in one call, too, which is cheaper than a stream."""
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 384_000
 _MOST_CHANNELS = 64
 _GUESSED_BITS_PER_SECOND = 64_000
@@ -161,6 +162,7 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
         raise InvalidRequest(f"the sound of {len(content)} bytes is truncated or damaged") from None
     if not samples.size:
         raise InvalidRequest(f"the {name} holds no samples")
+    # Also those of finite samples whose sum over the channels is not.
     if not np.isfinite(samples).all():
         raise InvalidRequest(f"the {name} holds samples too large to be resampled")
     return samples
@@ -191,11 +193,9 @@ def _read(
     exact = sound.format != "MP3"
     if exact and not truncate:
         check_length(sound.frames / sound.samplerate, max_seconds)
-    resampler = None
-    if sound.samplerate != rate:
-        resampler = soxr.ResampleStream(sound.samplerate, rate, 1, dtype="float32")
     most = round(max_seconds * sound.samplerate)
     block = max(1, _BLOCK_SAMPLES // sound.channels)
+    resample = _Resampler(sound.samplerate, rate)
     heard = 0
     parts: list[npt.NDArray[np.float32]] = []
     while True:
@@ -205,15 +205,52 @@ def _read(
             if not truncate:
                 raise InvalidRequest(f"the audio is longer than {max_seconds:g} s, the most this model takes")
             frames = frames[:-1]  # one frame more than allowed was asked for, to tell "at most" from "more"
-        if not np.isfinite(frames).all():
+        mono = _mix(frames)
+        if not np.isfinite(mono).all() and not np.isfinite(frames).all():
             raise InvalidRequest(f"the {name} holds samples that are not finite numbers (NaN or infinity)")
-        done = not len(frames) or heard > most
-        mono = frames.mean(axis=1, dtype=np.float32)
-        parts.append(mono if resampler is None else resampler.resample_chunk(mono, last=done))
+        done = not len(frames) or heard > most or (exact and heard >= sound.frames)
+        parts.append(resample(mono, done))
         if done:
             break
     if heard == 0:
         raise InvalidRequest(f"the {name} holds no samples")
     if exact and not truncate and heard < sound.frames:
         raise InvalidRequest(f"the {name} is truncated: {sound.frames} frames are announced, and {heard} came")
-    return np.concatenate(parts)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _mix(frames: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The mean of the channels, (frames,). Adds whole channels: numpy's mean of rows is slow where they are short."""
+    channels = frames.shape[1]
+    mono = frames[:, 0]
+    if channels == 1:
+        return mono
+    with np.errstate(over="ignore", invalid="ignore"):  # the caller looks
+        mono = mono + frames[:, 1]
+        for channel in range(2, channels):
+            mono += frames[:, channel]
+        mono /= channels
+    return mono
+
+
+class _Resampler:
+    """Resamples a sound that comes in blocks. One block that is all of it takes a faster way to the same samples.
+
+    Args:
+        source: Samples per second that come.
+        target: Samples per second that go.
+    """
+
+    def __init__(self, source: int, target: int) -> None:
+        self._source, self._target = source, target
+        self._stream: soxr.ResampleStream | None = None
+
+    def __call__(self, samples: npt.NDArray[np.float32], last: bool) -> npt.NDArray[np.float32]:
+        """Resample the next block, (samples,)."""
+        if self._source == self._target:
+            return samples
+        if self._stream is None:
+            if last:
+                return np.asarray(soxr.resample(samples, self._source, self._target), np.float32)
+            self._stream = soxr.ResampleStream(self._source, self._target, 1, dtype="float32")
+        return np.asarray(self._stream.resample_chunk(samples, last=last), np.float32)

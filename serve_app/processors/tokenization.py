@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
-from serve_app.processors.buckets import bucket_for, bucket_of
+from serve_app.processors.buckets import bucket_for, bucket_of, widen
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.options import TextOptions
 from serve_app.processors.ranking import describe
@@ -102,16 +102,8 @@ class TextTokenizer:
         if not texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
         if isinstance(texts[0], list):
-            rows = [self._check_ids(number, ids) for number, ids in enumerate(texts)]
-        else:
-            rows = self._encode(texts, truncate)
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        longest = int(lengths.max())
-        ids = np.full((len(rows), longest), self.settings.pad_id, np.int64)
-        for row, tokens in zip(ids, rows, strict=True):
-            row[: len(tokens)] = tokens
-        values = {_IDS: ids, _MASK: np.arange(longest) < lengths[:, None], _TYPES: np.zeros_like(ids)}
-        return {name: values[name].astype(dtype, copy=False) for name, dtype in self.settings.inputs.items()}
+            return self._tensors([self._check_ids(number, ids) for number, ids in enumerate(texts)])
+        return self._tensors(self._encode(texts, truncate))
 
     def count(self, texts: list[str] | list[list[int]]) -> int:
         """Tokens that the model reads for these texts, special tokens included. Raises as `tokenize`."""
@@ -125,10 +117,8 @@ class TextTokenizer:
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
         """Pad on the right, up to ``bucket`` tokens."""
-        padding = ((0, 0), (0, bucket - tensors[_IDS].shape[1]))
         return {
-            name: np.pad(tensor, padding, constant_values=self.settings.pad_id if name == _IDS else 0)
-            for name, tensor in tensors.items()
+            name: widen(tensor, bucket, self.settings.pad_id if name == _IDS else 0) for name, tensor in tensors.items()
         }
 
     def example(self, rows: int, bucket: int) -> Tensors:
@@ -141,15 +131,35 @@ class TextTokenizer:
         readable = [_check_text(number, text)[:most] for number, text in enumerate(texts)]
         rows = []
         for number, encoding in enumerate(self._tokenizer.encode_batch_fast(readable)):
-            if not encoding.ids:
+            ids = encoding.ids  # made anew whenever it is asked for
+            if not ids:
                 raise InvalidRequest(f"inputs[{number}]: the text has no tokens")
             if not truncate and (encoding.overflowing or len(readable[number]) < len(str(texts[number]))):
                 raise InvalidRequest(
                     f"inputs[{number}]: the text is longer than {self.settings.max_length} tokens, and truncate is"
                     " false"
                 )
-            rows.append(encoding.ids)
+            rows.append(ids)
         return rows
+
+    def _tensors(self, rows: Sequence[list[int]]) -> Tensors:
+        """The model's inputs, (rows, longest row)."""
+        lengths = [*map(len, rows)]
+        longest = max(lengths)
+        shape = (len(rows), longest)
+        tensors: Tensors = {}
+        for name, dtype in self.settings.inputs.items():
+            if name == _TYPES:
+                tensors[name] = np.zeros(shape, dtype)
+            elif min(lengths) == longest:
+                tensors[name] = np.array(rows, dtype) if name == _IDS else np.ones(shape, dtype)
+            elif name == _IDS:
+                tensors[name] = np.full(shape, self.settings.pad_id, dtype)
+                for row, tokens in zip(tensors[name], rows, strict=True):
+                    row[: len(tokens)] = tokens
+            else:
+                tensors[name] = (np.arange(longest) < np.array(lengths)[:, None]).astype(dtype)
+        return tensors
 
     def _check_ids(self, number: int, ids: object) -> list[int]:
         if not isinstance(ids, list):
@@ -183,7 +193,8 @@ def _check_text(number: int, text: object) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(f"inputs[{number}]: expected text, got {_kind(text)}")
     try:
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
             f"inputs[{number}]: half of a surrogate pair at character {error.start}; expected valid Unicode"

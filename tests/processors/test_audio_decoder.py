@@ -77,15 +77,16 @@ def test_lossy_formats_keep_the_tone(kind: str, subtype: str) -> None:
     assert int(spectrum.argmax()) * RATE / samples.size == pytest.approx(440, abs=2)
 
 
+@pytest.mark.parametrize("seconds", [5, 15])
 @pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000])
-def test_every_rate_is_resampled_as_in_one_piece(rate: int) -> None:
-    """Block by block gives what the resampler makes of the whole sound."""
-    sound = tone(5.0, rate)
+def test_every_rate_is_resampled_as_in_one_piece(rate: int, seconds: int) -> None:
+    """Block by block gives what the resampler makes of the whole sound, and so does a sound of a single block."""
+    sound = tone(seconds, rate)
 
     samples = decode(encoded(sound, rate, subtype="FLOAT"))
 
     np.testing.assert_allclose(samples, soxr.resample(sound, rate, RATE), atol=1e-6)
-    assert samples.size == 5 * RATE
+    assert samples.size == seconds * RATE
 
 
 @pytest.mark.parametrize("channels", [2, 3, 6, 8])
@@ -96,6 +97,15 @@ def test_channels_are_averaged(channels: int) -> None:
     samples = decode(encoded(sound, subtype="FLOAT"))
 
     np.testing.assert_allclose(samples, sound.mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [RATE, 8_000])
+def test_channels_whose_sum_is_too_large_are_refused(rate: int) -> None:
+    """Each sample is a finite number, and their sum is not."""
+    sound = np.full((800, 2), 3e38, np.float32)
+
+    with pytest.raises(InvalidRequest, match="samples too large to be resampled"):
+        decode(encoded(sound, rate, subtype="FLOAT"))
 
 
 def test_a_ten_hour_header_is_refused_by_the_header() -> None:
