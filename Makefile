@@ -28,7 +28,7 @@ LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- Environments ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +148,10 @@ bench-scheduler: env ## Measure what the scheduler's decisions cost
 .PHONY: bench-request
 bench-request: env ## Measure what one small request costs the router
 	@$(BIN)/python -m benchmarks.request_path
+
+.PHONY: bench-preprocessing
+bench-preprocessing: env models ## Measure what decoding, resizing, tokenizing and resampling cost
+	@$(BIN)/python -m benchmarks.preprocessing
 
 .PHONY: clean
 clean: ## Remove environments, caches and built models
