@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.machine import Machine
 from benchmarks.preprocessing_gap import Gap
@@ -152,6 +153,7 @@ def draw(report: Report, path: Path) -> None:
             axes.set_yticks(range(len(cases)), [case["after"].title for case in cases])
             axes.invert_yaxis()
             axes.set(xscale="log", xlabel=f"microseconds per {_UNITS[modality]}", title=title)
+            axes.xaxis.set_minor_formatter(NullFormatter())
             if len(sides) > 1:
                 axes.legend(fontsize="small")
         figure.savefig(path, format="svg", metadata={"Date": None})
