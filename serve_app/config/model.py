@@ -209,6 +209,13 @@ class ModelConfig(Section):
             row_sizes=() if sizes == "any" else sizes,
             only_for_convolutions=row_sizes == "auto",
             intra_op_threads=self.resources.threads,
+            device_buffers=self.resources.device_buffers,
+            cuda_graphs=self.resources.cuda_graphs,
+            few_lengths=self.processor is not None,
+            max_rows=self.batching.max_rows,
+            tensorrt=self.resources.tensorrt,
+            tensorrt_fp16=self.resources.tensorrt_fp16,
+            tensorrt_cache=None if self.resources.tensorrt_cache is None else Path(self.resources.tensorrt_cache),
         )
 
     def locations(self, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:

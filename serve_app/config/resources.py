@@ -33,6 +33,31 @@ class ResourcesConfig(Section):
     list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
     """
 
+    device_buffers: bool = False
+    """Keep buffers for inputs and outputs on the GPU, so that the next batch can be copied while one runs.
+
+    Batches are put together in page-locked memory then. The buffers come on top of `gpu_memory`.
+    """
+
+    cuda_graphs: bool = False
+    """Record what the GPU does for a batch of each shape, and replay it with one launch. Implies `device_buffers`.
+
+    Batches are filled up to `row_sizes`. Refused for a model that computes partly on the CPU, that has control flow,
+    or that takes axes of any size, which no processor pads to a few.
+    """
+
+    tensorrt: Literal["auto"] | bool = False
+    """Run with TensorRT on a GPU: `true` insists on it, `auto` takes it where its libraries are installed.
+
+    It builds an engine at the first start, which can take minutes, and keeps it in `tensorrt_cache`.
+    """
+
+    tensorrt_fp16: bool = False
+    """Let TensorRT compute in FP16: faster, and less exact."""
+
+    tensorrt_cache: str | None = Field(default=None, min_length=1)
+    """Folder for TensorRT's engines; by default `tensorrt` beside the model's file."""
+
     memory_per_row: Size | None = None
     """Memory of the device that each row of a running batch takes beside `gpu_memory`.
 
@@ -57,6 +82,16 @@ class ResourcesConfig(Section):
             faults.append((("gpus",), f"must be 0 with device: cpu, got {self.gpus:g}"))
         if self.gpu_memory is not None and self.gpus == 0:
             faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
+        wanted = [key for key in ("device_buffers", "cuda_graphs", "tensorrt") if getattr(self, key)]
+        if self.gpus == 0:
+            faults += [((key,), "does nothing while gpus is 0; set gpus, or leave it out") for key in wanted]
+        if self.cuda_graphs and self.tensorrt:
+            faults.append((("cuda_graphs",), "cannot be used with tensorrt: choose one"))
+        if self.cuda_graphs and self.row_sizes == "any":
+            faults.append((("row_sizes",), "cannot be any with cuda_graphs: a graph is of a fixed number of rows"))
+        if not self.tensorrt:
+            keys = [key for key in ("tensorrt_fp16", "tensorrt_cache") if getattr(self, key)]
+            faults += [((key,), "does nothing without tensorrt: true or auto") for key in keys]
         if faults:
             raise misfit(faults)
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.payloads import ModelSignature, Tensors
@@ -26,3 +28,29 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the session. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch that is ready to run, once, on the backend that prepared it.
+
+    Attributes:
+        parts: Tensors whose rows, one after the other, are the batch.
+        staged: What the backend has done ahead; its own business.
+    """
+
+    parts: Sequence[Tensors]
+    staged: object = None
+
+
+class PreparingBackend(Backend, Protocol):
+    """A backend that can get the next batch ready while one runs."""
+
+    def prepare(self, parts: Sequence[Tensors]) -> Prepared:
+        """Join tensors and put them where the device finds them. From any thread, also while another batch runs."""
+
+    def run_prepared(self, prepared: Prepared) -> Tensors:
+        """As `run`. By the one thread that runs."""
+
+    def discard(self, prepared: Prepared) -> None:
+        """Give up a batch that will not be run."""

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import onnxruntime
 
 from serve_app.errors import ConfigError
+from serve_app.payloads import ModelSignature
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """What a configuration may ask for."""
 
+TENSORRT = "TensorrtExecutionProvider"
+"""Name of TensorRT's execution provider."""
+
 _CPU = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
+_TENSORRT_LIBRARY = "libnvinfer.so.10"
+# Ray narrows CUDA_VISIBLE_DEVICES to what the replica was given, so its GPU is always the first one.
+_FIRST_GPU = {"device_id": "0"}
 
 
 def resolve_device(requested: Device, gpu_available: bool, model: str) -> Literal["cpu", "cuda"]:
@@ -48,11 +58,18 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) 
         gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for all of the GPU. The CUDA context and cuDNN's
             workspaces come on top of it.
     """
-    if device == "cpu":
-        return [_CPU]
+    return [_CPU] if device == "cpu" else [cuda_provider(gpu_memory_bytes), _CPU]
+
+
+def cuda_provider(gpu_memory_bytes: int | None, *, graphs: bool = False) -> tuple[str, dict[str, str]]:
+    """CUDA's provider and its options.
+
+    Args:
+        gpu_memory_bytes: As in `providers_for`.
+        graphs: Whether runs may be recorded and replayed. It is an error then if anything runs elsewhere.
+    """
     options = {
-        # Ray narrows CUDA_VISIBLE_DEVICES to what the replica was given, so its GPU is always the first one.
-        "device_id": "0",
+        **_FIRST_GPU,
         # The default doubles every extension, which wastes the memory of the replicas that share the GPU.
         "arena_extend_strategy": "kSameAsRequested",
         # The default benchmarks every algorithm again for each new number of rows: a stall at each.
@@ -60,7 +77,57 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) 
     }
     if gpu_memory_bytes is not None:
         options["gpu_mem_limit"] = str(gpu_memory_bytes)
-    return [(_CUDA, options), _CPU]
+    if graphs:
+        options["enable_cuda_graph"] = "1"
+    return _CUDA, options
+
+
+def tensorrt_provider(gpu_memory_bytes: int | None, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """TensorRT's provider and its options. What it cannot run goes to the next provider, which must be CUDA's.
+
+    Args:
+        gpu_memory_bytes: Limit of the workspace that its engines may take; ``None`` for TensorRT's own.
+        options: More of them, e.g. `tensorrt_profile`.
+    """
+    # Building engines takes minutes: they are kept, and so is what was learnt about the GPU's kernels.
+    chosen = {**_FIRST_GPU, "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1", **options}
+    if gpu_memory_bytes is not None:
+        chosen["trt_max_workspace_size"] = str(gpu_memory_bytes)
+    return TENSORRT, chosen
+
+
+def tensorrt_profile(signature: ModelSignature, max_rows: int | None) -> dict[str, str]:
+    """The shapes that TensorRT builds its engine for: 1 to ``max_rows`` rows, best at the most.
+
+    Empty where other axes vary too, or the most rows are not known: the engine is then built for the shapes that come,
+    and again whenever they go beyond. The warm-up runs the smallest and the largest first.
+    """
+    if max_rows is None or any(-1 in spec.shape[1:] for spec in signature.inputs):
+        return {}
+
+    def shapes(rows: int) -> str:
+        return ",".join(f"{spec.name}:{'x'.join(map(str, (rows, *spec.shape[1:])))}" for spec in signature.inputs)
+
+    return {
+        "trt_profile_min_shapes": shapes(1),
+        "trt_profile_opt_shapes": shapes(max_rows),
+        "trt_profile_max_shapes": shapes(max_rows),
+    }
+
+
+@cache
+def preload_tensorrt() -> bool:
+    """Load TensorRT's libraries, once per process; whether they are there.
+
+    ONNX Runtime names its provider as available wherever the wheel was built with it, and fails without the libraries.
+    """
+    with suppress(ImportError):
+        importlib.import_module("tensorrt")  # NVIDIA's wheel keeps them off the path and loads them itself
+    try:
+        ctypes.CDLL(_TENSORRT_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 @cache

@@ -43,7 +43,12 @@ class SessionSignature(NamedTuple):
 
 
 def read_signature(model_file: Path, *, model: str) -> ModelSignature:
-    """Read the signature of a model that nothing serves yet.
+    """Read the signature of a model that nothing serves yet; see `inspect_model`."""
+    return inspect_model(model_file, model=model).signature
+
+
+def inspect_model(model_file: Path, *, model: str) -> SessionSignature:
+    """Read what a model that nothing serves yet says of itself.
 
     Loads the file as cheaply as ONNX Runtime can: on the CPU, in one thread, without optimising the graph.
 
@@ -60,7 +65,7 @@ def read_signature(model_file: Path, *, model: str) -> ModelSignature:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return signature_of(open_session(model_file, options, ["CPUExecutionProvider"], model=model), model=model).signature
+    return signature_of(open_session(model_file, options, ["CPUExecutionProvider"], model=model), model=model)
 
 
 def open_session(model_file: Path, options: Any, providers: Sequence[Any], *, model: str) -> Any:

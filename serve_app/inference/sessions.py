@@ -1,0 +1,219 @@
+"""Makes the sessions of one model: on the device that was asked for, one or one for each of a few numbers of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnxruntime
+
+from serve_app.errors import ConfigError
+from serve_app.inference.binding import can_bind
+from serve_app.inference.device import (
+    TENSORRT,
+    cuda_provider,
+    device_of,
+    divide_memory,
+    has_cuda_convolutions,
+    lacks_device,
+    preload_cuda,
+    preload_tensorrt,
+    providers_for,
+    resolve_device,
+    tensorrt_profile,
+    tensorrt_provider,
+)
+from serve_app.inference.settings import OnnxSettings
+from serve_app.inference.signature import SessionSignature, inspect_model, open_session, signature_of
+
+_ERROR = 3  # ONNX Runtime's log severity
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """The sessions of one model.
+
+    Attributes:
+        by_rows: By the rows of their batches, ascending; 0 is one that takes any number. Several may be the same.
+        loaded: What they say of the model.
+        device: Where they run.
+        providers: Names of their execution providers.
+        notes: What an operator should know.
+    """
+
+    by_rows: dict[int, Any]
+    loaded: SessionSignature
+    device: Literal["cpu", "cuda"]
+    providers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def make_sessions(settings: OnnxSettings) -> Sessions:
+    """Make them.
+
+    Raises:
+        ConfigError: The model or the device is not usable; says which model and why.
+    """
+    return _Maker(settings).make()
+
+
+class _Maker:
+    def __init__(self, settings: OnnxSettings) -> None:
+        self._settings = settings
+        self._notes: list[str] = []
+        self._tensorrt: dict[str, str] | None = None
+
+    def make(self) -> Sessions:
+        settings = self._settings
+        wanted = resolve_device(settings.device, settings.gpu_available, settings.model)
+        if wanted == "cuda":
+            preload_cuda()
+            self._tensorrt = self._tensorrt_options()
+        session = self._open(wanted, settings.gpu_memory_bytes)
+        providers = tuple(session.get_providers())
+        device = device_of(providers)
+        if device != wanted:
+            self._lacks_cuda()
+        elif self._tensorrt is not None and TENSORRT not in providers:
+            self._lacks_tensorrt()
+        loaded = signature_of(session, model=settings.model)
+        if device == "cuda" and settings.cuda_graphs:
+            self._check_graphs(session, loaded)
+        sizes, apart = self._sizes(session, loaded, device)
+        by_rows = dict.fromkeys(sizes or (0,), session)
+        if apart:
+            by_rows.clear()
+            del session  # it may take all of the memory, so it goes before the others come
+            by_rows = self._open_each(sizes, device)
+        return Sessions(by_rows, loaded, device, providers, tuple(self._notes))
+
+    def _lacks_cuda(self) -> None:
+        settings = self._settings
+        fault = (
+            f"model {settings.model!r}: a GPU was given, but ONNX Runtime could not use CUDA"
+            " (are the CUDA and cuDNN libraries of the extra `cuda` installed?)"
+        )
+        if settings.device == "cuda":
+            raise ConfigError((fault,))
+        self._notes.append(f"{fault}; it runs on the CPU")
+
+    def _lacks_tensorrt(self) -> None:
+        settings = self._settings
+        fault = (
+            f"model {settings.model!r}: ONNX Runtime could not use TensorRT"
+            " (is the wheel `tensorrt` of the CUDA version that ONNX Runtime was built for installed?)"
+        )
+        if settings.tensorrt is True:
+            raise ConfigError((fault,))
+        self._notes.append(f"{fault}; it runs with CUDA")
+
+    def _tensorrt_options(self) -> dict[str, str] | None:
+        """Options of TensorRT's provider, or ``None`` where it is not to be used."""
+        settings = self._settings
+        if settings.tensorrt is False:
+            return None
+        if not preload_tensorrt():
+            self._lacks_tensorrt()
+            return None
+        cache = settings.tensorrt_cache or settings.model_file.parent / "tensorrt"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"model {settings.model!r}: cannot keep TensorRT engines in {cache}: {error.strerror}"
+            raise ConfigError((problem,)) from error
+        facts = inspect_model(settings.model_file, model=settings.model)
+        max_rows = settings.max_rows if facts.fixed_rows is None else None
+        return tensorrt_profile(facts.signature, max_rows) | {
+            "trt_engine_cache_path": str(cache),
+            "trt_timing_cache_path": str(cache),
+            "trt_fp16_enable": str(int(settings.tensorrt_fp16)),
+        }
+
+    def _check_graphs(self, session: Any, loaded: SessionSignature) -> None:
+        settings = self._settings
+        varying = [spec.name for spec in loaded.signature.inputs if -1 in spec.shape[1:]]
+        fault = ""
+        if varying and not settings.few_lengths:
+            fault = f"input {varying[0]!r} has axes of any size, and no processor pads them to a few"
+        elif varying and has_cuda_convolutions(session):
+            fault = f"input {varying[0]!r} has axes that vary, and convolutions are prepared anew for each size"
+        elif not can_bind(loaded.signature):
+            fault = "it takes or gives text"
+        elif loaded.fixed_rows is None and not settings.row_sizes:
+            fault = "batches have any number of rows: name resources.row_sizes"
+        if fault:
+            problem = (
+                f"model {settings.model!r}: cuda_graphs needs batches of a few fixed shapes: {fault};"
+                " or set resources.cuda_graphs: false"
+            )
+            raise ConfigError((problem,))
+
+    def _sizes(self, session: Any, loaded: SessionSignature, device: str) -> tuple[tuple[int, ...], bool]:
+        """The numbers of rows to run, ascending, none where the session takes any; and whether each has a session."""
+        settings = self._settings
+        if loaded.fixed_rows is not None:
+            return (loaded.fixed_rows,), False
+        sizes = tuple(sorted(set(settings.row_sizes)))
+        graphs = settings.cuda_graphs and device == "cuda"
+        if settings.only_for_convolutions:
+            if not sizes or not has_cuda_convolutions(session):
+                return (sizes if graphs else ()), False  # graphs need the sizes, only convolutions need the sessions
+            if settings.gpu_memory_bytes is not None:
+                advice = "name resources.row_sizes to divide gpu_memory among sessions, or leave gpu_memory out"
+                if graphs:  # a convolution prepared anew for one shape would take from the graph of another
+                    fault = "cuda_graphs needs a session for each number of rows of a model with convolutions"
+                    raise ConfigError((f"model {settings.model!r}: {fault}; {advice}",))
+                self._notes.append(
+                    f"model {settings.model!r}: its convolutions are slow on a GPU where batches differ in their rows;"
+                    f" {advice}"
+                )
+                return (), False
+        return sizes, len(sizes) > 1
+
+    def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
+        """Make a session for each number of rows."""
+        total = self._settings.gpu_memory_bytes
+        limits = [None] * len(sizes) if total is None else divide_memory(total, self._weight_bytes(), sizes)
+        return {size: self._open(device, limit) for size, limit in zip(sizes, limits, strict=True)}
+
+    def _weight_bytes(self) -> int:
+        """About what the weights of one session take: the model's file, and those beside it that may hold weights."""
+        return sum(file.stat().st_size for file in self._settings.model_file.parent.iterdir() if file.is_file())
+
+    def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
+        """Make a session on this device, or on the CPU where CUDA has no device to run on."""
+        settings = self._settings
+        providers = providers_for("cpu", None)
+        if wanted == "cuda":
+            providers = [cuda_provider(gpu_memory_bytes, graphs=settings.cuda_graphs), *providers]
+            if self._tensorrt is not None:
+                providers = [tensorrt_provider(gpu_memory_bytes, self._tensorrt), *providers]
+        try:
+            return open_session(settings.model_file, self._session_options(), providers, model=settings.model)
+        except ConfigError as error:
+            if wanted == "cpu":
+                raise
+            if not lacks_device(error.__cause__):
+                raise self._explained(error) from error.__cause__
+        return self._open("cpu", None)
+
+    def _explained(self, error: ConfigError) -> ConfigError:
+        """The error with what to do about it, where ONNX Runtime refused CUDA graphs."""
+        if not self._settings.cuda_graphs or "graph capture" not in str(error.__cause__):
+            return error
+        return ConfigError(tuple(f"{problem}; set resources.cuda_graphs: false" for problem in error.problems))
+
+    def _session_options(self) -> Any:
+        settings = self._settings
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = settings.intra_op_threads
+        options.inter_op_num_threads = settings.inter_op_threads
+        if settings.inter_op_threads > 1:
+            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+        options.log_severity_level = _ERROR
+        if settings.only_for_convolutions or settings.cuda_graphs:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        spinning = "1" if settings.allow_spinning else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        options.add_session_config_entry("session.inter_op.allow_spinning", spinning)
+        return options
