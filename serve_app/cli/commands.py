@@ -150,6 +150,24 @@ def profile(
         raise typer.Exit(1) from None
 
 
+@app.command()
+def convert(
+    path: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, as in a configuration.")],
+    precision: Annotated[Literal["fp16"], typer.Option(help="What to compute in.")] = "fp16",  # noqa: ARG001
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write; by default MODEL-fp16.", show_default=False)
+    ] = None,
+) -> None:
+    """Write another build of MODEL, for its `path` or a variant. Its inputs and outputs stay as they are."""
+    from serve_app.cli.convert import convert_model  # noqa: PLC0415 - brings ONNX Runtime
+
+    try:
+        folder = convert_model(path, output, os.environ)
+    except ConfigError as error:
+        raise _invalid(Path(path), error) from None
+    typer.echo(f"wrote {folder}")
+
+
 app.command()(simulate)
 
 

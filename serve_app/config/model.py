@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from pydantic_core import CoreSchema
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.faults import Location, misfit, nearest, shown
-from serve_app.config.locate import ModelLocation, resolve_model
+from serve_app.config.locate import ModelLocation, home, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.values import Positive, Seconds, Section, checked_name
@@ -198,6 +199,7 @@ class ModelConfig(Section):
             gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
         """
         memory = self.resources.gpu_memory
+        cache = self.resources.tensorrt_cache
         row_sizes = self.resources.row_sizes
         sizes = spaced_rows(self.batching.max_rows) if row_sizes == "auto" else row_sizes
         return OnnxSettings(
@@ -215,7 +217,7 @@ class ModelConfig(Section):
             max_rows=self.batching.max_rows,
             tensorrt=self.resources.tensorrt,
             tensorrt_fp16=self.resources.tensorrt_fp16,
-            tensorrt_cache=None if self.resources.tensorrt_cache is None else Path(self.resources.tensorrt_cache),
+            tensorrt_cache=None if cache is None else home(os.environ) / cache,
         )
 
     def locations(self, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:

@@ -56,7 +56,7 @@ class ResourcesConfig(Section):
     """Let TensorRT compute in FP16: faster, and less exact."""
 
     tensorrt_cache: str | None = Field(default=None, min_length=1)
-    """Folder for TensorRT's engines; by default `tensorrt` beside the model's file."""
+    """Folder for TensorRT's engines, relative to `SERVE_APP_HOME`; by default `tensorrt` beside the model's file."""
 
     memory_per_row: Size | None = None
     """Memory of the device that each row of a running batch takes beside `gpu_memory`.

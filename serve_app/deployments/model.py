@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray
@@ -15,6 +16,8 @@ from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.runtime.link import LinkServer
 from serve_app.runtime.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 WARM_UP = "warm_up"
 LINK = "link"
@@ -37,8 +40,10 @@ class ModelDeployment:
         self._backends: dict[str, Backend] = {}
         locations = config.locations()
         for variant, location in locations.items():
-            backend: Backend = OnnxBackend(config.onnx_settings(location.model_file, gpu_available=bool(gpus)))
+            backend = OnnxBackend(config.onnx_settings(location.model_file, gpu_available=bool(gpus)))
             backend.load()
+            if backend.note is not None:
+                logger.warning(backend.note)
             self._backends[variant] = backend
         exact = self._backends[""]
         self._processor = config.make_processor(exact.signature, locations[""])

@@ -25,6 +25,7 @@ from serve_app.inference.device import (
 )
 from serve_app.inference.settings import OnnxSettings
 from serve_app.inference.signature import SessionSignature, inspect_model, open_session, signature_of
+from serve_app.payloads import ModelSignature
 
 _ERROR = 3  # ONNX Runtime's log severity
 
@@ -55,6 +56,28 @@ def make_sessions(settings: OnnxSettings) -> Sessions:
         ConfigError: The model or the device is not usable; says which model and why.
     """
     return _Maker(settings).make()
+
+
+def graph_fault(signature: ModelSignature, *, rows_fixed: bool, few_lengths: bool, convolutions: bool) -> str | None:
+    """Why runs of a model cannot be recorded and replayed, or ``None`` where they can.
+
+    Args:
+        signature: The model's tensors.
+        rows_fixed: Whether batches are filled up to a few numbers of rows.
+        few_lengths: Whether somebody pads the axes that vary to a few sizes.
+        convolutions: Whether it has any on CUDA. One is prepared for one shape, and what it was prepared with is freed
+            when another shape comes: a graph that was recorded with it could not be replayed.
+    """
+    varying = [spec.name for spec in signature.inputs if -1 in spec.shape[1:]]
+    if not can_bind(signature):
+        return "it takes or gives text"
+    if varying and not few_lengths:
+        return f"input {varying[0]!r} has axes of any size, and no processor pads them to a few"
+    if varying and convolutions:
+        return f"input {varying[0]!r} has axes that vary, and convolutions are prepared anew for each size"
+    if not rows_fixed:
+        return "batches have any number of rows: name resources.row_sizes"
+    return None
 
 
 class _Maker:
@@ -131,17 +154,14 @@ class _Maker:
 
     def _check_graphs(self, session: Any, loaded: SessionSignature) -> None:
         settings = self._settings
-        varying = [spec.name for spec in loaded.signature.inputs if -1 in spec.shape[1:]]
-        fault = ""
-        if varying and not settings.few_lengths:
-            fault = f"input {varying[0]!r} has axes of any size, and no processor pads them to a few"
-        elif varying and has_cuda_convolutions(session):
-            fault = f"input {varying[0]!r} has axes that vary, and convolutions are prepared anew for each size"
-        elif not can_bind(loaded.signature):
-            fault = "it takes or gives text"
-        elif loaded.fixed_rows is None and not settings.row_sizes:
-            fault = "batches have any number of rows: name resources.row_sizes"
-        if fault:
+        rows_fixed = loaded.fixed_rows is not None or bool(settings.row_sizes)
+        fault = graph_fault(
+            loaded.signature,
+            rows_fixed=rows_fixed,
+            few_lengths=settings.few_lengths,
+            convolutions=has_cuda_convolutions(session),
+        )
+        if fault is not None:
             problem = (
                 f"model {settings.model!r}: cuda_graphs needs batches of a few fixed shapes: {fault};"
                 " or set resources.cuda_graphs: false"

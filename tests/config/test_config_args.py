@@ -259,7 +259,49 @@ def test_variants_share_the_gpu_memory() -> None:
         intra_op_threads=3,
         row_sizes=(1, 4, 16, 32),
         only_for_convolutions=True,
+        few_lengths=False,
+        max_rows=32,
     )
+
+
+def test_what_a_gpu_is_asked_for_reaches_the_session() -> None:
+    """A processor pads to a few lengths; the folder of engines is found as models are."""
+    resources = {"gpus": 1.0, "tensorrt": "auto", "tensorrt_fp16": True, "tensorrt_cache": "/engines"}
+    args = parse_args(
+        {
+            "models": [
+                model(name="a", task="image-classification", resources=resources),
+                model(name="b", resources={"gpus": 1.0, "cuda_graphs": True, "device_buffers": True}),
+            ]
+        }
+    )
+    first, second = (m.onnx_settings(Path("model.onnx"), gpu_available=True) for m in args.models)
+
+    assert (first.tensorrt, first.tensorrt_fp16, first.tensorrt_cache) == ("auto", True, Path("/engines"))
+    assert (first.few_lengths, second.few_lengths) == (True, False)
+    assert (second.cuda_graphs, second.device_buffers, second.tensorrt) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ({"cuda_graphs": True}, ("cuda_graphs: does nothing while gpus is 0; set gpus, or leave it out",)),
+        ({"tensorrt": "auto"}, ("tensorrt: does nothing while gpus is 0; set gpus, or leave it out",)),
+        (
+            {"gpus": 1.0, "cuda_graphs": True, "tensorrt": True},
+            ("cuda_graphs: cannot be used with tensorrt: choose one",),
+        ),
+        (
+            {"gpus": 1.0, "cuda_graphs": True, "row_sizes": "any"},
+            ("row_sizes: cannot be any with cuda_graphs: a graph is of a fixed number of rows",),
+        ),
+        ({"gpus": 1.0, "tensorrt_fp16": True}, ("tensorrt_fp16: does nothing without tensorrt: true or auto",)),
+        ({"gpus": 1.0, "tensorrt_cache": "e"}, ("tensorrt_cache: does nothing without tensorrt: true or auto",)),
+    ],
+)
+def test_what_a_gpu_is_asked_for_must_make_sense(resources: dict[str, Any], expected: tuple[str, ...]) -> None:
+    """Keys that would do nothing, or contradict each other, are faults."""
+    assert problems(with_model(resources=resources)) == tuple(f"args.models[0].resources.{fault}" for fault in expected)
 
 
 def test_a_processor_has_the_options_of_its_task() -> None:
