@@ -21,7 +21,7 @@ import onnxruntime
 import typer
 from rich.console import Console
 
-from benchmarks.gpu import arena, binding, curve, placement, rows, serving, shapes, sharing
+from benchmarks.gpu import arena, binding, buffers, curve, placement, rows, serving, shapes, sharing
 from benchmarks.gpu.subjects import Bench, describe_gpu
 from training.paths import MODELS, ROOT
 
@@ -32,6 +32,8 @@ PARTS: dict[str, Callable[[Bench], Any]] = {
     "rows": rows.check,
     "sharing": sharing.check,
     "binding": binding.check,
+    "buffers": buffers.check,
+    "tensorrt": buffers.check_tensorrt,
     "serving": serving.check,
     "curve": curve.check,
 }

@@ -5,14 +5,13 @@ Every case has a process of its own, as a replica has.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu.apart import apart
 from benchmarks.gpu.subjects import (
     MIB,
     SUBJECTS,
@@ -38,24 +37,14 @@ def check(bench: Bench) -> dict[str, Any]:
     """Random sizes for each model and set of sizes; then how small a limit may be for batches of 32 rows."""
     subjects = [subject for subject in bench.subjects() if subject.name in _MODELS]
     return {
-        "random": {s.name: {kind: _apart(_random, bench, s, kind) for kind in _SIZES} for s in subjects},
+        "random": {s.name: {kind: apart(_random, bench, s, kind) for kind in _SIZES} for s in subjects},
         "limits": [
-            {"limit_mib": limit, "sizes": kind, **_apart(_limited, bench, SUBJECTS[-1], kind, limit)}
+            {"limit_mib": limit, "sizes": kind, **apart(_limited, bench, SUBJECTS[-1], kind, limit)}
             for limit in _LIMITS_MIB
             for kind in _SIZES
             if SUBJECTS[-1] in subjects
         ],
     }
-
-
-def _apart(case: Any, *arguments: Any) -> dict[str, Any]:
-    """Run a case in a process of its own. What goes wrong is its result: the other cases are measured all the same."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        try:
-            found: dict[str, Any] = process.submit(case, *arguments).result()
-        except Exception as error:
-            return {"fault": f"{type(error).__name__}: {error}"}
-    return found
 
 
 def _load(bench: Bench, subject: Subject, kind: str, limit_mib: int | None = None) -> OnnxBackend:

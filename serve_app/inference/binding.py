@@ -86,6 +86,7 @@ class _Slot:
         graph: Whether its runs are recorded.
         inputs: Buffers by name.
         outputs: Buffers by name, of outputs whose size is known before the run.
+        loose: Names of the others: ONNX Runtime allocates them in each run.
         staging: Page-locked memory by input.
         shapes: What the binding was made for; ``None`` for nothing yet.
         valid: Leading rows that hold real rows, of this batch or of earlier ones of the same shapes.
@@ -97,6 +98,7 @@ class _Slot:
     graph: bool
     inputs: dict[str, _Buffer] = field(default_factory=dict)
     outputs: dict[str, _Buffer] = field(default_factory=dict)
+    loose: list[str] = field(default_factory=list)
     staging: dict[str, npt.NDArray[np.uint8]] = field(default_factory=dict)
     shapes: _Shapes | None = None
     valid: int = 0
@@ -222,9 +224,11 @@ class BoundSession:
             address = slot.inputs.setdefault(name, _Buffer(self._memory)).reserve(prod(shape) * kind.itemsize)
             slot.binding.bind_input(name, device, 0, kind.type, shape, address)
         slot.binding.clear_binding_outputs()
+        slot.loose.clear()
         for spec in self._signature.outputs:
             if -1 in spec.shape[1:] or len(spec.shape) < 2:  # the latter may be an output of unknown rank
-                slot.binding.bind_output(spec.name, device, 0)
+                slot.binding.bind_output(spec.name, device, 0)  # keeps the model's order
+                slot.loose.append(spec.name)
             else:
                 self._bind_output(slot, spec, (run_rows, *spec.shape[1:]))
         slot.shapes = shapes
@@ -257,14 +261,19 @@ class BoundSession:
     def _run(self, slot: _Slot) -> None:
         thread = threading.get_ident()
         if not slot.graph or thread in slot.recorded_by:
+            for name in slot.loose:  # what the last run has put there would be taken for a buffer of the right size
+                slot.binding.bind_output(name, self._memory.device, 0)
             self._session.run_with_iobinding(slot.binding, slot.options)
             return
         with _recording:
-            if len(slot.outputs) < len(self._signature.outputs):
+            if slot.loose:
                 # A graph needs outputs at addresses that stay, so one run without it tells how large they are.
                 self._session.run_with_iobinding(slot.binding, run_options())
-                for spec, value in zip(self._signature.outputs, slot.binding.get_outputs(), strict=True):
-                    self._bind_output(slot, spec, value.shape())
+                shapes = [value.shape() for value in slot.binding.get_outputs()]
+                for spec, shape in zip(self._signature.outputs, shapes, strict=True):
+                    if spec.name in slot.loose:
+                        self._bind_output(slot, spec, shape)
+                slot.loose.clear()
             self._session.run_with_iobinding(slot.binding, slot.options)
         slot.recorded_by.add(thread)
 

@@ -254,6 +254,29 @@ def test_an_output_without_the_rows_is_named(tmp_path: Path) -> None:
         session.run(session.fill([{"x": np.zeros((2, 3), np.float32)}], 2))
 
 
+def test_outputs_may_differ_in_size_from_run_to_run(tmp_path: Path) -> None:
+    """The model keeps the columns whose first row is positive, so how many depends on the data."""
+    path = onnx_models.write(
+        tmp_path / "model.onnx",
+        [
+            helper.make_node("ReduceMax", ["x"], ["largest"], axes=[0], keepdims=0),
+            helper.make_node("Greater", ["largest", "zero"], ["keep"]),
+            helper.make_node("Compress", ["x", "keep"], ["y"], axis=1),
+            helper.make_node("Neg", ["x"], ["z"]),
+        ],
+        [("x", TensorProto.FLOAT, ["n", 3])],
+        [("y", TensorProto.FLOAT, ["n", "k"]), ("z", TensorProto.FLOAT, ["n", 3])],
+        {"zero": np.array(0, np.float32)},
+    )
+    session = bound(path)
+
+    for row in ([1, 0, 2], [1, 1, 1], [0, 3, 0], [1, 0, 2]):
+        outputs = session.run(session.fill([{"x": np.array([row, row], np.float32)}], 2))
+        kept = [value for value in row if value > 0]
+        assert outputs["y"].tolist() == [kept, kept]
+        assert outputs["z"].tolist() == [[-value for value in row]] * 2
+
+
 def test_text_is_never_bound(make_model: MakeModel, load: Callable[..., OnnxBackend]) -> None:
     """It has no addresses."""
     backend = load(make_model("string_identity"))
