@@ -299,10 +299,3 @@ def test_memory_that_is_not_to_be_had_is_noted(make_model: MakeModel) -> None:
         "model 'm': no buffers are kept on the GPU: libcudart.so.13: cannot open shared object file"
     )
     assert backend.run({"x": np.zeros((1, 1), np.float32)})["y"].tolist() == [[1]]
-
-
-def test_memory_of_the_host_is_aligned() -> None:
-    """ONNX Runtime need not copy it."""
-    blocks = [HostMemory().host(size) for size in (0, 1, 65)]
-
-    assert [(block.ctypes.data % 64, len(block)) for block in blocks] == [(0, 1), (0, 1), (0, 65)]
