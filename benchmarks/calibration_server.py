@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.server import _MARK, SERVE_APP_RUN, Server, role
-from serve_app.cli.processes import marked
+from benchmarks.server import SERVE_APP_RUN, Server, role
 
 _START_WITHIN_S = 300.0
 _ASK_EVERY_S = 0.2
@@ -104,10 +102,6 @@ class PinnedServer(Server):
         self._cores = cores
         self._models = [model["name"] for model in document["applications"][0]["args"]["models"]]
 
-    def __enter__(self) -> PinnedServer:
-        super().__enter__()
-        return self
-
     def wait_ready(self) -> None:
         """Wait until every model can take work, then tie every process to its core.
 
@@ -134,17 +128,6 @@ class PinnedServer(Server):
         for process, what in processes.items():
             _pin(process.pid, self._cores.model if is_model(what) else self._cores.rest)
 
-    def cpu_s(self) -> dict[str, float]:
-        """CPU time of all its processes by role, seconds."""
-        found: dict[str, float] = {}
-        for process in self._processes():
-            try:
-                times, name = process.cpu_times(), role(process.cmdline())
-            except psutil.Error:  # it has ended meanwhile
-                continue
-            found[name] = found.get(name, 0.0) + times.user + times.system
-        return found
-
     def counters(self, model: str) -> Counters:
         """The model's counters, once nothing of it is queued or running.
 
@@ -160,15 +143,6 @@ class PinnedServer(Server):
                     return _counters(client.get(f"{self.url}/metrics").text, stats, model)
                 time.sleep(_ASK_EVERY_S)
         raise BenchmarkError(f"{model} is still busy {_SETTLE_WITHIN_S:.0f} s after the last request")
-
-    def _processes(self) -> list[psutil.Process]:
-        found = []
-        for process in marked(_MARK, self._mark):
-            try:
-                found.append(psutil.Process(process.pid))
-            except psutil.Error:
-                continue
-        return found
 
 
 def is_model(role: str) -> bool:

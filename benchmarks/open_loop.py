@@ -17,8 +17,9 @@ import gc
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,9 @@ import uvloop
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.open_loop_workload import Result, Workload, summary
+from benchmarks.requests import Request, read_requests
 from benchmarks.server import ROOT
+from benchmarks.wires import binary_request
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES
 
@@ -46,28 +49,8 @@ _OPENED = 32
 """Connections opened before the first send."""
 
 
-class Body:
-    """A request's bytes, and the length of their JSON part."""
-
-    __slots__ = ("content", "header_length")
-
-    def __init__(self, inputs: Mapping[str, npt.NDArray[Any]], datatypes: Mapping[str, str]) -> None:
-        tensors = [
-            {
-                "name": name,
-                "datatype": datatypes[name],
-                "shape": array.shape,
-                "parameters": {"binary_data_size": array.nbytes},
-            }
-            for name, array in inputs.items()
-        ]
-        header = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
-        self.header_length = str(len(header))
-        self.content = b"".join((header, *(array.tobytes() for array in inputs.values())))
-
-
-def make_bodies(inputs: list[dict[str, Any]], rows: int, bucket: int, count: int = _BODIES) -> list[Body]:
-    """Different bodies for a model, always the same ones: floats are random, whole numbers are ones.
+def make_bodies(inputs: list[dict[str, Any]], rows: int, bucket: int, count: int = _BODIES) -> list[Request]:
+    """Different requests for a model, always the same ones: floats are random, whole numbers are ones.
 
     Args:
         inputs: As the server's metadata describe them: ``name``, ``datatype``, ``shape`` with rows first.
@@ -91,17 +74,25 @@ def make_bodies(inputs: list[dict[str, Any]], rows: int, bucket: int, count: int
             arrays[each["name"]] = (
                 random.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
             )
-        bodies.append(Body(arrays, {each["name"]: each["datatype"] for each in inputs}))
+        bodies.append(binary_request(arrays))
     return bodies
 
 
-async def send(url: str, trace: Path | Workload, connections: int = 2048) -> tuple[Workload, Result]:
+async def send(
+    url: str,
+    trace: Path | Workload,
+    connections: int = 2048,
+    requests: Sequence[Request] = (),
+    models: Sequence[str] = (),
+) -> tuple[Workload, Result]:
     """Send a workload and wait for its last answer.
 
     Args:
         url: Of the server, e.g. ``http://127.0.0.1:8000``.
         trace: What to send, or a file that holds it.
         connections: Most connections at once. A request that waits for one is counted with that wait.
+        requests: Sent in turn instead of what the server's description of its models calls for.
+        models: Names that the file may hold; by default the server is asked.
 
     Returns:
         What was sent, and what became of it.
@@ -113,8 +104,11 @@ async def send(url: str, trace: Path | Workload, connections: int = 2048) -> tup
     connector = aiohttp.TCPConnector(limit=connections, keepalive_timeout=60.0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
-        workload = trace if isinstance(trace, Workload) else Workload.read(trace, await _models(session, url))
-        bodies = await _bodies(session, url, workload)
+        if isinstance(trace, Workload):
+            workload = trace
+        else:
+            workload = Workload.read(trace, list(models) or await _models(session, url))
+        bodies = list(islice(cycle(requests), len(workload))) or await _bodies(session, url, workload)
         await asyncio.gather(*(_touch(session, f"{url}/v2/health/live") for _ in range(min(_OPENED, connections))))
         # A collection of garbage would be lateness, and nothing here makes cycles worth one.
         gc.collect()
@@ -125,7 +119,9 @@ async def send(url: str, trace: Path | Workload, connections: int = 2048) -> tup
             gc.enable()
 
 
-def send_apart(url: str, workload: Workload, folder: Path, command: tuple[str, ...] = ()) -> Result:
+def send_apart(
+    url: str, workload: Workload, folder: Path, command: tuple[str, ...] = (), requests: Path | None = None
+) -> Result:
     """Send a workload from a process of its own.
 
     Args:
@@ -133,6 +129,7 @@ def send_apart(url: str, workload: Workload, folder: Path, command: tuple[str, .
         workload: What to send.
         folder: For the files that go to that process and come back.
         command: Put before it, e.g. ``("taskset", "--cpu-list", "0")``.
+        requests: A file of requests (see `benchmarks.requests`) for a server that does not describe its models.
 
     Raises:
         BenchmarkError: The process failed.
@@ -142,6 +139,9 @@ def send_apart(url: str, workload: Workload, folder: Path, command: tuple[str, .
     workload.write(given)
     found.unlink(missing_ok=True)
     arguments = [*command, sys.executable, "-m", "benchmarks.open_loop", url, str(given), str(found)]
+    if requests is not None:
+        arguments += ["--requests", str(requests)]
+        arguments += [word for model in np.unique(workload.model) for word in ("--model", str(model))]
     finished = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=ROOT)
     if finished.returncode != 0:
         raise BenchmarkError(f"the load generator failed: {(finished.stderr or finished.stdout).strip()[-2000:]}")
@@ -156,16 +156,15 @@ class _Sending:
         session: aiohttp.ClientSession,
         url: str,
         workload: Workload,
-        bodies: Mapping[tuple[str, int, int], list[Body]],
+        requests: Sequence[Request],
     ) -> None:
         self._session = session
         self._loop = asyncio.get_running_loop()
         self._arrivals = workload.arrival_s.tolist()
         self._timeouts = workload.timeout_s.tolist()
         self._priorities = [str(priority) for priority in workload.priority.tolist()]
-        keys = list(zip(workload.model.tolist(), workload.rows.tolist(), workload.bucket.tolist(), strict=True))
-        self._bodies = [bodies[key][index % len(bodies[key])] for index, key in enumerate(keys)]
-        self._urls = [f"{url}/v2/models/{model}/infer" for model, _, _ in keys]
+        self._requests = requests
+        self._urls = [f"{url}/v2/models/{model}/infer" for model in workload.model.tolist()]
         self._status = np.zeros(len(workload), dtype=np.int64)
         self._latency = np.full(len(workload), np.inf)
         self._late = np.zeros(len(workload))
@@ -198,21 +197,20 @@ class _Sending:
 
     async def _ask(self, index: int, due: float) -> None:
         loop = self._loop
-        body = self._bodies[index]
+        request = self._requests[index]
         sent = loop.time()
         self._late[index] = sent - due
         remaining_s = due + self._timeouts[index] - sent
         if remaining_s <= 0:
             return  # nobody waits for this answer any more
         headers = {
-            "Content-Type": "application/octet-stream",
-            "Inference-Header-Content-Length": body.header_length,
+            **request.headers,
             "X-Priority": self._priorities[index],
             "X-Timeout-Ms": f"{remaining_s * 1000:.6f}",
         }
         try:
             async with asyncio.timeout(remaining_s + _GIVE_UP_S):
-                async with self._session.post(self._urls[index], data=body.content, headers=headers) as answer:
+                async with self._session.post(self._urls[index], data=request.body, headers=headers) as answer:
                     await answer.read()
                     self._status[index] = answer.status
                     self._latency[index] = loop.time() - due
@@ -229,17 +227,15 @@ class _Sending:
             await asyncio.sleep(max(0.0, started + _PROBE_EVERY_S - self._loop.time()))
 
 
-async def _bodies(
-    session: aiohttp.ClientSession, url: str, workload: Workload
-) -> dict[tuple[str, int, int], list[Body]]:
-    columns = (workload.model.tolist(), workload.rows.tolist(), workload.bucket.tolist())
+async def _bodies(session: aiohttp.ClientSession, url: str, workload: Workload) -> list[Request]:
+    keys = list(zip(workload.model.tolist(), workload.rows.tolist(), workload.bucket.tolist(), strict=True))
     found = {}
     described: dict[str, list[dict[str, Any]]] = {}
-    for model, rows, bucket in sorted(set(zip(*columns, strict=True))):
+    for model, rows, bucket in sorted(set(keys)):
         if model not in described:
             described[model] = await _inputs(session, f"{url}/v2/models/{model}")
         found[model, rows, bucket] = make_bodies(described[model], rows, bucket)
-    return found
+    return [found[key][index % len(found[key])] for index, key in enumerate(keys)]
 
 
 async def _inputs(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
@@ -277,11 +273,17 @@ def main(
     trace: Annotated[Path, typer.Argument(help="What to send: a CSV file as the simulator takes.", dir_okay=False)],
     result: Annotated[Path, typer.Argument(help="Where what became of every request is written, .npz.")],
     connections: Annotated[int, typer.Option(min=1, help="Most connections at once.")] = 2048,
+    requests: Annotated[Path | None, typer.Option(help="A file of requests that are sent in turn.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model of the trace; by default the server is asked.")
+    ] = None,
 ) -> None:
     """Send the requests of a trace at the times that it names, whatever the server does."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            workload, found = runner.run(send(url.rstrip("/"), trace, connections))
+            workload, found = runner.run(
+                send(url.rstrip("/"), trace, connections, read_requests(requests) if requests else (), model or ())
+            )
     except BenchmarkError as error:
         problems: Sequence[str] = (str(error),)
     except ConfigError as error:

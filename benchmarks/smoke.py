@@ -24,6 +24,7 @@ from benchmarks.answers import Sample, make_samples, mistakes, open_session, ses
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import describe
 from benchmarks.report import draw, render
+from benchmarks.requests import JSON_HEADERS, Request, write_requests
 from benchmarks.results import Comparison, Report, Run, ratios, summarise
 from benchmarks.server import OUT, ROOT, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.session import ending_in_order, quiet_machine
@@ -67,8 +68,8 @@ def compare(plan: _Plan, progress: Progress) -> Comparison:
     session = open_session(model.locations()[""].model_file)
     samples = make_samples(session, _SAMPLES)
     OUT.mkdir(parents=True, exist_ok=True)
-    bodies = OUT / "bodies.jsonl"
-    bodies.write_bytes(b"".join(sample.body + b"\n" for sample in samples))
+    requests = OUT / "smoke.requests"
+    write_requests(requests, (Request(JSON_HEADERS, sample.body) for sample in samples))
     rates = {rows: session_rate(session, rows, plan.seconds / 2) for rows in (1, model.batching.max_rows)}
 
     ours = Server("serve_app", systems.ours(_CONFIG, _MODEL), SERVE_APP_RUN)
@@ -82,7 +83,7 @@ def compare(plan: _Plan, progress: Progress) -> Comparison:
             progress.update(task, description=f"checking {server.name}")
             _check(server, samples)
         runs = [
-            _run(server, bodies, connections, repetition, plan.seconds, progress, task)
+            _run(server, requests, connections, repetition, plan.seconds, progress, task)
             for repetition, connections, server in plan.turns((ours, stock))
         ]
         for server in (ours, stock):
@@ -109,11 +110,11 @@ def compare(plan: _Plan, progress: Progress) -> Comparison:
 
 
 def _run(
-    server: Server, bodies: Path, connections: int, repetition: int, seconds: float, progress: Progress, task: TaskID
+    server: Server, requests: Path, connections: int, repetition: int, seconds: float, progress: Progress, task: TaskID
 ) -> Run:
     progress.update(task, description=f"{server.name}, {connections} connections")
-    wrk.run(_url(server), bodies, connections, _WARM_UP_S)
-    load, cpu = wrk.run(_url(server), bodies, connections, seconds)
+    wrk.run(_url(server), requests, connections, _WARM_UP_S)
+    load, cpu = wrk.run(_url(server), requests, connections, seconds)
     server.check_alive()
     progress.console.print(
         f"{server.name:>16}  {connections:4} connections  {load.per_second:8,.0f} answers/s"

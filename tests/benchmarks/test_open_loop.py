@@ -217,11 +217,14 @@ def test_no_server_is_said_in_a_line(tmp_path: Path) -> None:
 def test_bodies_are_always_the_same_and_all_different() -> None:
     """Random floats by seed; whole numbers are ones, of the bucket's length."""
     first, again = (make_bodies(INPUTS, 2, 0) for _ in range(2))
-    assert [body.content for body in first] == [body.content for body in again]
-    assert len({body.content for body in first}) == len(first)
+    assert [made.body for made in first] == [made.body for made in again]
+    assert len({made.body for made in first}) == len(first)
     inputs = [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]}]
     (tokens,) = make_bodies(inputs, 2, 4, count=1)
-    assert np.frombuffer(tokens.content[int(tokens.header_length) :], dtype=np.int64).tolist() == [1] * 8
+    assert (
+        np.frombuffer(tokens.body[int(tokens.headers["Inference-Header-Content-Length"]) :], dtype=np.int64).tolist()
+        == [1] * 8
+    )
 
 
 @pytest.mark.parametrize(

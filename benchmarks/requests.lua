@@ -1,13 +1,21 @@
--- Load for wrk: POSTs the lines of a file in turn as JSON bodies, and ends with one line of JSON about the run.
--- Latencies are in microseconds.
+-- Load for wrk: POSTs the requests of a file in turn (benchmarks/requests.py says how it is made), and ends with one
+-- line of JSON about the run. Latencies are in microseconds.
 
 local requests = {}
 local last = 0
 
 function init(args)
-  for body in io.lines(args[1]) do
-    requests[#requests + 1] = wrk.format("POST", nil, { ["Content-Type"] = "application/json" }, body)
+  local file = assert(io.open(args[1], "rb"))
+  for line in file:lines() do
+    local size, headers = line:match("^(%d+)\t(.*)$")
+    local named = {}
+    for name, value in headers:gmatch("([^:\t]+): ([^\t]*)") do
+      named[name] = value
+    end
+    requests[#requests + 1] = wrk.format("POST", nil, named, file:read(tonumber(size)))
+    file:read(1)
   end
+  file:close()
 end
 
 function request()

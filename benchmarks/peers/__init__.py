@@ -1,0 +1,1 @@
+"""serve_app beside other servers of the same models: ``python -m benchmarks.peers``."""

@@ -1,0 +1,63 @@
+"""Triton through PyTriton: Triton's C++ front end and dynamic batcher, the session in Python.
+
+PyTriton brings Triton without its ONNX Runtime backend, so this is not the fastest Triton there is. Its documentation
+("Decorators", "Dynamic batching") advises the decorator ``batch`` and a short queue delay.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from typing import Any
+
+import numpy as np
+from pytriton.decorators import batch
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.triton import Triton, TritonConfig
+
+from benchmarks.peers.apps.settings import Session, Settings
+
+
+def tensor(name: str, dtype: Any, shape: tuple[int | str, ...]) -> Tensor:
+    """One input or output, without its rows."""
+    return Tensor(name=name, dtype=dtype, shape=tuple(size if isinstance(size, int) else -1 for size in shape))
+
+
+def main(settings: Settings) -> None:
+    """Serve until the process is ended."""
+    session = Session(settings)
+
+    @batch
+    def infer(**inputs: Any) -> list[Any]:
+        return [session.run(inputs)]
+
+    grpc, metrics = settings.more_ports
+    config = TritonConfig(
+        http_address="127.0.0.1",
+        http_port=settings.port,
+        grpc_address="127.0.0.1",
+        grpc_port=grpc,
+        metrics_port=metrics,
+        log_verbose=0,
+    )
+    with Triton(config=config) as triton:
+        triton.bind(
+            model_name=settings.model,
+            infer_func=infer,
+            inputs=[tensor(name, dtype, session.shapes[name]) for name, dtype in session.inputs.items()],
+            outputs=[tensor(session.output, np.float32, session.output_shape)],
+            config=ModelConfig(
+                max_batch_size=settings.max_rows,
+                batcher=DynamicBatcher(max_queue_delay_microseconds=round(settings.max_wait_ms * 1000)),
+            ),
+            strict=False,  # without it PyTriton looks at every output's type and shape
+        )
+        triton.serve()
+
+
+if __name__ == "__main__":
+    # Triton's workers embed an interpreter, and shall find this one's library: that of another patch release does not
+    # fit this one's standard library.
+    folders = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
+    main(Settings.from_command_line())
