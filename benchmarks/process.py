@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Self
 import psutil
 
 from benchmarks.failure import BenchmarkError
+from serve_app.cli.ports import busy
 from serve_app.cli.processes import end_marked, marked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +28,8 @@ OUT = ROOT / "benchmarks" / "out"
 _MARK = "SERVE_APP_BENCHMARK_SERVER"
 _STOP_WITHIN_S = 60.0
 _END_WITHIN_S = 10.0
+_RANGES_TRIED = 100
+_LOWEST_PORT, _HIGHEST_PORT = 10_000, 30_000  # below those that Linux hands out for outgoing connections
 
 
 class ServerProcess(ABC):
@@ -156,6 +160,19 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def free_port_range(count: int) -> int:
+    """The first of ``count`` neighbouring ports of 127.0.0.1 that were free a moment ago.
+
+    Raises:
+        BenchmarkError: No such neighbours were found.
+    """
+    for _ in range(_RANGES_TRIED):
+        first = random.randrange(_LOWEST_PORT, _HIGHEST_PORT - count)
+        if not any(busy("127.0.0.1", port) for port in range(first, first + count)):
+            return first
+    raise BenchmarkError(f"no {count} neighbouring ports are free")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -9,6 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from benchmarks.machine import Machine
 from benchmarks.results import ColdStart, Comparison, Report, by_connections
 
 _COLOURS = ("#1f6f8b", "#c8553d")
@@ -66,7 +68,7 @@ def render(report: Report, plot: str) -> str:
         parts += _comparison(report.comparison, plot)
     if report.cold_start is not None:
         parts += _cold_start(report.cold_start)
-    parts += _machine(report)
+    parts += ["## Machine", machine_table(report.date, report.machine)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -111,9 +113,9 @@ def _comparison(found: Comparison, plot: str) -> list[str]:
         [
             str(connections),
             f"{ours[connections].per_second:,.0f}",
-            f"{_ms(ours[connections].p50_ms)} / {_ms(ours[connections].p99_ms)}",
+            f"{milliseconds(ours[connections].p50_ms)} / {milliseconds(ours[connections].p99_ms)}",
             f"{stock[connections].per_second:,.0f}",
-            f"{_ms(stock[connections].p50_ms)} / {_ms(stock[connections].p99_ms)}",
+            f"{milliseconds(stock[connections].p50_ms)} / {milliseconds(stock[connections].p99_ms)}",
             f"**{ratio:.1f}**",
         ]
         for connections, ratio in found.ratios.items()
@@ -126,7 +128,7 @@ def _comparison(found: Comparison, plot: str) -> list[str]:
             repetitions=found.repetitions,
             seconds=found.seconds,
         ),
-        _table([*header, "ratio"], rows),
+        table([*header, "ratio"], rows),
         f"![Throughput and latency over connections]({plot})",
         _METHOD.format(
             model=found.model,
@@ -161,30 +163,39 @@ def _cold_start(found: ColdStart) -> list[str]:
     memory.append(["**in all**", f"**{sum(found.memory.values()) / _MIB:,.0f}**"])
     return [
         _COLD_START.format(config=found.config),
-        _table(["start", "first answer", *(f"`{model}`" for model in models)], rows),
+        table(["start", "first answer", *(f"`{model}`" for model in models)], rows),
         _MEMORY.format(served=found.served, starts=len(found.starts)),
-        _table(["processes", "MiB"], memory),
+        table(["processes", "MiB"], memory),
     ]
 
 
-def _machine(report: Report) -> list[str]:
-    machine = report.machine
+def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> str:
+    """What was measured on.
+
+    Args:
+        date: When, ISO 8601.
+        machine: What.
+        others: Names and versions of packages in other environments.
+    """
+    packages = [f"{name} {version}" for name, version in machine.packages.items()]
     rows = [
-        ["date", report.date],
+        ["date", date],
         ["CPU", f"{machine.cpu}, {machine.cores} cores"],
         ["memory", f"{machine.memory_gib} GiB"],
         ["kernel", machine.kernel],
         ["Python", machine.python],
-        ["packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())],
+        ["packages", ", ".join([*packages, *others])],
         ["load average before", f"{machine.load_before}"],
     ]
-    return ["## Machine", _table(["", ""], rows)]
+    return table(["", ""], rows)
 
 
-def _ms(value: float) -> str:
+def milliseconds(value: float) -> str:
+    """A latency for people."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

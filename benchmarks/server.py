@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.process import OUT, ROOT, ServerProcess, free_ports
+from benchmarks.process import OUT, ROOT, ServerProcess, free_port_range, free_ports
 from serve_app.config.locate import HOME_VARIABLE
 
 __all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "role"]
@@ -24,6 +24,7 @@ SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "
 PROXY, DIRECT = "proxy", "direct"
 """Ways into a server: through Serve's proxy, and straight to the router where the file gives it a port."""
 
+_REPLICA_PORTS = 8
 _HAPROXY_ENABLED = "RAY_SERVE_ENABLE_HA_PROXY"
 
 
@@ -54,7 +55,7 @@ class Server(ServerProcess):
             shutil.rmtree(self._haproxy, ignore_errors=True)
 
     def _on_free_ports(self) -> dict[str, Any]:
-        port, metrics, stats, direct = free_ports(4)
+        port, metrics, stats, direct, fallback_http, fallback_grpc = free_ports(6)
         self.urls = {PROXY: f"http://127.0.0.1:{port}"}
         document = {**deepcopy(dict(self._document)), "http_options": {"host": "127.0.0.1", "port": port}}
         for application in document["applications"]:
@@ -67,8 +68,15 @@ class Server(ServerProcess):
             return document
         # Not below the checkout: the path of a Unix socket must be short.
         self._haproxy = Path(tempfile.mkdtemp(prefix="serve-app-"))
+        http, grpc = free_port_range(_REPLICA_PORTS), free_port_range(_REPLICA_PORTS)
         variables = {
             **given,
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http + _REPLICA_PORTS - 1),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc + _REPLICA_PORTS - 1),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(self._haproxy / "haproxy.cfg"),

@@ -1,7 +1,7 @@
 """BentoML: one service with adaptive batching, its own form of requests, access log, metrics and traces off.
 
-Run as a program, it becomes ``bentoml serve`` of itself. Its documentation ("Adaptive batching") gives a batch a latency
-to stay below, and lets it learn the rest.
+Run as a program, it becomes ``bentoml serve`` of itself. Its documentation ("Adaptive batching") gives a batch
+a latency to stay below, and lets it learn the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Model:
     def __init__(self) -> None:
         self._session = Session(told)
 
-    @bentoml.api(
+    @bentoml.api(  # type: ignore[untyped-decorator]  # not in this environment
         route=told.path, batchable=True, batch_dim=0, max_batch_size=told.max_rows, max_latency_ms=_MAX_LATENCY_MS
     )
     def infer(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

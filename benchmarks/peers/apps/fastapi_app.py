@@ -34,5 +34,11 @@ def build(settings: Settings) -> FastAPI:
 if __name__ == "__main__":
     told = Settings.from_command_line()
     uvicorn.run(
-        build(told), host="127.0.0.1", port=told.port, loop="uvloop", http="httptools", access_log=False, log_level="warning"
+        build(told),
+        host="127.0.0.1",
+        port=told.port,
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
     )

@@ -13,7 +13,7 @@ from fastapi import Request
 from benchmarks.peers.apps.settings import Session, Settings
 
 
-class Api(ls.LitAPI):
+class Api(ls.LitAPI):  # type: ignore[misc]  # not in this environment
     """One model.
 
     Args:
@@ -59,6 +59,4 @@ class Api(ls.LitAPI):
 if __name__ == "__main__":
     told = Settings.from_command_line()
     server = ls.LitServer(Api(told), accelerator="cpu", workers_per_device=1, timeout=60, fast_queue=True)
-    server.run(
-        host="127.0.0.1", port=told.port, generate_client_file=False, log_level="warning", access_log=False
-    )
+    server.run(host="127.0.0.1", port=told.port, generate_client_file=False, log_level="warning", access_log=False)

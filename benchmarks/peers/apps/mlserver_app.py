@@ -18,7 +18,7 @@ from mlserver.types import InferenceRequest, InferenceResponse
 from benchmarks.peers.apps.settings import Session, Settings
 
 
-class OnnxModel(MLModel):
+class OnnxModel(MLModel):  # type: ignore[misc]  # not in this environment
     """One model."""
 
     async def load(self) -> bool:

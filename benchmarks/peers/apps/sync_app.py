@@ -15,7 +15,8 @@ from benchmarks.peers.apps.settings import Session, Settings
 
 async def read(request: Request) -> bytes:
     """The body."""
-    return await request.body()
+    content: bytes = await request.body()
+    return content
 
 
 def build(settings: Settings) -> FastAPI:

@@ -27,7 +27,7 @@ def main(settings: Settings) -> None:
     """Serve until the process is ended."""
     session = Session(settings)
 
-    @batch
+    @batch  # type: ignore[untyped-decorator]  # PyTriton's
     def infer(**inputs: Any) -> list[Any]:
         return [session.run(inputs)]
 
