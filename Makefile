@@ -15,6 +15,8 @@ PYTHON ?= python3
 CONFIG ?= configs/demo.yaml
 # Arguments for pytest, e.g. `make test TESTS=tests/config`
 TESTS ?=
+# Arguments for the comparison with other servers, e.g. `make bench BENCH="--cases tiny,pool --publish"`
+BENCH ?=
 # `make lock UPGRADE=--upgrade` takes the newest versions instead of keeping those of the old lock
 UPGRADE ?=
 
@@ -71,6 +73,7 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
 	@$(LOCK) --group models --output-file requirements/models.txt
 	@$(LOCK) --group train --output-file requirements/train.txt
+	@for peer in requirements/peers/*.in; do $(LOCK) "$$peer" --output-file "$${peer%.in}.txt"; done
 
 # --- Models ---------------------------------------------------------------------------------------------------------
 
@@ -124,6 +127,10 @@ test: env models ## Run the tests (TESTS=... chooses)
 schema: env ## Write configs/schema.json again
 	@$(BIN)/serve-app schema > configs/schema.json.new
 	@mv configs/schema.json.new configs/schema.json
+
+.PHONY: bench
+bench: env models | .venv-uv/.made ## Measure beside other servers, an hour (BENCH="--cases tiny --quick" narrows it)
+	@$(BIN)/python -m benchmarks.peers $(BENCH)
 
 .PHONY: bench-smoke
 bench-smoke: env models ## Measure against stock Ray Serve on this machine

@@ -33,24 +33,32 @@ _QUICK = Plan(seconds=3.0, warm_up_s=2.0, repetitions=1)
 _WARM_UP_S = 2.0
 
 
-def choose(cases: str, systems: str) -> list[Case]:
+def choose(cases: str, systems: str, connections: str = "") -> list[Case]:
     """The cases to measure.
 
     Args:
         cases: Names with commas between them; empty for all.
         systems: Likewise; serve_app is always among them.
+        connections: Numbers of connections, likewise; those that a case does not have are passed over.
 
     Raises:
-        BenchmarkError: There is no such case or system.
+        BenchmarkError: There is no such case, system or number of connections.
     """
     chosen = _named(cases, [case.name for case in CASES], "case")
     among = _named(systems, list(dict.fromkeys(name for case in CASES for name in case.systems)), "system")
     kept = {OURS, *among} if systems else set(among)
-    return [
-        replace(case, systems=tuple(name for name in case.systems if name in kept))
+    known = sorted({number for case in CASES for number in case.connections})
+    numbers = set(_named(connections, [str(number) for number in known], "number of connections"))
+    narrowed = [
+        replace(
+            case,
+            systems=tuple(name for name in case.systems if name in kept),
+            connections=tuple(number for number in case.connections if str(number) in numbers),
+        )
         for case in CASES
         if case.name in chosen
     ]
+    return [case for case in narrowed if case.connections]
 
 
 def _named(text: str, known: Sequence[str], what: str) -> list[str]:
@@ -65,6 +73,7 @@ def _named(text: str, known: Sequence[str], what: str) -> list[str]:
 def main(
     cases: Annotated[str, typer.Option(help="Cases to measure, with commas between them.")] = "",
     systems: Annotated[str, typer.Option(help="Systems to measure beside serve_app, likewise.")] = "",
+    connections: Annotated[str, typer.Option(help="Numbers of connections to measure at, likewise.")] = "",
     seconds: Annotated[float, typer.Option(min=1, help="Length of each run.")] = 10.0,
     repetitions: Annotated[int, typer.Option(min=1, help="Runs per system and number of connections.")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="One run of 3 s each; published nowhere.")] = False,
@@ -75,7 +84,7 @@ def main(
     plan = _QUICK if quick else Plan(seconds, _WARM_UP_S, repetitions)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ending_in_order(console):
-        chosen = choose(cases, systems)
+        chosen = choose(cases, systems, connections)
         machine = describe({"wrk": wrk.version()})
         quiet_machine(console)
         results, left_out, found = [], [], []
