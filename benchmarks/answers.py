@@ -38,6 +38,7 @@ def open_session(model_file: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors: warnings of its optimiser are about the file, not about the run
     return onnxruntime.InferenceSession(model_file, options, providers=["CPUExecutionProvider"])
 
 

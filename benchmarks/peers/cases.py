@@ -13,6 +13,10 @@ RAW = "ONNX Runtime alone"
 """No server: a loop in a process of its own, on the same cores."""
 
 
+PATIENCE_S = 60.0
+"""How long clients wait where nothing else is said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Aim:
     """A ratio of answers per second that serve_app should reach.
@@ -51,7 +55,7 @@ class Case:
     systems: tuple[str, ...]
     aims: tuple[Aim, ...]
     title: str
-    timeout_s: float = 60.0
+    timeout_s: float = PATIENCE_S
     paced: tuple[str, ...] = ()
 
 

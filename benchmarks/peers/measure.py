@@ -25,7 +25,9 @@ from benchmarks.requests import write_requests
 from serve_app.scheduling.entry import Priority
 
 _START_WITHIN_S = 240.0
+_DRAIN_WITHIN_S = 120.0
 _ASK_EVERY_S = 0.3
+_SINGLE_S = 1.0
 _SHARES = (0.5, 0.8)
 _SEED = 23
 
@@ -95,14 +97,16 @@ class CaseMeasurement:
         samples = make_samples(subject.model_file)
         buckets = subject.buckets()
         ways: list[tuple[Alone, float]] = []
+        single_ms = None
         if RAW in self.case.systems:
             self._say("ONNX Runtime alone: looking for its best setting")
             ways = alone.search(subject.model_file, buckets, subject.model.batching.max_rows)
+            single_ms = alone.measure(subject.model_file, buckets, Alone(1, 1, 1), _SINGLE_S).latencies_ms[0]
         with ExitStack() as stack:
             for system in self.case.systems:
                 if system != RAW:
                     self._start(stack, system, subject, samples)
-            self._measure(subject, buckets, ways)
+            self._measure(subject, samples[0], buckets, ways)
             self._say("checking answers again")
             for name, target in list(self._targets.items()):
                 self._check(name, target, samples)
@@ -114,6 +118,8 @@ class CaseMeasurement:
             wires={system: wire_of(system, self.case).says for system in systems},
             settings={system: settings_of(system, subject) for system in systems},
             searched=ways,
+            single_ms=single_ms,
+            timeout_s=self.case.timeout_s,
             runs=self._runs,
             paced=self._paced,
         )
@@ -143,7 +149,9 @@ class CaseMeasurement:
                 self._check(name, target, samples)
             return
 
-    def _measure(self, subject: Subject, buckets: Sequence[int], ways: Sequence[tuple[Alone, float]]) -> None:
+    def _measure(
+        self, subject: Subject, sample: Sample, buckets: Sequence[int], ways: Sequence[tuple[Alone, float]]
+    ) -> None:
         systems = [*self._targets, *([RAW] if ways else [])]
         paced = [name for name in self._targets if self._system(name) in self.case.paced]
         turns = list(self.plan.turns(self.case.connections, systems))
@@ -154,20 +162,22 @@ class CaseMeasurement:
             if name == RAW:
                 self._runs.append(self._alone(subject, buckets, ways[0][0], connections, repetition))
             elif name in self._targets:
-                self._under_load(name, self._targets[name], connections, repetition)
+                self._under_load(name, self._targets[name], connections, repetition, sample)
             self.progress.advance(self.task)
         if paced:
             self._at_fixed_rates(paced)
 
-    def _under_load(self, name: str, target: _Target, connections: int, repetition: int) -> None:
+    def _under_load(self, name: str, target: _Target, connections: int, repetition: int, sample: Sample) -> None:
         timeout_s = self.case.timeout_s
         others = [each for each in self._servers() if each is not target.server]
         try:
             wrk.run(target.url, target.requests, connections, self.plan.warm_up_s, timeout_s)
+            self._drain(target, sample)
             before, others_before = target.server.cpu_s(), sum(sum(each.cpu_s().values()) for each in others)
             load, generator = wrk.run(target.url, target.requests, connections, self.plan.seconds, timeout_s)
             after, others_after = target.server.cpu_s(), sum(sum(each.cpu_s().values()) for each in others)
             target.server.check_alive()
+            self._drain(target, sample)
         except BenchmarkError as error:
             self._leave_out(name, str(error))
             del self._targets[name]
@@ -225,6 +235,15 @@ class CaseMeasurement:
             target.server.check_alive()
             if time.monotonic() - target.server.started_at > _START_WITHIN_S:
                 raise BenchmarkError(f"no right answer within {_START_WITHIN_S:.0f} s; the last one: {found[0]}")
+            time.sleep(_ASK_EVERY_S)
+
+    def _drain(self, target: _Target, sample: Sample) -> None:
+        """Wait until a server has done what a load generator left behind when it went: that would slow the next run."""
+        began = time.monotonic()
+        while mistakes(target.url, wire_of(self._system(target.server.name), self.case), [sample]):
+            target.server.check_alive()
+            if time.monotonic() - began > _DRAIN_WITHIN_S:
+                raise BenchmarkError(f"no right answer within {_DRAIN_WITHIN_S:.0f} s after a run")
             time.sleep(_ASK_EVERY_S)
 
     def _check(self, name: str, target: _Target, samples: Sequence[Sample]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.peers.cases import RAW, Case
+from benchmarks.peers.cases import PATIENCE_S, RAW, Case
 from benchmarks.peers.results import CaseResult, Paced, Report, Run, alone_name, failures_of_ours, median_rates
 from benchmarks.report import machine_table, milliseconds, table
 
@@ -89,11 +89,15 @@ def _case(case: Case, result: CaseResult) -> list[str]:
     parts = [f"## `{case.name}`: {case.title}"]
     if result.runs:
         parts.append(_throughput(result.runs))
+    if result.timeout_s < PATIENCE_S:
+        parts.append(f"An answer after {result.timeout_s:g} s is a failure, since nobody waits for it any more.")
     if result.searched:
         best, rate = result.searched[0]
         parts.append(
             f"{alone_name(best)} ({rate:,.0f} rows/s when it was looked for), the best of {len(result.searched)}."
         )
+    if result.single_ms is not None:
+        parts.append(f"One run of one row on one thread takes {result.single_ms:.3g} ms without a server.")
     if result.paced:
         parts += ["Latency at fixed rates, milliseconds:", _latency(result.paced)]
     settings = [[name, result.wires[name], says] for name, says in result.settings.items()]

@@ -56,6 +56,8 @@ def result(runs: list[Run]) -> CaseResult:
         wires={OURS: "V2 JSON", TRITON: "V2 JSON"},
         settings={OURS: "as it comes", TRITON: "no delay"},
         searched=[(Alone(1, 2, 64), 1000.0), (Alone(2, 1, 1), 10.0)],
+        single_ms=0.0125,
+        timeout_s=60.0,
         runs=runs,
         paced=[
             Paced("tiny", system, 0.5, 50.0, number, 1.5, 2.5, 3.5, 500, 0, 0.25)
@@ -98,6 +100,9 @@ def test_failures_of_ours_are_counted_over_every_way_in() -> None:
     """Those of others are shown, and are no fault of ours."""
     runs = [run(OURS, 64, 0, 1.0, 2), run(OURS_PROXY, 64, 0, 1.0, 3), run(TRITON, 64, 0, 1.0, 100)]
     assert failures_of_ours([result(runs)]) == 5
+    late = replace(RUNS[0], load=replace(RUNS[0].load, timeouts=7))
+    assert failures_of_ours([result([late])]) == 7
+    assert failures_of_ours([replace(result([late]), timeout_s=2.0)]) == 0
 
 
 def test_systems_take_turns_and_the_first_one_changes() -> None:
@@ -156,6 +161,7 @@ def test_the_report_says_ratios_aims_and_what_is_missing(report: Report) -> None
     assert "| 1 | Triton | 50.0 |" in text
     assert "| 50 (50%) | Triton | 1.5 | 2.5 | 3.5 | 0 | 0.2 |" in text
     assert "| tiny | LitServe | it has ended: ... OSError: a / b |" in text
+    assert "takes 0.0125 ms without a server" in text
     assert "![Throughput](a.svg)" in text
     assert "nvidia-pytriton==0.7.0" in text
     assert not re.search(r"\{\w*\}", text)
