@@ -141,7 +141,7 @@ class RouterDeployment:
         Serve does not know of the direct port's requests, so they are waited for here.
         """
         direct, self._direct = getattr(self, "_direct", None), None
-        return None if direct is None else direct.close(_CLOSE_WITHIN_S)
+        return None if direct is None or not self._loop.is_running() else direct.close(_CLOSE_WITHIN_S)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""
