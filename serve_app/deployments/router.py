@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +117,8 @@ class RouterDeployment:
         if self._direct is not None:
             self._loop.call_later(_OPEN_ANYWAY_S, self._open_direct)
         directory.subscribe(self._on_replicas)
+        # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
+        self.__del__ = self._stop
 
     def _listener(self, settings: HttpSettings) -> Listener | None:
         """Take the direct port. It is opened when the models can take work: other routers may be serving on it."""
@@ -135,13 +137,11 @@ class RouterDeployment:
         if self._direct is not None and self._opening is None:
             self._opening = self._loop.create_task(self._direct.start())
 
-    def __del__(self) -> Coroutine[Any, Any, None] | None:
-        """Serve awaits this when it stops the router; when the garbage collector comes, nothing is left to do.
-
-        Serve does not know of the direct port's requests, so they are waited for here.
-        """
-        direct, self._direct = getattr(self, "_direct", None), None
-        return None if direct is None or not self._loop.is_running() else direct.close(_CLOSE_WITHIN_S)
+    async def _stop(self) -> None:
+        """Answer what came by the direct port, of which Serve knows nothing, and end the links."""
+        if self._direct is not None:
+            await self._direct.close(_CLOSE_WITHIN_S)
+        self._links.close()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""

@@ -18,7 +18,17 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Success, Tensors, WireEntry
+from serve_app.payloads import (
+    Bundle,
+    BundleResult,
+    EntryResult,
+    Execution,
+    Failure,
+    Success,
+    Tensors,
+    WireEntry,
+    joined,
+)
 from serve_app.runtime.arena import Arena, ArenaReader
 
 Part: TypeAlias = bytes | memoryview
@@ -28,6 +38,8 @@ PREFIX: Final = struct.Struct("<IIQ")
 _ALIGNMENT: Final = 64
 _PADDING: Final = bytes(_ALIGNMENT)
 _TENSORS, _PICKLED = 0, 1
+_COPYING_IS_DEAR: Final = 16 * 1024
+"""Bytes per entry above which it pays to look whether they lie in one piece already."""
 
 SHARE_ABOVE: Final = 32 * 1024
 """Arrays larger than this go into the router's arena, smaller ones into the frame."""
@@ -187,7 +199,7 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
             return None
         alike = all(array.dtype == dtype and array.ndim and array.shape[1:] == trailing for array in arrays)
         if alike and (arena is None or first.nbytes <= SHARE_ABOVE):
-            buffers.append(_bytes_of(_joined(arrays)))
+            buffers.append(_bytes_of(_one(arrays)))
             columns.append((name, dtype.str, trailing, [len(array) for array in arrays]))
             continue
         places: list[tuple[tuple[int, ...], int]] = []
@@ -221,8 +233,12 @@ def _place(array: npt.NDArray[Any], arena: Arena | None) -> tuple[npt.NDArray[An
     return placed, offset
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
+def _one(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The rows of all in one contiguous array; where they lie, if they lie so."""
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0])
+    whole = joined(arrays) if arrays[0].nbytes > _COPYING_IS_DEAR else None
+    return np.concatenate(arrays) if whole is None else whole
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
