@@ -8,6 +8,8 @@
 
 The gate decides only when the session is free, whoever asks it then. What a run came to is made into answers in the
 event loop, while the next one is under way.
+
+Everything that the event loop and the session's thread share changes under one lock, and is in this file for that.
 """
 
 from __future__ import annotations

@@ -33,6 +33,15 @@ def test_packs_what_fits_behind_the_first() -> None:
     assert Grant([2], [], 20, 0) == gate.grant(0.0, 32)
 
 
+def test_what_comes_next_can_be_asked_without_granting_it() -> None:
+    """The answer is what a grant would be, and everything waits as before."""
+    gate = _gate(Ticket(1, 1, 1.0, 20), Ticket(2, 1, 2.0, 20), Ticket(3, 2, 3.0, 12, bucket=64))
+
+    assert (gate.upcoming(32), len(gate)) == ([1, 3], 3)
+    assert gate.grant(0.0, 32).granted == [1, 3]
+    assert gate.upcoming(32) == [2]
+
+
 def test_oversized_bundle_travels_alone() -> None:
     """More rows than a batch holds: nothing is added to it, and it is added to nothing."""
     gate = _gate(Ticket(1, 1, 1.0, 1), Ticket(2, 1, 2.0, 100), Ticket(3, 1, 3.0, 1))
