@@ -148,6 +148,14 @@ bench-calibration: env models ## Compare the simulator with the real server (two
 bench-transports: env ## Compare the ways for bundles from router to replica
 	@$(BIN)/python -m benchmarks.transports
 
+.PHONY: bench-at-rest
+bench-at-rest: env models ## Measure one request at rest, stage by stage
+	@$(BIN)/python -m benchmarks.at_rest
+
+.PHONY: bench-memory
+bench-memory: env models ## Watch the server's memory over ten million requests (half an hour)
+	@$(BIN)/python -m benchmarks.memory
+
 .PHONY: bench-scheduler
 bench-scheduler: env ## Measure what the scheduler's decisions cost
 	@$(BIN)/python -m benchmarks.scheduler_cost
