@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
-from serve_app.inference.backend import Backend
+from serve_app.inference.backend import Backend, Prepared, PreparingBackend
 from serve_app.payloads import Execution, Tensors, joined
 
 _logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[in
     groups: list[list[int]] = []
     open_groups: dict[Any, tuple[list[int], int]] = {}
     for position, (rows, tensors) in enumerate(entries):
-        key = tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in tensors.items()))
+        key = _kind(tensors)
         members, filled = open_groups.get(key, (None, 0))
         if members is None or filled + rows > max_rows:
             members, filled = [], 0
@@ -138,6 +138,17 @@ def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[in
         members.append(position)
         open_groups[key] = (members, filled + rows)
     return groups
+
+
+def _kind(tensors: Tensors) -> Any:
+    """What entries that fit together have in common."""
+    return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in tensors.items()))
+
+
+def fits(entries: Sequence[Tensors]) -> bool:
+    """Whether entries can run together."""
+    first = _kind(entries[0])
+    return all(_kind(tensors) == first for tensors in entries[1:])
 
 
 def assemble(entries: Sequence[Tensors]) -> Tensors:
@@ -272,12 +283,56 @@ def run_assembled(
         outputs = _run(backend, batch, sum(counts), max_rows, bucket, ran.executions, clock)
         ran.add(range(len(counts)), counts, outputs)
     except Exception as error:  # as in `run_entries`
-        if len(entries) == 1:
-            ran.fail(0, _as_answer(error))
-            return ran
-        alone = [run_entries(backend, [entry], max_rows, [bucket], clock) for entry in entries]
-        return BatchRun.of(alone)
+        return _one_by_one(backend, entries, max_rows, bucket, clock, ran, error)
     return ran
+
+
+def run_prepared(
+    backend: PreparingBackend,
+    batch: Prepared | None,
+    entries: Sequence[Tensors],
+    counts: Sequence[int],
+    max_rows: int,
+    bucket: int = 0,
+    clock: Callable[[], float] = perf_counter,
+) -> BatchRun:
+    """As `run_assembled`, on a backend that joins entries itself.
+
+    Args:
+        backend: Loaded.
+        batch: What it has made of the entries; ``None`` to have it made now, which then counts as part of the run.
+        entries: Which fit together; see `run_assembled`.
+        counts: The rows of each, no more than ``max_rows`` in all.
+        max_rows: Most rows of a run.
+        bucket: The batch's cost bucket.
+        clock: For the run's duration, seconds.
+    """
+    ran = BatchRun()
+    try:
+        start = clock()
+        outputs = backend.run_prepared(backend.prepare(entries) if batch is None else batch)
+        seconds = clock() - start
+        ran.add(range(len(counts)), counts, outputs)
+        ran.executions.append(Execution(sum(counts), bucket, seconds))
+    except Exception as error:  # as in `run_entries`
+        return _one_by_one(backend, entries, max_rows, bucket, clock, ran, error)
+    return ran
+
+
+def _one_by_one(
+    backend: Backend,
+    entries: Sequence[Tensors],
+    max_rows: int,
+    bucket: int,
+    clock: Callable[[], float],
+    ran: BatchRun,
+    error: Exception,
+) -> BatchRun:
+    """What becomes of entries whose batch has failed."""
+    if len(entries) == 1:
+        ran.fail(0, _as_answer(error))
+        return ran
+    return BatchRun.of([run_entries(backend, [entry], max_rows, [bucket], clock) for entry in entries])
 
 
 def _run(

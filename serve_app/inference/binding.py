@@ -141,6 +141,16 @@ class BoundSession:
         self._graphs_left = MOST_GRAPHS if graphs else 0
         self._lock = threading.Lock()
         self._free: dict[_Shapes | None, list[_Slot]] = {}
+        self._held = 0
+
+    def __repr__(self) -> str:
+        free = sum(map(len, self._free.values()))
+        return f"<BoundSession {free} slots free, {self._held} held>"
+
+    @property
+    def held(self) -> int:
+        """Slots of batches that have been filled in, and neither run nor discarded yet."""
+        return self._held
 
     def fill(self, parts: Sequence[Tensors], run_rows: int) -> Filled:
         """Put a batch on the device. May be called from any thread, also while another batch runs.
@@ -184,17 +194,23 @@ class BoundSession:
         except Exception as error:  # as in `fill`
             self._drop(slot)
             raise error if isinstance(error, InferenceFailed) else _failed(error) from error
-        self.discard(filled)
+        self._free_slot(filled)
         return outputs
 
     def discard(self, filled: Filled) -> None:
-        """Free the slot of a batch that will not be run."""
+        """Free the slot of a batch that will not be run. The memory of its parts may have been used anew meanwhile."""
+        filled.slot.valid = 0
+        self._free_slot(filled)
+
+    def _free_slot(self, filled: Filled) -> None:
         with self._lock:
+            self._held -= 1
             self._free.setdefault(filled.key, []).append(filled.slot)
 
     def _take(self, shapes: _Shapes) -> tuple[_Slot, _Shapes | None]:
         """A free slot, or a new one, and its key."""
         with self._lock:
+            self._held += 1
             for key in (shapes, None):
                 if self._free.get(key):
                     return self._free[key].pop(), key
@@ -206,6 +222,7 @@ class BoundSession:
     def _drop(self, slot: _Slot) -> None:
         """Forget a slot whose batch failed: what it was bound to may be half done."""
         with self._lock:
+            self._held -= 1
             self._graphs_left += slot.graph and not slot.recorded_by
 
     def _beside_recordings(self) -> AbstractContextManager[Any]:

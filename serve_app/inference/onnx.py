@@ -52,7 +52,8 @@ class OnnxBackend:
 
     def __repr__(self) -> str:
         state = self._device if self._sessions else "not loaded"
-        return f"<OnnxBackend {self._settings.model} {state}>"
+        buffers = f", {self.held} batches in buffers" if self._bound else ""
+        return f"<OnnxBackend {self._settings.model} {state}{buffers}>"
 
     @property
     def signature(self) -> ModelSignature:
@@ -81,6 +82,16 @@ class OnnxBackend:
         """ONNX Runtime's execution providers, in order of preference. Valid after `load`."""
         self._facts()
         return self._providers
+
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` puts batches on the device, beside the run of another one. Valid after `load`."""
+        return bool(self._bound)
+
+    @property
+    def held(self) -> int:
+        """Batches that have buffers of their own now: prepared, and not yet run or discarded."""
+        return sum(bound.held for bound in {id(bound): bound for bound in self._bound.values()}.values())
 
     @property
     def note(self) -> str | None:

@@ -10,10 +10,11 @@ from threading import Lock
 from typing import NamedTuple, TypeAlias, cast
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
-from serve_app.inference.backend import Backend
-from serve_app.inference.batch import BatchRun, fit, rows_of, run_assembled, run_entries
+from serve_app.inference.backend import Backend, preparing
+from serve_app.inference.batch import BatchRun, fit, fits, rows_of, run_assembled, run_entries, run_prepared
 from serve_app.payloads import Failure, Success, Tensors
 from serve_app.processors.processor import Processor
+from serve_app.runtime.ahead import Ahead, Ready, Submit
 from serve_app.runtime.staged import EXPIRED, Assembled, Staged
 from serve_app.scheduling.foresight import Due, Foresight
 from serve_app.scheduling.gate import Gate
@@ -37,7 +38,7 @@ class Ran(NamedTuple):
 class Executor:
     """Runs the bundles of one grant: without what could not end in time, each variant on its own backend.
 
-    `assemble` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
+    `assemble` and `prepare` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
 
     Args:
         name: The model's name, for messages.
@@ -47,6 +48,10 @@ class Executor:
         foresight: Predicts how long runs take.
         gate: Is told so.
         lock: Is held around every use of the last two.
+        submit: Has work done in another thread, while a batch runs.
+
+    Attributes:
+        ahead: Prepares the next batch meanwhile; ``None`` where no backend does.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Executor:
         foresight: Foresight,
         gate: Gate,
         lock: Lock,
+        submit: Submit,
     ) -> None:
         self._name = name
         self._backends = backends
@@ -67,6 +73,9 @@ class Executor:
         self._gate = gate
         self._lock = lock
         self._run_started_at: float | None = None
+        found = {variant: preparing(backend) for variant, backend in backends.items()}
+        self._preparing = {variant: backend for variant, backend in found.items() if backend is not None}
+        self.ahead = Ahead(self.prepare, submit) if self._preparing else None
 
     def stalled_s(self) -> float:
         """For how long one run has lasted, seconds; 0.0 when there is none."""
@@ -83,31 +92,66 @@ class Executor:
 
     def assemble(self, staged: Staged) -> None:
         """Set a bundle's ``batch``, where all of its entries fit into one run."""
-        staged.assembled = True
-        if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
-            return
         try:
-            inputs = cast("list[Tensors]", staged.tensors)
-            if self._processor is not None:
-                places = [(staged, index) for index in range(len(inputs))]
-                buckets = self._buckets(places, inputs)
-                if len(set(buckets)) != 1:
-                    return
-                inputs = self._pad(self._processor, places, inputs, buckets)
-            rows = fit(inputs)
-            staged.batch = None if rows is None else Assembled(inputs, rows)
+            staged.batch = self._assembled(staged)
         except Exception:  # of the processor: whether it concerns all entries shows when they run
             logger.exception("%s could not assemble a bundle before its turn", self._name)
+        staged.assembled = True  # last: two threads may both do it, and neither takes it for done before
+
+    def _assembled(self, staged: Staged) -> Assembled | None:
+        if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
+            return None
+        inputs = cast("list[Tensors]", staged.tensors)
+        if self._processor is not None:
+            places = [(staged, index) for index in range(len(inputs))]
+            buckets = self._buckets(places, inputs)
+            if len(set(buckets)) != 1:
+                return None
+            inputs = self._pad(self._processor, places, inputs, buckets)
+        if self.prepares(staged):
+            return Assembled(inputs, inputs)
+        rows = fit(inputs)
+        return None if rows is None else Assembled(inputs, [rows])
+
+    def prepares(self, staged: Staged) -> bool:
+        """Whether a bundle's backend joins its entries itself, and ahead."""
+        return staged.entries[0].variant in self._preparing
+
+    def prepare(self, bundles: Sequence[Staged]) -> Ready | None:
+        """Put the batch of bundles on the device, where they fit together; see `Ahead`."""
+        backend = self._preparing.get(bundles[0].entries[0].variant)
+        if backend is None:
+            return None
+        try:
+            for staged in bundles:
+                if not staged.assembled:
+                    self.assemble(staged)
+            parts = self._alike(bundles)
+            if parts is None or not self._fit_a_run(bundles, parts):
+                return None
+            return Ready(bundles, backend, backend.prepare(parts))
+        except Exception:  # as in `assemble`: it is tried again at its turn, and told to whom it concerns
+            logger.warning("%s could not prepare a batch before its turn", self._name, exc_info=True)
+            return None
 
     def run(self, bundles: Sequence[Staged]) -> list[Ran]:
         """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
         self._run_started_at = time.monotonic()
+        ready = None
         try:
+            if self.ahead is not None:
+                ready = self.ahead.take(bundles)
             for staged in bundles:
                 self._await_assembly(staged)
-            ran = self._run_assembled(bundles)
-            return self._run_entries(bundles) if ran is None else [ran]
+            ran = self._run_assembled(bundles, ready)
+            if ran is not None:
+                return [ran]
+            if ready is not None:
+                ready.discard()  # before others take buffers
+            return self._run_entries(bundles)
         finally:
+            if ready is not None:
+                ready.discard()
             self._run_started_at = None
             finished = time.monotonic()
             for staged in bundles:
@@ -130,17 +174,36 @@ class Executor:
                     staged.executions.extend(executions)
                     last = staged
 
-    def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
-        """Run bundles as they were assembled; ``None`` unless they fit together and all is sure to be in time."""
+    @staticmethod
+    def _alike(bundles: Sequence[Staged]) -> list[Tensors] | None:
+        """The rows of bundles that were assembled; ``None`` where they differ in what they run on, or cost."""
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
-        batches: list[Assembled] = []
+        parts: list[Tensors] = []
         for staged in bundles:
             if staged.batch is None or staged.entries[0].variant != variant or staged.bucket != bucket:
                 return None
-            batches.append(staged.batch)
+            parts += staged.batch.parts
+        return parts
+
+    def _fit_a_run(self, bundles: Sequence[Staged], parts: Sequence[Tensors]) -> bool:
+        return sum(staged.rows for staged in bundles) <= self._max_rows and fits(parts)
+
+    def _run_assembled(self, bundles: Sequence[Staged], ready: Ready | None) -> Ran | None:
+        """Run bundles as they were assembled; ``None`` unless they fit together and all is sure to be in time."""
+        if ready is not None:
+            bundles = ready.bundles
+        variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
+        parts = self._alike(bundles)
         backend = self._backends.get(variant)
-        batch = fit([assembled.rows for assembled in batches])
-        if backend is None or batch is None:
+        if backend is None or parts is None:
+            return None
+        joining = self._preparing.get(variant)
+        batch = None
+        if joining is None:
+            batch = fit(parts)
+            if batch is None:
+                return None
+        elif ready is None and not self._fit_a_run(bundles, parts):
             return None
         earliest = min(min(staged.deadlines) for staged in bundles)
         rows = sum(staged.rows for staged in bundles)
@@ -154,9 +217,14 @@ class Executor:
             self._gate.begun(predicted_s, now)
         for staged in bundles:
             staged.executed_at = now
-        entries = list(chain.from_iterable(assembled.entries for assembled in batches))
         counts = list(chain.from_iterable(staged.counts for staged in bundles))
-        run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, clock=self._progress)
+        if joining is not None:
+            claimed = None if ready is None else ready.claim()
+            run = run_prepared(joining, claimed, parts, counts, self._max_rows, bucket, clock=self._progress)
+        else:
+            assert batch is not None
+            entries = [entry for staged in bundles if staged.batch is not None for entry in staged.batch.entries]
+            run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, clock=self._progress)
         places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
         return Ran(places, variant, run)
 

@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import cast
+from typing import ParamSpec, cast
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.payloads import Failure, Media, Success, Tensors, Texts
 from serve_app.processors.processor import Processor
 from serve_app.runtime.staged import EXPIRED, Staged
+
+_P = ParamSpec("_P")
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +38,9 @@ class ProcessorPool:
         """End the threads. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def submit(self, work: Callable[[Staged], None], staged: Staged) -> Future[None]:
-        """Have other work done on a bundle, in one of the threads."""
-        return self._pool.submit(work, staged)
+    def submit(self, work: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> Future[None]:
+        """Have other work done in one of the threads. Raises ``RuntimeError`` after `close`."""
+        return self._pool.submit(work, *args, **kwargs)
 
     async def preprocess(self, staged: Staged) -> None:
         """Fill in the tensors of every entry, or why there are none."""

@@ -91,6 +91,8 @@ class Session:
         self._lock = lock
         self._max_rows = max_rows
         self._in_loop = in_loop
+        self._ahead = executor.ahead
+        self._worth_a_look = 2 if self._ahead is None else 1  # bundles that wait
         self._join = batch(self._take_joined)
         self._ids = itertools.count(1)
         self._waiting: dict[int, tuple[Staged, float]] = {}
@@ -135,7 +137,7 @@ class Session:
         self._open()
         if staged.ended:
             return
-        if len(self._waiting) > 1:
+        if len(self._waiting) >= self._worth_a_look:
             self._look_ahead()
         staged.waiter = self._loop.create_future()
         try:
@@ -144,6 +146,7 @@ class Session:
             with self._lock:
                 self._gate.remove(ticket.id)
                 self._waiting.pop(ticket.id, None)
+            self._forget(staged)
             raise
 
     def close(self) -> None:
@@ -159,6 +162,8 @@ class Session:
             if thread is not current_thread():  # whose garbage collection may have come upon the last reference
                 thread.join()
         self._threads = []
+        if self._ahead is not None:
+            self._ahead.close()
 
     # --- in the event loop ----------------------------------------------------------------------------------------
 
@@ -193,6 +198,7 @@ class Session:
 
     def _see(self, turn: _Turn) -> None:
         for staged in turn.expired:
+            self._forget(staged)
             staged.wake()
         if turn.opens is not None and self._reopening is None:
             delay = max(0.0, turn.opens - time.monotonic())
@@ -214,8 +220,13 @@ class Session:
         self._see(turn)
         if not turn.direct and turn.granted:
             self._join_soon(turn.granted)
-        elif len(self._waiting) > 1:
+        elif len(self._waiting) >= self._worth_a_look:
             self._look_ahead()
+
+    def _forget(self, staged: Staged) -> None:
+        """A bundle will not be run, or its batch not as it was prepared."""
+        if self._ahead is not None:
+            self._ahead.forget(staged)
 
     # --- in the thread of whoever has the session -----------------------------------------------------------------
 
@@ -313,13 +324,16 @@ class Session:
     # --- several bundles ------------------------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
-        """Join the bundles that would go next, so that they are one batch when their turn comes.
+        """Join the bundles that would go next, so that they are one batch when their turn comes, ready on the device.
 
         This decides nothing: if the gate decides otherwise then, what was joined is not used.
         """
         with self._lock:
-            upcoming = self._gate.upcoming(self._max_rows) if self._busy else []
-            if len(upcoming) < 2 or set(upcoming) == self._foreseen or self._joining:
+            upcoming = self._gate.upcoming(self._max_rows) if self._busy or self._ahead is not None else []
+            if self._ahead is not None:
+                # With the lock: once they are granted, nothing may be prepared for them any more.
+                self._ahead.want([self._waiting[ticket][0] for ticket in upcoming])
+            if not self._busy or len(upcoming) < 2 or set(upcoming) == self._foreseen or self._joining:
                 return
             self._foreseen = set(upcoming)
             bundles = [self._waiting[ticket][0] for ticket in upcoming]

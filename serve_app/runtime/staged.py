@@ -11,15 +11,23 @@ from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import EntryResult, Execution, Failure, Tensors, WireEntry
 
+SMALL_BYTES = 64 * 1024
+"""Copied in less time than it takes to wake a thread."""
+
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 """The outcome of an entry that was not run in time."""
 
 
 class Assembled(NamedTuple):
-    """All entries of a bundle as one batch: what each runs on, and the rows of all."""
+    """All entries of a bundle as one batch.
+
+    Attributes:
+        entries: What each runs on.
+        parts: The rows of all in as few pieces as it takes: one, or those of the entries if the backend joins them.
+    """
 
     entries: list[Tensors]
-    rows: Tensors
+    parts: list[Tensors]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +45,7 @@ class Staged:
         handed: Whether the session's thread has been given it.
         rows: Rows it puts into a batch.
         counts: Per entry its rows; 0 where it has no tensors.
+        nbytes: About how much they take; 0 where nobody has looked.
         sound: Whether every entry has tensors, and all are for one variant.
         bucket: Largest cost bucket in it.
         batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
@@ -60,6 +69,7 @@ class Staged:
     handed: bool = False
     rows: int = 0
     counts: list[int] = field(default_factory=list)
+    nbytes: int = 0
     sound: bool = False
     bucket: int = 0
     batch: Assembled | None = None

@@ -23,13 +23,11 @@ from serve_app.processors.processor import Processor
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.processor_pool import ProcessorPool
 from serve_app.runtime.session import BatchTogether, RunBatch, RunOne, Session
-from serve_app.runtime.staged import Staged
+from serve_app.runtime.staged import SMALL_BYTES, Staged
 from serve_app.scheduling.foresight import Foresight
 from serve_app.scheduling.gate import Gate
 
 __all__ = ["BatchTogether", "RunBatch", "RunOne", "Worker"]
-
-_SMALL_BYTES = 64 * 1024  # copied in less time than it takes to wake a thread
 
 
 class Worker:
@@ -63,7 +61,9 @@ class Worker:
         foresight = Foresight(max_rows)
         foresight.seed(warm_up)
         self._gate = Gate(foresight)
-        self._executor = Executor(name, backends, processor, max_rows, foresight, self._gate, self._lock)
+        self._executor = Executor(
+            name, backends, processor, max_rows, foresight, self._gate, self._lock, self._pool.submit
+        )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
         self._session = Session(
@@ -120,8 +120,11 @@ class Worker:
         if not staged.sound:
             return
         first = cast("dict[str, Any]", staged.tensors[0])
-        if sum(array.nbytes for array in first.values()) * len(staged.entries) <= _SMALL_BYTES:
+        staged.nbytes = sum(array.nbytes for array in first.values()) * len(staged.entries)
+        if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
+        elif self._executor.prepares(staged):
+            pass  # it is assembled when its batch is prepared
         elif self._session.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit(self._executor.assemble, staged)
 

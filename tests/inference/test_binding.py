@@ -166,6 +166,18 @@ def test_a_slot_is_used_again(make_model: MakeModel, graphs: bool) -> None:
     assert (slots[0] == slots[1]) is not graphs
 
 
+def test_rows_of_a_discarded_batch_fill_up_no_other(make_model: MakeModel) -> None:
+    """They were copied from memory that may by then have been somebody else's."""
+    memory = CountingMemory()
+    session = bound(make_model("fixed_batch"), memory=memory)
+
+    session.discard(session.fill([{"x": np.ones((4, 8), np.float32)}], 4))
+    outputs = session.run(session.fill([{"x": np.ones((1, 8), np.float32)}], 4))
+
+    assert memory.uploaded == [4 * 32, 4 * 32]
+    assert outputs["y"].tolist() == [[2.0] * 8]
+
+
 def test_a_discarded_batch_frees_its_slot(make_model: MakeModel, load: Callable[..., OnnxBackend]) -> None:
     """Its buffers serve the next one."""
     backend = load(make_model("add_one"))
