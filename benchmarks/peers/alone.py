@@ -9,7 +9,6 @@ bucket, as serve_app's batches do; that all requests are known beforehand is an 
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -79,21 +78,26 @@ def measure(model_file: Path, buckets: Sequence[int], alone: Alone, seconds: flo
     return msgspec.json.decode(finished.stdout.splitlines()[-1], type=Looped)
 
 
-def search(model_file: Path, buckets: Sequence[int], max_rows: int) -> list[tuple[Alone, float]]:
+def search(model_file: Path, buckets: Sequence[int], max_rows: int, cores: int) -> list[tuple[Alone, float]]:
     """Rows per second in every way worth trying, the best first.
+
+    Args:
+        model_file: The ``.onnx`` file.
+        buckets: Lengths that token ids are padded to, ascending.
+        max_rows: Of the server's batches.
+        cores: How many it may keep busy: as many as the servers' sessions.
 
     Raises:
         BenchmarkError: The process failed.
     """
     return sorted(
-        ((way, measure(model_file, buckets, way, _SEARCH_S).load.per_second) for way in ways(max_rows)),
+        ((way, measure(model_file, buckets, way, _SEARCH_S).load.per_second) for way in ways(max_rows, cores)),
         key=lambda found: -found[1],
     )
 
 
-def ways(max_rows: int, cores: int = 0) -> list[Alone]:
+def ways(max_rows: int, cores: int) -> list[Alone]:
     """All cores in one session, and one session per core; single rows and up to twice what the server batches."""
-    cores = cores or len(os.sched_getaffinity(0))
     sizes = sorted({1, max(1, max_rows // 4), max_rows, 2 * max_rows})
     shapes = sorted({(1, cores), (cores, 1)})
     return [Alone(sessions, threads, rows) for sessions, threads in shapes for rows in sizes]

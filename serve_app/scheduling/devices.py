@@ -25,6 +25,8 @@ _LATENESS_S = 0.001
 """How late timers are until that was measured."""
 _HOLD = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
+_LOOSE = 2.0
+"""A head with more slack than this many of the executions before it leaves some for whoever just misses its bundle."""
 
 
 class NextBundle(NamedTuple):
@@ -187,7 +189,7 @@ class Device:
         overhead_s = model.overhead.seconds
         start = max(now, replica.busy_until, begin)
         if start > now and not model.policy.stages_early:
-            send_at = start - self._lead_s(model, replica)
+            send_at = start - self._lead_s(candidate)
             if now < send_at:
                 self.open_at = min(self.open_at, send_at)
                 return None
@@ -243,12 +245,20 @@ class Device:
         self.shares.dispatched(predicted, waiting, priority, riders, paid=paid)
         return NextBundle(model, replica, entries, rows, bucket, variant, predicted)
 
-    def _lead_s(self, model: ModelState, replica: Replica) -> float:
+    def _lead_s(self, candidate: Candidate) -> float:
         """How long before its predicted begin a bundle is sent to a busy replica, seconds."""
         if self.concurrency:
             return 0.0  # it would not wait at a gate but take from what still runs
-        # Where other routers send too, what is at the gate early shares their batches.
-        return 0.5 * model.overhead.seconds if replica.share < 1.0 else self.lateness.seconds
+        model, replica = candidate.model, candidate.replica
+        if replica.share < 1.0:
+            # Where other routers send too, what is at the gate early shares their batches.
+            return 0.5 * model.overhead.seconds
+        running_s = replica.last_s
+        if candidate.slack_s < _LOOSE * running_s:
+            return self.lateness.seconds
+        # Predictions are high quantiles: most executions end before, and the session would wait for this bundle. What
+        # comes while it is under way is in time with the next one.
+        return self.lateness.seconds + model.earliness.part * running_s
 
     def _begin(self, now: float) -> float:
         """When a shared device can begin one more bundle; ``inf`` when one is staged behind every running one."""

@@ -79,6 +79,11 @@ class Replica:
         return self.bundles.get(bundle_id, _NO_BUNDLE)[1]
 
     @property
+    def last_s(self) -> float:
+        """Predicted execution time of the bundle that was sent there last, seconds; 0.0 when none is in flight."""
+        return next(reversed(self.bundles.values()), _NO_BUNDLE)[1]
+
+    @property
     def rows(self) -> int:
         """Rows in flight there."""
         return sum(rows for rows, _ in self.bundles.values())
