@@ -142,6 +142,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_AUTH_MODE": environ.get("RAY_AUTH_MODE", "token"),
+        # Ray lowers the priority of its workers, which suits batch jobs. These answer people.
+        "RAY_worker_niceness": environ.get("RAY_worker_niceness", "0"),
         HOME_VARIABLE: str(home(environ).resolve()),
         _RUN_VARIABLE: uuid.uuid4().hex,
     }

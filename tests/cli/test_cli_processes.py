@@ -116,8 +116,9 @@ def test_the_environment_of_a_run_respects_the_user(tmp_path: Path) -> None:
     added = environment({"SERVE_APP_HOME": home})
     again = environment({"SERVE_APP_HOME": home})
     assert added.pop("SERVE_APP_RUN") != again.pop("SERVE_APP_RUN")
-    assert added == {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "SERVE_APP_HOME": home}
-    chosen = {"SERVE_APP_HOME": home, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "1"}
+    ours = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0"}
+    assert added == {**ours, "SERVE_APP_HOME": home}
+    chosen = {**dict.fromkeys(ours, "1"), "SERVE_APP_HOME": home, "RAY_AUTH_MODE": "disabled"}
     added = environment(chosen)
     del added["SERVE_APP_RUN"]
     assert added == chosen
