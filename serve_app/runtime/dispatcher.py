@@ -147,6 +147,10 @@ class Dispatcher:
                 self._end(entry, "cancelled")
                 self._schedule_pump()
             raise
+        finally:
+            # An error's traceback has this frame: it would keep the future, which keeps the error, and with them the
+            # request's tensors until the next garbage collection.
+            del entry, future, payload
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
@@ -297,6 +301,26 @@ class Dispatcher:
             return
         now = self._loop.time()
         alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        try:
+            self._deal_out(dispatch, entries, result, alive, now)
+        except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
+            logger.exception("An answer of %s could not be dealt out", dispatch.model)
+            for entry in alive:
+                self._dispatched_at.pop(entry.id, None)
+                if not entry.payload.future.done():
+                    entry.payload.future.set_exception(
+                        InferenceFailed(f"model {dispatch.model} failed on this request")
+                    )
+
+    def _deal_out(
+        self,
+        dispatch: Dispatch,
+        entries: Sequence[Entry],
+        result: BundleResult,
+        alive: Sequence[Entry],
+        now: float,
+    ) -> None:
+        """Give each entry that is still waited for its answer."""
         self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):

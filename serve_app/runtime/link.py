@@ -162,7 +162,10 @@ class ReplicaLink(_Framed):
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
         self._calls[call] = (future, kept)
         self.write(parts)
-        return await future
+        try:
+            return await future
+        finally:
+            del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
 
     def on_frame(self, frame: Frame) -> None:
         """Take an answer."""
