@@ -47,9 +47,13 @@ Run = Callable[[Bundle], Awaitable[BundleResult]]
 _HELLO: Final = struct.Struct("<32sQ")
 """What a router says first: the version of this package, and the size of the arena whose file comes with it."""
 
+WELCOME: Final = b"linked.\n"
+"""What the replica answers when it has mapped the arena, before any frame."""
+
 _VERSION: Final = __version__.encode()[:32].ljust(32, b"\0")
 _RECEIVED_AT_ONCE: Final = 256 * 1024
 _LARGEST_FRAME: Final = 4 * 1024**3
+_WELCOME_TIMEOUT_S: Final = 10.0
 
 
 class LinkError(Exception):
@@ -174,10 +178,14 @@ class ReplicaLink(_Framed):
             self.close()
         if future is None or future.done():
             return
-        if isinstance(frame.header[1], Failure):
-            future.set_exception(InferenceFailed(frame.header[1].message))
-        else:
-            future.set_result(decode_result(frame))
+        try:
+            if isinstance(frame.header[1], Failure):
+                future.set_exception(InferenceFailed(frame.header[1].message))
+            else:
+                future.set_result(decode_result(frame))
+        except Exception:  # as in `_received`, which cuts the link; but this call is not among those that it fails then
+            future.set_exception(ReplicaLost(f"the answer of replica {self._name} cannot be read"))
+            raise
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what waits. Called by asyncio."""
@@ -201,17 +209,24 @@ class ReplicaLink(_Framed):
             self.transport.close()
 
 
-async def connect(address: str, name: str, arena: Arena | None, on_lost: Callable[[], None]) -> ReplicaLink:
-    """Make a link to a replica.
+async def connect(
+    address: str,
+    name: str,
+    arena: Arena | None,
+    on_lost: Callable[[], None],
+    timeout_s: float = _WELCOME_TIMEOUT_S,
+) -> ReplicaLink:
+    """Make a link to a replica. It is up: the replica has agreed to it.
 
     Args:
         address: What its `LinkServer` is called.
         name: The replica's id, for messages.
         arena: What to share with it.
         on_lost: Called once, when the connection has ended.
+        timeout_s: Longest wait for the replica's welcome, seconds.
 
     Raises:
-        LinkError: Nobody listens there, or not who should.
+        LinkError: Nobody listens there, or not who should, or it refuses.
     """
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -220,11 +235,32 @@ async def connect(address: str, name: str, arena: Arena | None, on_lost: Callabl
         _check_peer(connection)
         hello = _HELLO.pack(_VERSION, 0 if arena is None else arena.nbytes)
         socket.send_fds(connection, [hello], [] if arena is None else [arena.fd])
+        async with asyncio.timeout(timeout_s):
+            await _welcomed(connection)
         _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost), sock=connection)
+    except TimeoutError as error:
+        connection.close()
+        raise LinkError(f"it did not answer within {timeout_s:g} s") from error
     except OSError as error:
         connection.close()
         raise LinkError(str(error)) from error
+    except BaseException:
+        connection.close()
+        raise
     return link
+
+
+async def _welcomed(connection: socket.socket) -> None:
+    """Wait until the replica has agreed. Until then it may hang up, and a bundle must not be lost in that."""
+    loop = asyncio.get_running_loop()
+    answer = b""
+    while len(answer) < len(WELCOME):
+        received = await loop.sock_recv(connection, len(WELCOME) - len(answer))
+        if not received:
+            raise LinkError("it hung up, as it does on another version; its log says why")
+        answer += received
+    if answer != WELCOME:
+        raise LinkError("it answered something else")
 
 
 class LinkServer:
@@ -245,6 +281,7 @@ class LinkServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._running = 0
+        self._refused: set[str] = set()
         self.address = f"serve-app-{secrets.token_hex(16)}"
         self._socket: socket.socket | None = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -305,9 +342,17 @@ class LinkServer:
         try:
             _check_peer(connection)
             arena = await self._meet(connection)
+            await self._loop.sock_sendall(connection, WELCOME)
             await self._loop.connect_accepted_socket(lambda: _ServerLink(self, arena), connection)
         except (OSError, ValueError, LinkError) as error:
-            logger.warning("A router could not be linked: %s", error)
+            # Routers try again for as long as they live.
+            reason = str(error)
+            logger.log(
+                logging.DEBUG if reason in self._refused else logging.WARNING,
+                "A router could not be linked: %s",
+                reason,
+            )
+            self._refused.add(reason)
             connection.close()
         except BaseException:
             connection.close()

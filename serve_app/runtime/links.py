@@ -61,21 +61,25 @@ class Links:
         self._wanted.clear()
 
     async def _keep(self, replica: str, address: str) -> None:
-        """Make the link, and make it again when it has ended, with growing pauses."""
-        pause_s = _FIRST_PAUSE_S
+        """Make the link, and make it again when it has ended, with pauses that grow unless it has lasted."""
+        loop = asyncio.get_running_loop()
+        pause_s, told = _FIRST_PAUSE_S, False
         while True:
             ended = asyncio.Event()
             try:
                 link = await connect(address, replica, self._arena, ended.set)
             except LinkError as error:
                 # E.g. a replica that has just died, or one of another version during a redeploy. Serve's way is open.
-                logger.info("No link to replica %s: %s", replica, error)
+                logger.log(logging.DEBUG if told else logging.INFO, "No link to replica %s: %s", replica, error)
+                told = True
             else:
+                up_since = loop.time()
                 self._links[replica] = link
-                pause_s = _FIRST_PAUSE_S
                 self._on_up(replica)
                 await ended.wait()
                 if self._links.get(replica) is link:
                     del self._links[replica]
+                if loop.time() - up_since > _LONGEST_PAUSE_S:  # else it is made and lost over and over
+                    pause_s, told = _FIRST_PAUSE_S, False
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
