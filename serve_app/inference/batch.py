@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
+from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.inference.backend import Backend, Prepared, PreparingBackend
 from serve_app.payloads import Execution, Tensors, joined
 
@@ -25,6 +25,10 @@ _VIEW_FROM_BYTES = 64 * 1024  # per array: what is copied in the time that it ta
 
 Outcome: TypeAlias = Tensors | ServeAppError
 """What became of one entry: every output by name, or the error to answer with."""
+
+
+InTime: TypeAlias = Callable[[int], bool]
+"""Whether somebody still waits for an entry, by its position."""
 
 
 class _Ran(NamedTuple):
@@ -217,6 +221,7 @@ def run_entries(
     max_rows: int,
     buckets: Sequence[int] | None = None,
     clock: Callable[[], float] = perf_counter,
+    in_time: InTime | None = None,
 ) -> BatchRun:
     """Run entries in as few runs as they fit into. Never raises for what an entry or the model does.
 
@@ -226,6 +231,8 @@ def run_entries(
         max_rows: Most rows of a run, at least 1. A larger entry is run in pieces.
         buckets: The cost bucket of each entry; ``None`` where the model has none.
         clock: For the runs' durations, seconds.
+        in_time: Says whether to run an entry once more by itself, when the batch that it was in has failed; ``None``:
+            always.
     """
     ran = BatchRun()
     sound: list[tuple[int, int, Tensors]] = []  # position, rows, tensors
@@ -251,10 +258,14 @@ def run_entries(
                 ran.fail(sound[members[0]][0], _as_answer(error))
                 continue
             for member in members:
+                position = sound[member][0]
+                if in_time is not None and not in_time(position):
+                    ran.fail(position, _too_late())
+                    continue
                 try:
                     attempt([member])
                 except Exception as own:  # as above
-                    ran.fail(sound[member][0], _as_answer(own))
+                    ran.fail(position, _as_answer(own))
     return ran
 
 
@@ -266,6 +277,7 @@ def run_assembled(
     max_rows: int,
     bucket: int = 0,
     clock: Callable[[], float] = perf_counter,
+    in_time: InTime | None = None,
 ) -> BatchRun:
     """As `run_entries`, of entries that have been assembled already.
 
@@ -277,13 +289,14 @@ def run_assembled(
         max_rows: As there. A batch of several entries must not have more.
         bucket: The batch's cost bucket.
         clock: For the run's duration, seconds.
+        in_time: As in `run_entries`.
     """
     ran = BatchRun()
     try:
         outputs = _run(backend, batch, sum(counts), max_rows, bucket, ran.executions, clock)
         ran.add(range(len(counts)), counts, outputs)
     except Exception as error:  # as in `run_entries`
-        return _one_by_one(backend, entries, max_rows, bucket, clock, ran, error)
+        return _one_by_one(backend, entries, max_rows, bucket, clock, in_time, ran, error)
     return ran
 
 
@@ -295,6 +308,7 @@ def run_prepared(
     max_rows: int,
     bucket: int = 0,
     clock: Callable[[], float] = perf_counter,
+    in_time: InTime | None = None,
 ) -> BatchRun:
     """As `run_assembled`, on a backend that joins entries itself.
 
@@ -306,6 +320,7 @@ def run_prepared(
         max_rows: Most rows of a run.
         bucket: The batch's cost bucket.
         clock: For the run's duration, seconds.
+        in_time: As in `run_entries`.
     """
     ran = BatchRun()
     try:
@@ -315,7 +330,7 @@ def run_prepared(
         ran.add(range(len(counts)), counts, outputs)
         ran.executions.append(Execution(sum(counts), bucket, seconds))
     except Exception as error:  # as in `run_entries`
-        return _one_by_one(backend, entries, max_rows, bucket, clock, ran, error)
+        return _one_by_one(backend, entries, max_rows, bucket, clock, in_time, ran, error)
     return ran
 
 
@@ -325,6 +340,7 @@ def _one_by_one(
     max_rows: int,
     bucket: int,
     clock: Callable[[], float],
+    in_time: InTime | None,
     ran: BatchRun,
     error: Exception,
 ) -> BatchRun:
@@ -332,7 +348,19 @@ def _one_by_one(
     if len(entries) == 1:
         ran.fail(0, _as_answer(error))
         return ran
-    return BatchRun.of([run_entries(backend, [entry], max_rows, [bucket], clock) for entry in entries])
+    runs: list[BatchRun] = []
+    for position, entry in enumerate(entries):
+        if in_time is None or in_time(position):
+            runs.append(run_entries(backend, [entry], max_rows, [bucket], clock))
+        else:
+            late = BatchRun()
+            late.fail(0, _too_late())
+            runs.append(late)
+    return BatchRun.of(runs)
+
+
+def _too_late() -> ServeAppError:
+    return DeadlineExceeded("the batch of this request failed, and its deadline passed before it could be run again")
 
 
 def _run(

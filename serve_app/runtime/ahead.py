@@ -173,7 +173,11 @@ class Ahead:
         with self._changed:
             wanted.done = True
             wanted.ready = ready
-            if wanted.dropped and ready is not None:
-                ready.discard()
-            self._thread = None
-            self._changed.notify_all()
+            try:
+                if wanted.dropped and ready is not None:
+                    ready.discard()
+            except Exception:  # the thread goes on with what is wanted next
+                logger.exception("a batch that nobody wants could not be discarded")
+            finally:  # somebody may wait for this, whatever the backend raises
+                self._thread = None
+                self._changed.notify_all()

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
-from serve_app.inference.batch import Outcome, assemble, fit, group, pieces, rows_of, run_entries, split
+from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
+from serve_app.inference.batch import Outcome, assemble, fit, group, pieces, rows_of, run_assembled, run_entries, split
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.payloads import Execution, ModelSignature, Tensors, joined
 
@@ -259,6 +259,24 @@ def test_only_the_guilty_entry_fails(load: Load) -> None:
     assert _values(ran.outcomes[2]) == {"y": [[3]]}
     assert backend.rows == [4, 1, 2, 1]
     assert [Execution(1, 0, 1.0), Execution(1, 0, 1.0)] == ran.executions
+
+
+@pytest.mark.parametrize("assembled", [False, True])
+def test_what_is_too_late_is_not_run_again(load: Load, assembled: bool) -> None:
+    """When a batch has failed, entries that nobody waits for any more do not delay the others."""
+    backend = load("fail_on_negative")
+    entries = [_x(1), _x(-1), _x(3)]
+    if assembled:
+        batch = fit(entries)
+        assert batch is not None
+        ran = run_assembled(backend, batch, entries, [1, 1, 1], 8, in_time=lambda position: position != 0)
+    else:
+        ran = run_entries(backend, entries, 8, in_time=lambda position: position != 0)
+    late, bad, good = ran.outcomes
+    assert isinstance(late, DeadlineExceeded)
+    assert isinstance(bad, InferenceFailed)
+    assert _values(good) == _values(run_entries(backend, [_x(3)], 8).outcomes[0])
+    assert len(ran.executions) == 1
 
 
 def test_a_failing_entry_alone_is_run_once(load: Load) -> None:
