@@ -77,7 +77,9 @@ class ModelDeployment:
         return told
 
     def check_health(self) -> None:
-        """Fail when the session has been inside one run for too long: it is wedged, not busy."""
+        """Fail when the session is broken, or has been inside one run for too long: it is wedged, not busy."""
+        if self._worker.broken:
+            raise RuntimeError(f"{self._config.name}: the session has failed, and the log says how")
         stalled = self._worker.stalled_s()
         limit = self._config.health.stall_timeout_s
         if stalled > limit:

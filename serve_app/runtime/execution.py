@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from threading import Lock
 from typing import NamedTuple, TypeAlias, cast
@@ -52,6 +52,7 @@ class Executor:
 
     Attributes:
         ahead: Prepares the next batch meanwhile; ``None`` where no backend does.
+        progressed_at: When a run last began or ended, on the monotonic clock.
     """
 
     def __init__(
@@ -72,15 +73,10 @@ class Executor:
         self._foresight = foresight
         self._gate = gate
         self._lock = lock
-        self._run_started_at: float | None = None
+        self.progressed_at = 0.0
         found = {variant: preparing(backend) for variant, backend in backends.items()}
         self._preparing = {variant: backend for variant, backend in found.items() if backend is not None}
         self.ahead = Ahead(self.prepare, submit) if self._preparing else None
-
-    def stalled_s(self) -> float:
-        """For how long one run has lasted, seconds; 0.0 when there is none."""
-        started = self._run_started_at
-        return 0.0 if started is None else time.monotonic() - started
 
     def bucket(self, staged: Staged) -> int:
         """The largest cost bucket of a bundle."""
@@ -136,7 +132,7 @@ class Executor:
 
     def run(self, bundles: Sequence[Staged]) -> list[Ran]:
         """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
-        self._run_started_at = time.monotonic()
+        self.progressed_at = time.monotonic()
         ready = None
         try:
             if self.ahead is not None:
@@ -152,8 +148,7 @@ class Executor:
         finally:
             if ready is not None:
                 ready.discard()
-            self._run_started_at = None
-            finished = time.monotonic()
+            self.progressed_at = finished = time.monotonic()
             for staged in bundles:
                 staged.finished_at = finished
 
@@ -218,14 +213,15 @@ class Executor:
         for staged in bundles:
             staged.executed_at = now
         counts = list(chain.from_iterable(staged.counts for staged in bundles))
+        places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
+        in_time = self._in_time_of(places)
         if joining is not None:
             claimed = None if ready is None else ready.claim()
-            run = run_prepared(joining, claimed, parts, counts, self._max_rows, bucket, clock=self._progress)
+            run = run_prepared(joining, claimed, parts, counts, self._max_rows, bucket, self._progress, in_time)
         else:
             assert batch is not None
             entries = [entry for staged in bundles if staged.batch is not None for entry in staged.batch.entries]
-            run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, clock=self._progress)
-        places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
+            run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
         return Ran(places, variant, run)
 
     def _await_assembly(self, staged: Staged) -> None:
@@ -270,7 +266,8 @@ class Executor:
         if self._processor is not None:
             buckets = self._buckets(places, inputs)
             inputs = self._pad(self._processor, places, inputs, buckets)
-        run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, clock=self._progress)
+        in_time = self._in_time_of(places)
+        run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time)
         return [Ran(places, variant, run)]
 
     def _in_time(self, variant: str, places: Sequence[Place]) -> list[Place]:
@@ -282,8 +279,15 @@ class Executor:
             for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
         ]
         now = time.monotonic()
+        # Foresight leaves nothing out while it knows nothing, or probes: never run what nobody waits for any more.
+        living = [place for place, entry in enumerate(due) if entry.deadline > now]
+        if not living:
+            for staged, index in places:
+                staged.results[index] = EXPIRED
+            return []
         with self._lock:
-            late = set(self._foresight.late(due, variant, now))
+            left_out = self._foresight.late([due[place] for place in living], variant, now)
+            late = set(range(len(due))).difference(living).union(living[position] for position in left_out)
             rows: dict[int, int] = {}
             for place, entry in enumerate(due):
                 if place not in late:
@@ -293,10 +297,20 @@ class Executor:
         staying: list[Place] = []
         for place, (staged, index) in enumerate(places):
             if place in late:
-                staged.results[index] = _NOT_IN_TIME
+                staged.results[index] = EXPIRED if due[place].deadline <= now else _NOT_IN_TIME
             else:
                 staying.append((staged, index))
         return staying
+
+    @staticmethod
+    def _in_time_of(places: Sequence[Place]) -> Callable[[int], bool]:
+        """Tells of each entry, by its position, whether somebody still waits for it."""
+
+        def in_time(position: int) -> bool:
+            staged, index = places[position]
+            return staged.deadlines[index] > time.monotonic()
+
+        return in_time
 
     def observe(self, ran: Sequence[Ran]) -> None:
         """Learn from what ran. The lock is held."""
@@ -306,7 +320,7 @@ class Executor:
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
-        self._run_started_at = now = time.monotonic()
+        self.progressed_at = now = time.monotonic()
         return now
 
     def _buckets(self, places: Sequence[Place], inputs: Sequence[Tensors]) -> list[int]:

@@ -70,6 +70,10 @@ class Session:
         max_rows: Most rows in one batch.
         batch: Turns the batch function into one that takes a single bundle; see `serve_app.runtime.worker`.
         in_loop: Whether short runs may happen in the event loop.
+
+    Attributes:
+        broken: Whether lending it has failed, which is a bug that no later turn can be trusted after. It goes on as
+            well as it can until the replica is replaced.
     """
 
     def __init__(
@@ -97,8 +101,11 @@ class Session:
         self._ids = itertools.count(1)
         self._waiting: dict[int, tuple[Staged, float]] = {}
         self._busy = False
-        self._to_run = 0
+        self._granted_at = 0.0
+        self._held: set[Staged] = set()  # granted, and not run yet
+        self._expired: list[Staged] = []  # of the latest turn
         self._closed = False
+        self.broken = False
         self._reopening: asyncio.TimerHandle | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._foreseen: set[int] = set()
@@ -115,6 +122,12 @@ class Session:
     def busy(self) -> bool:
         """Whether something runs, so that there is time until the next bundle's turn."""
         return self._busy
+
+    def stalled_s(self) -> float:
+        """For how long nothing has come of what was granted, seconds; 0.0 when the session is free."""
+        if not self._busy:
+            return 0.0
+        return time.monotonic() - max(self._granted_at, self._executor.progressed_at)
 
     async def run(self, staged: Staged) -> None:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
@@ -169,6 +182,12 @@ class Session:
 
     def _open(self) -> None:
         """Let the next batch begin if the session is free."""
+        try:
+            self._let_in()
+        except Exception:
+            self._fault()
+
+    def _let_in(self) -> None:
         while not self._busy:
             with self._lock:
                 turn = self._next(time.monotonic())
@@ -187,19 +206,19 @@ class Session:
             self._answer(turn.granted, ran, _NOTHING)
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
-        if not self._threads:
-            self._threads = [
-                Thread(target=self._serve, name="session", daemon=True),
-                Thread(target=self._bear_answers, name="answers", daemon=True),
-            ]
-            for thread in self._threads:
+        if len(self._threads) < 2:
+            missing = [("answers", self._bear_answers), ("session", self._serve)][len(self._threads) :]
+            for name, work in missing:
+                thread = Thread(target=work, name=name, daemon=True)
                 thread.start()
+                self._threads.append(thread)
         self._handed.put(bundles)
 
     def _see(self, turn: _Turn) -> None:
         for staged in turn.expired:
-            self._forget(staged)
             staged.wake()
+        for staged in turn.expired:
+            self._forget(staged)
         if turn.opens is not None and self._reopening is None:
             delay = max(0.0, turn.opens - time.monotonic())
             self._reopening = asyncio.get_running_loop().call_later(delay, self._reopen)
@@ -217,10 +236,13 @@ class Session:
             self._fail(bundles)
         for staged in bundles:
             staged.wake()
-        self._see(turn)
-        if not turn.direct and turn.granted:
-            self._join_soon(turn.granted)
-        elif len(self._waiting) >= self._worth_a_look:
+        try:
+            self._see(turn)
+            if not turn.direct and turn.granted:
+                self._join_soon(turn.granted)
+        except Exception:
+            self._fault()
+        if len(self._waiting) >= self._worth_a_look and (turn.direct or not turn.granted):
             self._look_ahead()
 
     def _forget(self, staged: Staged) -> None:
@@ -234,16 +256,20 @@ class Session:
         """The session's thread: run what is handed over, and then, without a pause, what waits at the gate."""
         while (bundles := self._handed.get()) is not None:
             while bundles:
-                ran = self._run(bundles)
-                with self._lock:
-                    self._ended(bundles, ran)
-                    turn = self._next(time.monotonic())
+                try:
+                    ran = self._run(bundles)
+                    with self._lock:
+                        self._ended(bundles, ran)
+                        turn = self._next(time.monotonic())
+                except BaseException:  # nobody would have the session any more, and nobody would be told
+                    self._fault(bundles)
+                    break
                 if turn.direct:
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
                     self._tell(bundles, ran, turn)
-                    bundles = []
+                    break
 
     def _bear_answers(self) -> None:
         """A thread between the session's and the event loop, for what must not delay the next run.
@@ -267,6 +293,32 @@ class Session:
         for staged in bundles:
             staged.results[:] = [failure] * len(staged.entries)
 
+    def _fault(self, bundles: Sequence[Staged] = ()) -> None:
+        """Lending the session has just raised: a bug. Fail whom it may concern, and let others have the session.
+
+        To fail them all in future, too, would look like a quick replica and attract more. The health check tells.
+
+        Args:
+            bundles: Of whom nobody else knows any more. The lock is not held.
+        """
+        logger.exception("The session of %s failed: this replica must be replaced", self._name)
+        with self._lock:
+            self.broken = True
+            waiting = [staged for staged, _ in self._waiting.values()]
+            for ticket in self._waiting:
+                self._gate.remove(ticket)
+            for staged in self._held:
+                staged.handed = True  # whoever joins them now comes too late
+            found = dict.fromkeys([*bundles, *self._held, *self._expired, *waiting])
+            concerned = [staged for staged in found if not staged.ended]
+            self._waiting.clear()
+            self._held.clear()
+            self._expired = []
+            self._busy = False
+        if concerned:
+            self._fail(concerned)
+            self._tell([], [], _Turn([], direct=False, expired=concerned))
+
     def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Turn) -> None:
         assert self._loop is not None
         try:
@@ -283,7 +335,7 @@ class Session:
         opens = self._gate.opens_at(now, self._max_rows)
         if opens > now and not self._is_short([staged for staged, _ in self._waiting.values()]):
             return _Turn([], direct=False, expired=[], opens=opens)
-        expired: list[Staged] = []
+        self._expired = expired = []
         while True:
             decision = self._gate.grant(now, self._max_rows)
             expired += [self._waiting.pop(ticket)[0] for ticket in decision.expired]
@@ -296,11 +348,12 @@ class Session:
                 if not staged.left:
                     staged.granted = True
                     granted.append(staged)
+                    self._held.add(staged)
                     if self._gate.others_since(staged.sender, reached):
                         staged.behind_others_s = now - reached
             if granted:
+                self._granted_at = now
                 self._busy = True
-                self._to_run = len(granted)
                 direct = len(granted) == 1 or {staged.ticket for staged in granted} == self._joined
                 for staged in granted:
                     staged.handed = direct
@@ -309,10 +362,11 @@ class Session:
     def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
         """Note that these bundles have run. With the last of its batch the session is free."""
         self._executor.observe(ran)
-        self._to_run -= len(bundles)
-        if self._to_run == 0:
+        held = self._held.difference(bundles)
+        if self._busy and not held:
             self._gate.ended(time.monotonic())
             self._busy = False
+        self._held = held
 
     def _is_short(self, bundles: Sequence[Staged]) -> bool:
         """Whether running these takes less than what it would take to wait for anything."""
@@ -328,16 +382,25 @@ class Session:
 
         This decides nothing: if the gate decides otherwise then, what was joined is not used.
         """
+        try:
+            bundles = self._foresee()
+        except Exception:
+            self._fault()
+        else:
+            if bundles:
+                self._join_soon(bundles)
+
+    def _foresee(self) -> list[Staged]:
+        """The bundles that would go next together, unless they have been joined already."""
         with self._lock:
             upcoming = self._gate.upcoming(self._max_rows) if self._busy or self._ahead is not None else []
             if self._ahead is not None:
                 # With the lock: once they are granted, nothing may be prepared for them any more.
                 self._ahead.want([self._waiting[ticket][0] for ticket in upcoming])
             if not self._busy or len(upcoming) < 2 or set(upcoming) == self._foreseen or self._joining:
-                return
+                return []
             self._foreseen = set(upcoming)
-            bundles = [self._waiting[ticket][0] for ticket in upcoming]
-        self._join_soon(bundles)
+            return [self._waiting[ticket][0] for ticket in upcoming]
 
     def _join_soon(self, bundles: Sequence[Staged]) -> None:
         task = asyncio.ensure_future(self._join_all(bundles))
@@ -353,15 +416,18 @@ class Session:
         outcomes = await asyncio.gather(*(self._join(staged) for staged in bundles), return_exceptions=True)
         lost = []
         for staged, outcome in zip(bundles, outcomes, strict=True):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 logger.error("%s could not join a bundle to its batch", self._name, exc_info=outcome)
                 if staged.granted and not staged.handed:
                     staged.handed = True
                     lost.append(staged)
         if lost:
             self._fail(lost)
-            with self._lock:
-                self._ended(lost, [])
+            try:
+                with self._lock:
+                    self._ended(lost, [])
+            except Exception:
+                self._fault()
             self._answer(lost, [], _NOTHING)
             self._open()
 
@@ -374,5 +440,8 @@ class Session:
             if not due:
                 self._joined = {staged.ticket for staged in bundles}
         if due:
-            self._hand(due)
+            try:
+                self._hand(due)
+            except Exception:  # no thread could be started
+                self._fault()
         return bundles

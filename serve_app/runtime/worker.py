@@ -14,11 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any, cast
+from typing import cast
 
 from serve_app.errors import InferenceFailed
 from serve_app.inference.backend import Backend
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure
+from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.processor_pool import ProcessorPool
@@ -104,8 +104,13 @@ class Worker:
         )
 
     def stalled_s(self) -> float:
-        """For how long the session has been inside one run, seconds; 0.0 when it is idle."""
-        return self._executor.stalled_s()
+        """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
+        return self._session.stalled_s()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a bug has shown in lending the session, so that this worker must be replaced."""
+        return self._session.broken
 
     def close(self) -> None:
         """Free threads and sessions. Idempotent."""
@@ -119,8 +124,8 @@ class Worker:
         staged.bucket = self._executor.bucket(staged)
         if not staged.sound:
             return
-        first = cast("dict[str, Any]", staged.tensors[0])
-        staged.nbytes = sum(array.nbytes for array in first.values()) * len(staged.entries)
+        inputs = cast("list[Tensors]", staged.tensors)
+        staged.nbytes = sum(array.nbytes for tensors in inputs for array in tensors.values())
         if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
         elif self._executor.prepares(staged):
