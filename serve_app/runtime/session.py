@@ -301,7 +301,7 @@ class Session:
         Args:
             bundles: Of whom nobody else knows any more. The lock is not held.
         """
-        logger.exception("The session of %s failed: this replica must be replaced", self._name)
+        logger.exception("The session of %s failed: this replica must be replaced", self._name)  # noqa: LOG004 - handlers call this
         with self._lock:
             self.broken = True
             waiting = [staged for staged, _ in self._waiting.values()]

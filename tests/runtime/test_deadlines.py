@@ -103,7 +103,7 @@ async def test_a_bundle_of_unlike_entries_is_as_large_as_all_of_them() -> None:
 class Stuck:
     """A prepared batch's backend that cannot let go of it."""
 
-    def discard(self, prepared: Any) -> None:  # noqa: ARG002
+    def discard(self, prepared: Any) -> None:
         """Raise."""
         raise ZeroDivisionError
 

@@ -88,7 +88,7 @@ async def test_what_a_lost_link_carried_is_freed_at_once() -> None:
     """The arrays of its calls, too."""
     started = asyncio.Event()
 
-    async def never(bundle: Bundle) -> BundleResult:  # noqa: ARG001
+    async def never(bundle: Bundle) -> BundleResult:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from runtime_harness import batch_same_turn, tensor
 
-from serve_app.payloads import Bundle, BundleResult, Execution, Failure, ModelSignature, Success, Tensors, WireEntry
+from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, Tensors, WireEntry
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
@@ -173,7 +173,7 @@ async def test_a_join_that_is_cancelled(stage: Stage, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(Gate, "opens_at", linger)
-        patched.setattr(worker._session, "_is_short", lambda bundles: False)  # noqa: ARG005
+        patched.setattr(worker._session, "_is_short", lambda bundles: False)
         assert await outcomes(ask(worker, 1.0), ask(worker, 2.0)) == ["inference_failed"] * 2
         assert not worker.broken
         cancelled = False
