@@ -130,7 +130,7 @@ class WireEntry(NamedTuple):
 
     Attributes:
         priority: The class, as a number.
-        budget_s: What was left until the deadline when the bundle was sent, seconds.
+        budget_s: What is left until the deadline, seconds: when the bundle is sent, and by a link, when it arrives.
         rows: Rows it adds to a batch, as estimated by the router.
         variant: Name of the variant to run, empty for the exact model.
         payload: What to run.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -34,6 +35,9 @@ from serve_app.runtime.arena import Arena, ArenaReader
 Part: TypeAlias = bytes | memoryview
 """A piece of a frame."""
 
+Buffer: TypeAlias = list[Part]
+"""A buffer of a frame, in pieces."""
+
 PREFIX: Final = struct.Struct("<IIQ")
 _ALIGNMENT: Final = 64
 _PADDING: Final = bytes(_ALIGNMENT)
@@ -49,40 +53,49 @@ Column: TypeAlias = tuple[str, str, tuple[int, ...] | None, list[Any]]
 or ``None`` and each entry's (shape, offset in the arena or -1 for a buffer of its own)."""
 
 
-def encode_bundle(call: int, bundle: Bundle, arena: Arena | None) -> tuple[list[Part], list[Any]]:
+def encode_bundle(
+    call: int, bundle: Bundle, arena: Arena | None, clock: Callable[[], float] = monotonic
+) -> tuple[list[Part], list[Any]]:
     """Make the frame of a bundle.
 
     Args:
         call: Id of the call; the answer carries it.
         bundle: What to send.
         arena: Where the replica can read too; ``None`` if there is none.
+        clock: Of this node, the same for all of its processes, seconds.
 
     Returns:
         The parts of the frame, and what must be kept until the answer is there: the arrays that did not travel.
     """
-    entries = bundle.entries
+    entries, sent_at = bundle.entries, clock()
     packed = _pack([entry.payload for entry in entries], arena)
     if packed is None:
-        return _pickled(call, bundle), []
+        return _pickled(call, (sent_at, bundle)), []
     columns, buffers, kept = packed
     facts = [(entry.priority, entry.budget_s, entry.rows, entry.variant) for entry in entries]
-    return _frame((call, _TENSORS, bundle.sender, facts, columns), buffers), kept
+    return _frame((call, _TENSORS, sent_at, bundle.sender, facts, columns), buffers), kept
 
 
-def decode_bundle(frame: Frame, arena: ArenaReader | None) -> Bundle:
+def decode_bundle(frame: Frame, arena: ArenaReader | None, clock: Callable[[], float] = monotonic) -> Bundle:
     """Read the frame of a bundle. Its tensors are views of the frame and of the arena.
+
+    Budgets are what is left of them now: a frame waits while either side's event loop is at something else. What has
+    expired has 0.
 
     Raises:
         ValueError: It makes no sense; the two sides are not of one version.
     """
     _, kind, *rest = frame.header
     if kind == _PICKLED:
-        bundle: Bundle = rest[0]
-        return bundle
-    sender, facts, columns = rest
+        sent_at, bundle = rest[0]
+        passed_s = max(0.0, clock() - sent_at)
+        left = [entry._replace(budget_s=max(0.0, entry.budget_s - passed_s)) for entry in bundle.entries]
+        return Bundle(left, bundle.sender)
+    sent_at, sender, facts, columns = rest
+    passed_s = max(0.0, clock() - sent_at)
     payloads = _unpack(columns, frame.buffers, len(facts), arena)
     entries = [
-        WireEntry(priority, budget_s, rows, variant, payload)
+        WireEntry(priority, max(0.0, budget_s - passed_s), rows, variant, payload)
         for (priority, budget_s, rows, variant), payload in zip(facts, payloads, strict=True)
     ]
     return Bundle(entries, sender)
@@ -150,18 +163,18 @@ class Frame:
         self.header: tuple[Any, ...] = pickle.loads(header, buffers=self.buffers)  # noqa: S301 - see above
 
 
-def _frame(header: tuple[Any, ...], buffers: Sequence[Part]) -> list[Part]:
+def _frame(header: tuple[Any, ...], buffers: Sequence[Buffer]) -> list[Part]:
     return _lay_out(pickle.dumps(header, 5), buffers)
 
 
-def _pickled(call: int, value: Bundle | BundleResult) -> list[Part]:
+def _pickled(call: int, value: tuple[float, Bundle] | BundleResult) -> list[Part]:
     buffers: list[pickle.PickleBuffer] = []
     header = pickle.dumps((call, _PICKLED, value), 5, buffer_callback=buffers.append)
-    return _lay_out(header, [buffer.raw() for buffer in buffers])
+    return _lay_out(header, [[buffer.raw()] for buffer in buffers])
 
 
-def _lay_out(header: bytes, buffers: Sequence[Part]) -> list[Part]:
-    sizes = [len(buffer) for buffer in buffers]
+def _lay_out(header: bytes, buffers: Sequence[Buffer]) -> list[Part]:
+    sizes = [sum(map(len, buffer)) for buffer in buffers]
     at = PREFIX.size + 8 * len(sizes) + len(header)
     parts: list[Part] = []
     for buffer, size in zip(buffers, sizes, strict=True):
@@ -169,7 +182,7 @@ def _lay_out(header: bytes, buffers: Sequence[Part]) -> list[Part]:
         if start > at:
             parts.append(_PADDING[: start - at])
         if size:
-            parts.append(buffer)
+            parts += buffer
         at = start + size
     prefix = PREFIX.pack(len(header), len(sizes), at)
     return [b"".join((prefix, struct.pack(f"<{len(sizes)}Q", *sizes), header)), *parts]
@@ -179,14 +192,14 @@ def _aligned(at: int) -> int:
     return -(-at // _ALIGNMENT) * _ALIGNMENT
 
 
-def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], list[Part], list[Any]] | None:
+def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], list[Buffer], list[Any]] | None:
     """Lay tensors out by column. ``None`` for what only pickle can carry: media, strings, different names."""
     first_payload = payloads[0] if payloads else None
     if type(first_payload) is not dict:
         return None
     names = first_payload.keys()
     columns: list[Column] = []
-    buffers: list[Part] = []
+    buffers: list[Buffer] = []
     kept: list[Any] = []
     for payload in payloads:
         if type(payload) is not dict or payload.keys() != names:
@@ -199,7 +212,7 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
             return None
         alike = all(array.dtype == dtype and array.ndim and array.shape[1:] == trailing for array in arrays)
         if alike and (arena is None or first.nbytes <= SHARE_ABOVE):
-            buffers.append(_bytes_of(_one(arrays)))
+            buffers.append(_rows(arrays))
             columns.append((name, dtype.str, trailing, [len(array) for array in arrays]))
             continue
         places: list[tuple[tuple[int, ...], int]] = []
@@ -208,7 +221,7 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
                 return None
             placed, offset = _place(array, arena)
             if offset < 0:
-                buffers.append(_bytes_of(placed))
+                buffers.append([_bytes_of(placed)])
             else:
                 kept.append(placed)
             places.append((array.shape, offset))
@@ -233,17 +246,23 @@ def _place(array: npt.NDArray[Any], arena: Arena | None) -> tuple[npt.NDArray[An
     return placed, offset
 
 
-def _one(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The rows of all in one contiguous array; where they lie, if they lie so."""
+def _rows(arrays: Sequence[npt.NDArray[Any]]) -> Buffer:
+    """The rows of all, one behind the other: where they lie, unless they are small."""
+    nbytes = arrays[0].nbytes
     if len(arrays) == 1:
-        return np.ascontiguousarray(arrays[0])
-    whole = joined(arrays) if arrays[0].nbytes > _COPYING_IS_DEAR else None
-    return np.concatenate(arrays) if whole is None else whole
+        return [_bytes_of(np.ascontiguousarray(arrays[0]))]
+    whole = joined(arrays) if nbytes > _COPYING_IS_DEAR else None
+    if whole is not None:
+        return [_bytes_of(whole)]
+    if nbytes > SHARE_ABOVE:  # the kernel gathers them, in pieces that do not keep the event loop as long as a copy
+        return [_bytes_of(np.ascontiguousarray(array)) for array in arrays]
+    return [_bytes_of(np.concatenate(arrays))]
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    # Through uint8: not every dtype has a buffer format (float16's extensions, datetimes).
-    return array.reshape(-1).view(np.uint8).data
+    # Through uint8: not every dtype has a buffer format (float16's extensions, datetimes). As a plain array: a matrix
+    # has two dimensions whatever is done to it.
+    return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 def _unpack(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import hypothesis.extra.numpy as npst
 import numpy as np
@@ -10,20 +11,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.payloads import Bundle, BundleResult, Embeddings, Execution, Failure, Media, Success, Texts, WireEntry
+from serve_app.payloads import (
+    Bundle,
+    BundleResult,
+    Embeddings,
+    Execution,
+    Failure,
+    Media,
+    Success,
+    Tensors,
+    Texts,
+    WireEntry,
+    joined,
+)
+from serve_app.runtime import frames
 from serve_app.runtime.arena import Arena, ArenaReader
 from serve_app.runtime.frames import (
     PREFIX,
     SHARE_ABOVE,
     Frame,
     Part,
-    decode_bundle,
     decode_result,
-    encode_bundle,
     encode_failure,
     encode_result,
 )
 from serve_app.scheduling.gate import Outlook
+
+# At one moment: budgets arrive as they were sent.
+encode_bundle = partial(frames.encode_bundle, clock=lambda: 5.0)
+decode_bundle = partial(frames.decode_bundle, clock=lambda: 5.0)
 
 needs_arena = pytest.mark.skipif(not Arena.supported(), reason="needs memory files")
 
@@ -175,3 +191,42 @@ def test_a_frame_that_needs_an_arena_is_refused_without_one() -> None:
     sent = Bundle([WireEntry(1, 1.0, 1, "", {"x": np.zeros((1, SHARE_ABOVE), "<f4")})])
     with pytest.raises(ValueError, match="arena"):
         decode_bundle(received(encode_bundle(1, sent, arena)[0]), None)
+
+
+@pytest.mark.parametrize(
+    "payload", [{"x": np.ones((1, 2), "<f4")}, Media(b"a", "image/png", {})], ids=["tensors", "media"]
+)
+def test_budgets_run_while_the_frame_waits(payload: Any) -> None:
+    """What has expired on the way arrives as expired."""
+    sent = Bundle([WireEntry(1, budget_s, 1, "", payload) for budget_s in (1.0, 0.25)], "router")
+    frame = received(frames.encode_bundle(1, sent, None, clock=lambda: 100.0)[0])
+    for now, expected in ((100.0, [1.0, 0.25]), (100.5, [0.5, 0.0]), (99.0, [1.0, 0.25])):
+        arrived = frames.decode_bundle(frame, None, clock=lambda now=now: now)  # type: ignore[misc]
+        assert [entry.budget_s for entry in arrived.entries] == expected
+        assert arrived.sender == "router"
+
+
+def test_large_rows_are_not_copied() -> None:
+    """Neither those of a bundle without an arena nor those of a result; small ones are one piece."""
+    large = [np.full((1, SHARE_ABOVE), value, "<f4") for value in range(3)]
+    small = [np.full((1, 3), value, "<f4") for value in range(3)]
+    sent = Bundle([WireEntry(1, 1.0, 1, "", {"l": one, "s": two}) for one, two in zip(large, small, strict=True)])
+    result = BundleResult([Success(entry.payload) for entry in sent.entries], [], 0.0, 0.0, 0.0)
+    bundle_parts = encode_bundle(1, sent, None)[0]
+    for parts in (bundle_parts, encode_result(1, result)):
+        views = [np.frombuffer(part, np.uint8) for part in parts if len(part) > 1000]
+        assert [np.shares_memory(view, array) for view, array in zip(views, large, strict=True)] == [True] * 3
+    arrived = decode_bundle(received(bundle_parts), None)
+    assert same(arrived, sent)
+    # They arrive as one array all the same, so that the replica need not join them.
+    assert joined([cast("Tensors", entry.payload)["l"] for entry in arrived.entries]) is not None
+    assert same(decode_result(received(encode_result(1, result))), result)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_matrices() -> None:
+    """Numpy's other arrays travel as plain ones."""
+    sent: list[Tensors] = [{"x": np.asmatrix(np.full((1, 3), value, "<f4"))} for value in range(2)]
+    parts, _ = encode_bundle(1, Bundle([WireEntry(1, 1.0, 1, "", payload) for payload in sent]), None)
+    arrived = decode_bundle(received(parts), None)
+    assert [cast("Tensors", entry.payload)["x"].tolist() for entry in arrived.entries] == [[[0.0] * 3], [[1.0] * 3]]

@@ -48,7 +48,7 @@ async def test_a_link_is_up_only_when_the_replica_has_agreed(caplog: pytest.LogC
     caplog.set_level(logging.INFO, logger="serve_app")
     attempts: asyncio.Queue[None] = asyncio.Queue()
 
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:  # noqa: ARG001
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(HELLO_SIZE)
         attempts.put_nowait(None)
 
@@ -67,7 +67,7 @@ async def test_a_link_is_up_only_when_the_replica_has_agreed(caplog: pytest.LogC
 async def test_a_replica_that_does_not_answer() -> None:
     """A wedged one is not waited for."""
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:  # noqa: ARG001
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)  # until the router hangs up
 
     async with replica(silent) as address:
@@ -97,7 +97,7 @@ async def test_links_that_end_at_once_are_made_ever_less_often() -> None:
         writer.write(WELCOME)
 
     async with replica(leave) as address:
-        links = Links(None, lambda replica: None)  # noqa: ARG005
+        links = Links(None, lambda replica: None)
         links.update("m", {"r": address})
         first, _, third, fourth = [await attempts.get() for _ in range(4)]
         links.close()
@@ -116,7 +116,7 @@ async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
         await reader.readexactly(PREFIX.unpack(prefix)[2] - PREFIX.size)
         two_numbers = np.zeros(2, np.float32).view(np.uint8).data
         three_rows_of_two = ("y", "<f4", (2,), [3])
-        writer.writelines(_frame((1, 0, 1, [], [three_rows_of_two], [], 0.0, 0.0, 0.0, None), [two_numbers]))
+        writer.writelines(_frame((1, 0, 1, [], [three_rows_of_two], [], 0.0, 0.0, 0.0, None), [[two_numbers]]))
         await reader.read(-1)
 
     lost = asyncio.Event()
