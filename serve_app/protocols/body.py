@@ -18,7 +18,8 @@ _R = TypeVar("_R")
 # zlib's "window bits": 15 for the largest window, plus 32 to tell gzip and zlib apart by their headers.
 _ANY_ZLIB = 15 + 32
 
-_SLOWEST = 64 * 1024  # bytes per second
+SLOWEST = 64 * 1024
+"""Bytes per second that are expected of a client in the long run."""
 
 _IN_PLACE_ABOVE = 64 * 1024
 ALIGNMENT = 64
@@ -178,7 +179,7 @@ class BodyReader:
             nonlocal counted
             self._grow(counted, arrived)
             counted = arrived
-            total_s = min(limit_s, self._patience_s + arrived / _SLOWEST)
+            total_s = min(limit_s, self._patience_s + arrived / SLOWEST)
             timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
 
         try:
@@ -214,7 +215,7 @@ class BodyReader:
                     size += len(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
-                total_s = min(limit_s, self._patience_s + size / _SLOWEST)
+                total_s = min(limit_s, self._patience_s + size / SLOWEST)
                 timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
                 message = await receive()
         except BaseException:

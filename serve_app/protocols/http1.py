@@ -26,7 +26,7 @@ import httptools
 from starlette.types import ASGIApp, Scope
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, QueueFull, ServeAppError
-from serve_app.protocols.body import BodyTooSlow
+from serve_app.protocols.body import SLOWEST, BodyTooSlow
 from serve_app.protocols.errors import Rendered, render
 from serve_app.protocols.exchange import LARGE, Exchange
 
@@ -47,7 +47,8 @@ class Limits:
         head_s: How long the head of a request may take to arrive, seconds.
         body_s: How long a body of 64 KiB or less may take to arrive, seconds.
         idle_s: How long a connection may stay open without a request, seconds.
-        stall_s: How long a client may take no byte of what was sent to it, seconds.
+        stall_s: How long a client may take no byte of what was sent to it, and how far it may fall behind 64 KiB/s,
+            seconds.
         linger_s: How long a client that is still sending gets to read its last answer, seconds.
     """
 
@@ -123,8 +124,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
         self._drain: asyncio.Future[None] | None = None  # while the client takes too little
         self._since = 0.0  # when it began to be idle, to send a head, or to end
-        self._unsent = 0
-        self._stalled_since = 0.0
+        self._written = 0  # bytes, ever
+        self._taken = 0  # those of them that were not waiting here when last looked at
+        self._cut_at = 0.0  # when the client will have taken too little; 0 while nothing waits for it
 
     # --- asyncio's side ---
 
@@ -207,6 +209,7 @@ class Connection(asyncio.BufferedProtocol):
         if drain is not None:
             drain.set_result(None)
             if self._current is None:
+                self._since = self._loop.time()  # nothing was read meanwhile
                 self._next()
 
     # --- Arriving bytes ---
@@ -391,7 +394,9 @@ class Connection(asyncio.BufferedProtocol):
     def steer(self) -> None:
         """Read when bytes are wanted, and only then."""
         arriving = self._arriving
-        wanted = self._deaf or (not self._queue and (arriving is None or arriving.wants_more))
+        # Answers wait here for a client that takes too little: the next request would only add to them.
+        full = self._drain is not None and self._current is None
+        wanted = self._deaf or not (full or self._queue or (arriving is not None and not arriving.wants_more))
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
             if wanted:
@@ -423,6 +428,8 @@ class Connection(asyncio.BufferedProtocol):
             self._end(linger=not exchange.body_complete)
         elif self._drain is None:
             self._next()
+        else:
+            self.steer()
 
     def _next(self) -> None:
         if self._queue and not self._transport.is_closing():
@@ -451,6 +458,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, head: bytes, body: bytes = b"") -> None:
         """Send bytes. Small ones go in one piece, large ones are not copied."""
+        self._written += len(head) + len(body)
         if len(body) <= LARGE:
             self._transport.write(head + body if body else head)
         else:
@@ -486,12 +494,9 @@ class Connection(asyncio.BufferedProtocol):
         limits = self._shared.limits
         unsent = self._transport.get_write_buffer_size()
         if unsent:
-            if unsent != self._unsent:
-                self._unsent, self._stalled_since = unsent, now
-            elif now - self._stalled_since > limits.stall_s:
-                self._transport.abort()
+            self._check_taking(self._written - unsent, now)
             return
-        self._unsent = 0
+        self._cut_at = 0.0
         if self._current is not None:
             # The application has limits of its own, and bodies that are read for it before it starts have this one.
             if self._current.task is None and now - self._since > limits.body_s:
@@ -500,6 +505,14 @@ class Connection(asyncio.BufferedProtocol):
         allowed = limits.linger_s if self._deaf else limits.head_s if self._unframed else limits.idle_s
         if now - self._since > allowed:
             self._transport.close()
+
+    def _check_taking(self, taken: int, now: float) -> None:
+        """Cut a client off that leaves its answers here: what it takes earns it time, up to the whole patience."""
+        latest = now + self._shared.limits.stall_s
+        self._cut_at = min(self._cut_at + (taken - self._taken) / SLOWEST, latest) if self._cut_at else latest
+        self._taken = taken
+        if now > self._cut_at:
+            self._transport.abort()
 
 
 def _address(name: Any) -> tuple[str, int] | None:
