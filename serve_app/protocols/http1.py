@@ -483,7 +483,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def idle(self) -> bool:
         """Whether no request is in work or on its way."""
-        return self._current is None and not self._unframed
+        return self._current is None and not self._queue and not self._unframed
 
     def close(self) -> None:
         """End an idle connection."""

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocols.listener.raw_client import until
+from protocols.listener.raw_client import Client, serving, until
 from serve_app.protocols.http1 import Connection, Limits, Shared
 from serve_app.protocols.listener import bind
 
@@ -119,3 +119,18 @@ async def test_a_client_that_takes_nothing_is_cut_off_while_more_is_written() ->
         connection.write(bytes(MIB))
         connection.check(1031.0)
         assert connection.transport.is_closing()
+
+
+async def test_closing_answers_what_waits_behind_an_answer_that_is_not_taken() -> None:
+    """A request that has arrived is not dropped when the idle connections are closed."""
+    app = Answering(32 * MIB)
+    async with serving(app) as (listener, port):
+        idle, slow = await Client.connect(port), await Client.connect(port)
+        await slow.send(GET * 2)
+        await until(lambda: app.answers == 1 and listener.requests == 0 and listener.connections == 2)
+        closing = asyncio.create_task(listener.close(60.0, grace_s=0.0))
+        assert await idle.ended() == b""
+        for kept in (True, False):
+            _, headers, body = await slow.answer()
+            assert (headers.get("connection"), len(body)) == (None if kept else "close", app.nbytes)
+        await closing
