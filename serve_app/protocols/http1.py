@@ -229,11 +229,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _parse_without_upgrade(self, rest: memoryview) -> None:
         """Begin again without the offer of another protocol, which is declined: the parser left its body out."""
-        method, headers = self._parser.get_method(), self._headers
+        parser, headers = self._parser, self._headers
         lines = [b"%b: %b" % field for field in headers if field[0] not in _HOP_BY_HOP]
         if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
             lines.append(b"connection: close")
-        head = b"\r\n".join((b"%b %b HTTP/1.1" % (method, self._url), *lines, b"", b""))
+        start = b"%b %b HTTP/%b" % (parser.get_method(), self._url, parser.get_http_version().encode())
+        head = b"\r\n".join((start, *lines, b"", b""))
         self._url, self._headers = b"", []
         self._renew_parser()
         self._parse(memoryview(head))

@@ -156,6 +156,16 @@ async def test_offers_of_other_protocols_are_declined(framing: str) -> None:
         assert (await client.answer())[::2] == (200, b"next")
 
 
+async def test_an_offer_of_another_protocol_leaves_the_version_as_it_is() -> None:
+    """A client of HTTP/1.0 is answered in it: nothing chunked, and the connection ends."""
+    async with serving(echo) as (_, port):
+        client = await Client.connect(port)
+        await client.send(b"GET / HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        status, headers, body = await client.answer()
+        assert (status, headers["connection"], json.loads(body)["http_version"]) == (200, "close", "1.0")
+        assert await client.ended() == b""
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
