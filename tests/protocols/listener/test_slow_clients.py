@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import cast
 
 import pytest
@@ -76,9 +77,13 @@ async def test_requests_of_a_client_that_does_not_read_wait_outside() -> None:
     app = Answering(MIB)
     loop = asyncio.get_running_loop()
     async with meeting(app, Limits()) as (connection, client):
+
+        def started(number: int) -> bool:
+            return app.answers > number or not connection.transport.is_reading()
+
         for number in range(30):
             await loop.sock_sendall(client, GET)
-            await until(lambda number=number: app.answers > number or not connection.transport.is_reading())
+            await until(partial(started, number))
         assert connection.transport.get_write_buffer_size() < 2 * MIB
         left = 30 * MIB
         while left > 0:
