@@ -199,6 +199,8 @@ class Exchange:
         self._begun = True
         try:
             await app(self.scope, self, self.send)
+        except asyncio.CancelledError:
+            pass  # The task would keep it, and so its traceback with all that the request held. Nobody awaits the task.
         except Exception as error:  # the last resort of any ASGI server
             self._fail(error)
         finally:

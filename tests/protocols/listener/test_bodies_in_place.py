@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 import tritonclient.http as triton
 from starlette.types import Message, Receive, Scope, Send
 
-from protocols.listener.raw_client import LARGE, Client, post, serving
+from protocols.listener.raw_client import LARGE, Client, post, serving, until
 from protocols.protocol_service import NumpyService
 from serve_app.protocols.body import BodyReader, BodyTooSlow
 from serve_app.protocols.http import HttpSettings, create_app
@@ -111,3 +113,41 @@ async def test_bodies_over_the_limit_of_the_process_are_refused_while_they_arriv
         status, headers, body = await client.answer()
         assert (status, headers["connection"], json.loads(body)["code"]) == (429, "close", "queue_full")
         assert bodies.held == 0
+
+
+@pytest.mark.parametrize("sent", [200_000, None], ids=["amid its body", "while it is in work"])
+async def test_the_memory_of_a_client_that_leaves_is_free_at_once(sent: int | None) -> None:
+    """Without the help of the garbage collector, which comes rarely."""
+    given: list[weakref.ref[Any]] = []
+
+    def allocate(nbytes: int, aligned_at: int) -> memoryview:
+        block = np.empty(nbytes, np.uint8)
+        given.append(weakref.ref(block))
+        reading.set()
+        return block.data
+
+    bodies = BodyReader(
+        max_body=2**20, max_held_bytes=2**24, inline_bytes=1000, decode_threads=1, patience_s=60.0, allocate=allocate
+    )
+    reading, working = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await bodies.read_in_place(receive, dict(scope["headers"]), 60.0, 0)
+        bodies.release(len(body))
+        working.set()
+        await asyncio.Event().wait()
+
+    async with serving(app) as (listener, port):
+        gc.disable()
+        try:
+            for _ in range(3):
+                reading.clear()
+                working.clear()
+                client = await Client.connect(port)
+                await client.send(post(b"x" * LARGE)[:sent])
+                await (reading if sent else working).wait()
+                client.leave()
+                await until(lambda: listener.connections == listener.requests == 0)
+            assert [block() is None for block in given] == [True] * 3
+        finally:
+            gc.enable()
