@@ -109,6 +109,7 @@ class RouterDeployment:
             max_held_bytes=max(router.max_body, router.max_bytes // 2),
             inline_bytes=router.decode_aside_above,
             decode_threads=router.decode_threads,
+            in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             send_request_id=False,  # Serve adds its own
         )
         self._app = create_app(self._service, settings, allocate=self._allocate)

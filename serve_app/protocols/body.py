@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -60,6 +61,9 @@ class BodyReader:
             have come. Nobody in front of us ends a request that stopped half way, and what it holds would be lost to
             all others.
         allocate: Gives the memory for bodies that are read in place.
+        in_place_bytes: Most bytes that bodies may have declared and ``allocate`` given while they still arrive.
+            Beyond that they get memory of this process, which is taken up only as they come: otherwise a few heads of
+            requests would hold all that ``allocate`` has.
     """
 
     def __init__(
@@ -71,8 +75,11 @@ class BodyReader:
         decode_threads: int,
         patience_s: float = 30.0,
         allocate: Allocate = allocate,
+        in_place_bytes: int = 128 * 2**20,
     ) -> None:
         self._allocate = allocate
+        self._in_place = in_place_bytes
+        self._promised = 0  # bytes given by `allocate` to bodies that are not complete
         self._max_body = max_body
         self._max_held = max_held_bytes
         self._inline = inline_bytes
@@ -170,7 +177,6 @@ class BodyReader:
         size = self.declared_size(headers)
         if into is None or size is None or size <= _IN_PLACE_ABOVE or b"content-encoding" in headers:
             return await self.read(receive, headers, limit_s)
-        buffer = self._allocate(size, aligned_at)
         loop = asyncio.get_running_loop()
         started = loop.time()
         counted = 0
@@ -183,14 +189,27 @@ class BodyReader:
             timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
 
         try:
-            async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
-                await into(buffer, progress)
+            with self._memory(size, aligned_at) as buffer:
+                async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
+                    await into(buffer, progress)
         except BaseException as error:
             self.release(counted)
             if isinstance(error, TimeoutError):
                 raise _too_slow() from None
             raise
         return buffer.toreadonly()
+
+    @contextlib.contextmanager
+    def _memory(self, nbytes: int, aligned_at: int) -> Iterator[memoryview]:
+        """Memory for a body, which arrives while this is entered."""
+        if self._promised + nbytes > self._in_place:
+            yield allocate(nbytes, aligned_at)
+            return
+        self._promised += nbytes
+        try:
+            yield self._allocate(nbytes, aligned_at)
+        finally:
+            self._promised -= nbytes
 
     async def _receive(self, arriving: _Arriving, receive: Receive, limit_s: float) -> bytes:
         try:

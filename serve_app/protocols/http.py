@@ -39,6 +39,7 @@ class HttpSettings:
         inline_bytes: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
         decode_threads: Most conversions in threads at once.
         patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
+        in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
     """
 
@@ -47,6 +48,7 @@ class HttpSettings:
     inline_bytes: int = 256 * 2**10
     decode_threads: int = 2
     patience_s: float = 30.0
+    in_place_bytes: int = 128 * 2**20
     send_request_id: bool = True
 
 
@@ -71,6 +73,7 @@ class HttpApp:
             decode_threads=settings.decode_threads,
             patience_s=settings.patience_s,
             allocate=allocate,
+            in_place_bytes=settings.in_place_bytes,
         )
         self.bodies = bodies
         self._service = service

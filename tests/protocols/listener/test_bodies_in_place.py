@@ -151,3 +151,47 @@ async def test_the_memory_of_a_client_that_leaves_is_free_at_once(sent: int | No
             assert [block() is None for block in given] == [True] * 3
         finally:
             gc.enable()
+
+
+async def test_heads_alone_do_not_take_the_memory_for_bodies_in_place() -> None:
+    """Beyond the bound, bodies arrive elsewhere; when others are complete or given up, there is room again."""
+    given = asyncio.Queue[int]()
+
+    def allocate(nbytes: int, aligned_at: int) -> memoryview:
+        given.put_nowait(nbytes)
+        return memoryview(bytearray(nbytes))
+
+    bodies = BodyReader(
+        max_body=2**20,
+        max_held_bytes=2**24,
+        inline_bytes=1000,
+        decode_threads=1,
+        allocate=allocate,
+        in_place_bytes=2 * LARGE,
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await bodies.read_in_place(receive, dict(scope["headers"]), 60.0, 0)
+        bodies.release(len(body))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(body)})
+
+    async with serving(app) as (listener, port):
+        body = b"x" * LARGE
+        request = post(body)
+        slow = [await Client.connect(port) for _ in range(2)]
+        for client in slow:
+            await client.send(request[:-LARGE])
+            assert await given.get() == LARGE
+        other = await Client.connect(port)
+        await other.send(request)
+        assert (await other.answer())[2] == body
+        assert given.empty()
+        slow[0].leave()
+        await until(lambda: listener.requests == 1)
+        await slow[1].send(body)
+        assert (await slow[1].answer())[2] == body
+        for _ in range(3):
+            await other.send(request)
+            assert (await other.answer())[2] == body
+            assert given.get_nowait() == LARGE
