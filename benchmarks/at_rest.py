@@ -12,6 +12,7 @@ The rest is divided by the server's own counters. Writes ``at_rest.json`` and ``
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ from serve_app.config import load_file
 _CONFIG = ROOT / "configs" / "bench.yaml"
 _PUBLISHED = ROOT / "docs" / "benchmarks"
 _MODEL = "tiny"
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _FEATURES = 64
 _START_WITHIN_S = 180.0
 _ASK_EVERY_S = 0.3
@@ -99,11 +101,21 @@ class _Client:
         while not times or time.perf_counter() < until:
             started = time.perf_counter()
             self._socket.sendall(request)
-            answer = self._socket.recv(65536)
+            answer = self._answer()
             times.append(time.perf_counter() - started)
             if not answer.startswith(b"HTTP/1.1 %d " % status):
                 raise BenchmarkError(f"{method} {path}: expected {status}, got {answer[:200]!r}")
         return median(times)
+
+    def _answer(self) -> bytes:
+        """One whole answer. Servers may send head and body apart."""
+        answer = self._socket.recv(65536)
+        head, end, body = answer.partition(b"\r\n\r\n")
+        found = _LENGTH.search(head)
+        missing = int(found[1]) - len(body) if end and found is not None else 0
+        while missing > 0 and (more := self._socket.recv(65536)):
+            missing -= len(more)
+        return answer
 
     def close(self) -> None:
         """End the connection."""
@@ -133,16 +145,19 @@ def _round(urls: Mapping[str, str], bodies: tuple[bytes, bytes], seconds: float)
     """Every probe once; seconds."""
     infer = f"/v2/models/{_MODEL}/infer"
     found: dict[str, float] = {}
-    direct, proxy = _Client(urls[DIRECT]), _Client(urls[PROXY])
+    direct = _Client(urls[DIRECT])
     try:
         found["alive"] = direct.median_s("GET", "/v2/health/live", b"", 200, seconds)
         found["refused"] = direct.median_s("POST", infer, bodies[1], 400, seconds)
         before = _counters(urls[DIRECT])
         found["direct"] = direct.median_s("POST", infer, bodies[0], 200, seconds)
         after = _counters(urls[DIRECT])
-        found["proxy"] = proxy.median_s("POST", infer, bodies[0], 200, seconds)
     finally:
         direct.close()
+    proxy = _Client(urls[PROXY])  # only now: HAProxy ends idle connections soon
+    try:
+        found["proxy"] = proxy.median_s("POST", infer, bodies[0], 200, seconds)
+    finally:
         proxy.close()
     for stage, name in zip(("submitted", "queue", "execution"), _SUMS, strict=True):
         count = after[f"{name}_count"] - before.get(f"{name}_count", 0.0)
