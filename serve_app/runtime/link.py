@@ -1,7 +1,7 @@
 """The link: how bundles travel between a router and a replica on the same node.
 
 Ray Serve's handles work between any two processes of a cluster, at about a millisecond of CPU per call on either side.
-On one node a Unix socket does the same for a twentieth of it, and large tensors need not travel at all: the router
+On one node a Unix socket does the same for an eighth of it, and large tensors need not travel at all: the router
 keeps them in an `Arena` whose file the replica maps when the link is made. Serve remains in charge of everything else:
 which replicas there are, where they run, whether they are healthy, when they come and go.
 
