@@ -18,7 +18,7 @@ from serve_app.config.locate import HOME_VARIABLE
 
 __all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "role"]
 
-SERVE_APP_RUN = (sys.executable, "-m", "serve_app.cli", "run")
+SERVE_APP_RUN = (sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard")
 SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "local")
 
 PROXY, DIRECT = "proxy", "direct"

@@ -40,7 +40,9 @@ def main() -> None:
 @app.command()
 def run(
     config: ConfigFile,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard too.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option(help="Start Ray's dashboard too, which `serve status` and `serve deploy` ask.")
+    ] = True,
 ) -> None:
     """Check CONFIG and serve it in the foreground; Ctrl-C, or `serve-app stop` elsewhere, ends it."""
     from serve_app.cli.run import environment, run_file  # noqa: PLC0415 - keeps the other commands quick

@@ -42,14 +42,15 @@ _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 5.0
 
 
-def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = False) -> int:
+def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = True) -> int:
     """Serve a checked file in the foreground until a signal ends it. The process has the `environment` of a run.
 
     Args:
         path: The file.
         file: What is in it.
         console: For what a person should know.
-        dashboard: Whether Ray's dashboard runs too. It costs memory and CPU time, and whoever reaches it can run code.
+        dashboard: Whether Ray's dashboard runs too. `serve status` and `serve deploy` need it; it costs memory and CPU
+            time, and whoever has the token and reaches it can run code.
 
     Returns:
         The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
