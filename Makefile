@@ -66,6 +66,18 @@ endef
 	$(call make-environment,.venv-train,$<)
 	@touch $@
 
+# Clients of other servers, for the tests of the protocols: they pin what this server's environment has newer.
+.venv-clients/.made: requirements/clients/foreign.txt | .venv-uv/.made
+	$(call make-environment,.venv-clients,$<)
+	@touch $@
+
+.venv-perf-analyzer/.made: requirements/clients/perf_analyzer.txt | .venv-uv/.made
+	$(call make-environment,.venv-perf-analyzer,$<)
+	@touch $@
+
+.PHONY: clients
+clients: .venv-clients/.made .venv-perf-analyzer/.made ## Make the environments of the foreign clients that the tests use
+
 .PHONY: lock
 lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes newer versions)
 	@$(LOCK) --group bootstrap --output-file requirements/uv.txt
@@ -73,7 +85,7 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
 	@$(LOCK) --group models --output-file requirements/models.txt
 	@$(LOCK) --group train --output-file requirements/train.txt
-	@for peer in requirements/peers/*.in; do $(LOCK) "$$peer" --output-file "$${peer%.in}.txt"; done
+	@for own in requirements/{peers,clients}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
 
 # --- Models ---------------------------------------------------------------------------------------------------------
 
@@ -120,7 +132,7 @@ layers: env
 	@$(BIN)/lint-imports
 
 .PHONY: test
-test: env models ## Run the tests (TESTS=... chooses)
+test: env models clients ## Run the tests (TESTS=... chooses)
 	@$(BIN)/python -m pytest $(TESTS)
 
 .PHONY: schema
