@@ -6,7 +6,7 @@ With candidate labels, labels come out: zero-shot classification. With a source 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from serve_app.processors.options import EmbeddingOptions
 from serve_app.processors.parameters import parse_parameters
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import FLOATS, activate, describe, find_output
-from serve_app.processors.tokenization import TextTokenizer, expect_texts, mask_of
+from serve_app.processors.tokenization import Direction, TextTokenizer, expect_texts, mask_of
 
 _POOLED = ("sentence_embedding", "sentence_embeddings", "embeddings", "text_embeds")
 _TOKENS = ("last_hidden_state", "token_embeddings")
@@ -38,6 +38,9 @@ class EmbeddingParameters(msgspec.Struct, frozen=True):
         multi_label: Whether labels are independent of each other.
         normalize: Whether vectors have length 1.
         truncate: Whether texts that are too long are cut; they are refused if not.
+        truncation_direction: Where they are cut: at the end (``right``, the default) or at the beginning.
+        dimensions: How many numbers of every vector to keep, the first ones (Matryoshka embeddings are cut so).
+        encoding_format: How vectors are written: as numbers is the only way here.
         prompt_name: Which of the model's prompts to put before every text.
         source_sentence: Asks for the similarity of every text to this one.
     """
@@ -47,6 +50,9 @@ class EmbeddingParameters(msgspec.Struct, frozen=True):
     multi_label: bool | None = None
     normalize: bool | None = None
     truncate: bool | None = None
+    truncation_direction: Direction | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
     prompt_name: str | None = None
     source_sentence: str | None = None
 
@@ -57,6 +63,7 @@ class EmbeddingSettings:
 
     Attributes:
         output: The output to read: (rows, dimensions), or (rows, tokens, dimensions) if ``pooling`` is not ``none``.
+        dimensions: Length of the model's vectors; -1 where the model file does not tell.
         pooling: ``mean`` of the tokens, the first token (``cls``), or ``none`` because the model does it.
         normalize: Bring vectors to length 1 if the request does not say.
         prompts: Texts to put before a text, by name.
@@ -66,6 +73,7 @@ class EmbeddingSettings:
     """
 
     output: str
+    dimensions: int
     pooling: Literal["mean", "cls", "none"]
     normalize: bool
     prompts: dict[str, str]
@@ -124,8 +132,7 @@ class EmbeddingProcessor:
 
     def preprocess(self, payload: Media | Texts) -> Tensors:
         """Tokenize. See `TextTokenizer.tokenize` for what it raises."""
-        request = self._read(payload)
-        return self.tokenizer.tokenize(request.texts, request.parameters.truncate is not False)
+        return self._tokenize(self._read(payload))
 
     def bucket(self, tensors: Tensors) -> int:
         """The padded length, tokens."""
@@ -143,11 +150,14 @@ class EmbeddingProcessor:
         """Pool, and make `Embeddings`, or labels with scores, or similarities."""
         request = self._read(payload)
         if inputs is None:
-            inputs = self.tokenizer.tokenize(request.texts)
+            inputs = self._tokenize(request)
         vectors = self._pool(outputs[self.settings.output], mask_of(inputs))
         if not np.isfinite(vectors).all():
             raise InferenceFailed(f"output {self.settings.output} of the model is not a finite number")
         parameters = request.parameters
+        if parameters.dimensions is not None:
+            _check_dimensions(parameters.dimensions, vectors.shape[1])
+            vectors = np.ascontiguousarray(vectors[:, : parameters.dimensions])
         if request.labels:
             unit = _unit(vectors.astype(np.float64))
             cosines = unit[: -len(request.labels)] @ unit[-len(request.labels) :].T
@@ -158,11 +168,18 @@ class EmbeddingProcessor:
         normalize = self.settings.normalize if parameters.normalize is None else parameters.normalize
         return Embeddings(_unit(vectors) if normalize else vectors, int(mask_of(inputs).sum()))
 
+    def _tokenize(self, request: _Request) -> Tensors:
+        parameters = request.parameters
+        return self.tokenizer.tokenize(
+            request.texts, parameters.truncate is not False, parameters.truncation_direction or "right"
+        )
+
     def _read(self, payload: Media | Texts) -> _Request:
         """What is to be embedded, in the order of the rows: texts, then labels in their template or the source."""
         payload = expect_texts(payload)
         parameters = parse_parameters(payload.parameters, EmbeddingParameters)
         labels = self._candidate_labels(parameters)
+        self._check(parameters, labels)
         texts: list[Any] = list(payload.texts)
         if not texts:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
@@ -187,6 +204,18 @@ class EmbeddingProcessor:
             template = self._template(parameters)
             texts.extend(template.replace("{}", label) for label in labels)
         return _Request(texts, labels, parameters)
+
+    def _check(self, parameters: EmbeddingParameters, labels: list[str]) -> None:
+        """Refuse what would otherwise be ignored, or come to nothing after the work was done."""
+        for name in ("multi_label", "hypothesis_template"):
+            if not labels and getattr(parameters, name) is not None:
+                raise InvalidRequest(f"parameters.{name}: says how candidate_labels are weighed, and there are none")
+        if parameters.encoding_format == "base64":
+            raise InvalidRequest(
+                "parameters.encoding_format: vectors are written as numbers here; POST /v1/embeddings knows base64"
+            )
+        if parameters.dimensions is not None and self.settings.dimensions > 0:
+            _check_dimensions(parameters.dimensions, self.settings.dimensions)
 
     def _candidate_labels(self, parameters: EmbeddingParameters) -> list[str]:
         labels = parameters.candidate_labels
@@ -244,6 +273,11 @@ class _Request:
     parameters: EmbeddingParameters
 
 
+def _check_dimensions(wanted: int, width: int) -> None:
+    if wanted > width:
+        raise InvalidRequest(f"dimensions: expected 1 to {width}, the length of this model's vectors")
+
+
 def _unit(vectors: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Vectors of length 1; a zero vector stays one."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -266,6 +300,7 @@ def _embedding_settings(signature: ModelSignature, folder: ModelFolder, options:
         raise ConfigError(("config_sentence_transformers.json: prompts must map names to texts",))
     return EmbeddingSettings(
         output=spec.name,
+        dimensions=spec.shape[-1],
         pooling=pooling,
         normalize=normalizes if options.normalize is None else options.normalize,
         prompts=prompts,

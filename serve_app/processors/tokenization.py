@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
@@ -16,6 +16,8 @@ from serve_app.processors.buckets import bucket_for, bucket_of, widen
 from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.options import TextOptions
 from serve_app.processors.ranking import describe
+
+Direction: TypeAlias = Literal["left", "right"]
 
 _LONGEST_MODEL = 1_000_000
 """Hugging Face writes 1e30 for "no limit"; above this, a length is no length."""
@@ -85,12 +87,15 @@ class TextTokenizer:
         tokens = max(map(_guess_tokens, texts), default=1)
         return bucket_for(tokens, self.settings.buckets)
 
-    def tokenize(self, texts: list[str] | list[list[int]], truncate: bool = True) -> Tensors:
+    def tokenize(
+        self, texts: list[str] | list[list[int]], truncate: bool = True, direction: Direction = "right"
+    ) -> Tensors:
         """Tokenize texts, or check token ids and take them as they are (no special tokens are added to ids).
 
         Args:
             texts: One or more, all of one kind.
             truncate: Cut texts that are too long. Ids are never cut: who tokenizes also truncates.
+            direction: Where they are cut: at the end (``right``) or at the beginning.
 
         Returns:
             The model's inputs, (texts, longest text). Padding is on the right.
@@ -103,7 +108,7 @@ class TextTokenizer:
             raise InvalidRequest("inputs: at least one text is expected, and none came")
         if isinstance(texts[0], list):
             return self._tensors([self._check_ids(number, ids) for number, ids in enumerate(texts)])
-        return self._tensors(self._encode(texts, truncate))
+        return self._tensors(self._encode(texts, truncate, direction))
 
     def count(self, texts: list[str] | list[list[int]]) -> int:
         """Tokens that the model reads for these texts, special tokens included. Raises as `tokenize`."""
@@ -126,9 +131,10 @@ class TextTokenizer:
         values = {_IDS: self.settings.pad_id, _MASK: 1, _TYPES: 0}
         return {name: np.full((rows, bucket), values[name], dtype) for name, dtype in self.settings.inputs.items()}
 
-    def _encode(self, texts: Sequence[object], truncate: bool) -> list[list[int]]:
+    def _encode(self, texts: Sequence[object], truncate: bool, direction: Direction = "right") -> list[list[int]]:
         most = self.settings.max_length * _READ_CHARACTERS_PER_TOKEN
-        readable = [_check_text(number, text)[:most] for number, text in enumerate(texts)]
+        part = slice(most) if direction == "right" else slice(-most, None)
+        readable = [_check_text(number, text)[part] for number, text in enumerate(texts)]
         rows = []
         for number, encoding in enumerate(self._tokenizer.encode_batch_fast(readable)):
             ids = encoding.ids  # made anew whenever it is asked for
@@ -139,7 +145,7 @@ class TextTokenizer:
                     f"inputs[{number}]: the text is longer than {self.settings.max_length} tokens, and truncate is"
                     " false"
                 )
-            rows.append(ids)
+            rows.append(_last_tokens(encoding) if direction == "left" and encoding.overflowing else ids)
         return rows
 
     def _tensors(self, rows: Sequence[list[int]]) -> Tensors:
@@ -187,6 +193,21 @@ def mask_of(inputs: Tensors) -> npt.NDArray[np.bool_]:
     """Where the tokens are, (rows, tokens); everywhere if the model takes no mask."""
     mask = inputs.get(_MASK)
     return np.ones(inputs[_IDS].shape, np.bool_) if mask is None else mask.astype(np.bool_)
+
+
+def _last_tokens(encoding: Encoding) -> list[int]:
+    """The ids of a text that was cut at its beginning, made of one that was cut at its end.
+
+    How a tokenizer truncates is part of its state, which texts of other requests share.
+    """
+    special = encoding.special_tokens_mask
+    first = special.index(0)
+    room = special.count(0)
+    content: list[int] = []
+    for piece in (encoding, *encoding.overflowing):
+        content += [token for token, added in zip(piece.ids, piece.special_tokens_mask, strict=True) if not added]
+    ids: list[int] = encoding.ids
+    return [*ids[:first], *content[-room:], *ids[first + room :]]
 
 
 def _check_text(number: int, text: object) -> str:

@@ -74,6 +74,11 @@ class RouteNotFound(ServeAppError):
     code = "not_found"
 
 
+def is_openai(path: str) -> bool:
+    """Whether clients of this path expect OpenAI's error object."""
+    return path.startswith("/v1/") and not path.endswith("/predict")
+
+
 def code_of(error: Exception) -> str:
     """The code that a client sees: what is missing in the table, and what is no error of ours, is ``internal``."""
     return error.code if isinstance(error, ServeAppError) and error.code in STATUSES else ServeAppError.code

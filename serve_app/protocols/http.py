@@ -19,9 +19,9 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
-from serve_app.protocols import openai, overview, predict
+from serve_app.protocols import hugging_face, openai, overview, predict
 from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
-from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, render
+from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, is_openai, render
 from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.service import InferenceService
@@ -79,11 +79,13 @@ class HttpApp:
         self._service = service
         self._settings = settings
         self._infer = InferEndpoint(service, bodies)
+        media = predict.Predict(service, bodies)
         self._router = Router(
             [
                 *rest.routes(service),
                 *openai.routes(service, bodies),
-                *predict.routes(service, bodies),
+                *predict.routes(media),
+                *hugging_face.routes(service, media),
                 *overview.routes(service),
             ],
             redirect_slashes=False,
@@ -137,7 +139,7 @@ class HttpApp:
                 raise
             self._count(error, state.get("asked_model"))
             what = f"{scope['method']} {path}"
-            await answering.whole(_render_any(error, request_id, what, openai=openai.is_openai(path)))
+            await answering.whole(_render_any(error, request_id, what, openai=is_openai(path)))
 
     def _count(self, error: Exception, model: str | None) -> None:
         """Count what was refused on the way to the scheduler, which counts everything from there on."""

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Scope
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, QueueFull, ServeAppError
 from serve_app.protocols.body import SLOWEST, BodyTooSlow
-from serve_app.protocols.errors import Rendered, render
+from serve_app.protocols.errors import Rendered, is_openai, render
 from serve_app.protocols.exchange import LARGE, Exchange
 
 _MAX_HEAD: Final = 64 * 1024
@@ -410,7 +410,8 @@ class Connection(asyncio.BufferedProtocol):
     def _start(self, exchange: Exchange) -> None:
         shared = self._shared
         if shared.requests >= shared.limits.requests:
-            exchange.reply(render(QueueFull("the server has too many requests in work; try again", 1.0)))
+            full = QueueFull("the server has too many requests in work; try again", 1.0)
+            exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
             return
         shared.requests += 1
         exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())

@@ -1,11 +1,15 @@
-"""Decodes media as users have them: raw bodies, JSON with text or base64, and multipart forms."""
+"""Decodes media as users have them: raw bodies, JSON with text or base64, and multipart forms.
+
+Two steps: `parse` and `parse_form` take a body apart without knowing the model, and `payload_of` makes of that what one
+model takes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import binascii
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -16,18 +20,12 @@ from starlette.types import Message
 
 from serve_app.errors import InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Media, Texts
+from serve_app.protocols.content_type import JSON, MULTIPART, OPAQUE, WANTED, Kind, check_content_type, resolve, sniff
 from serve_app.protocols.open_inference.wire import invalid
 from serve_app.protocols.service import ModelInfo
 
-Kind: TypeAlias = Literal["tensors", "image", "audio", "text"]
-
 _Scalar: TypeAlias = str | int | float | bool | None
 
-JSON = "application/json"
-MULTIPART = "multipart/form-data"
-# What curl says when nobody told it anything better, and what says nothing: the processor looks at the bytes.
-_OPAQUE = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
-_AUDIO_ALIASES = frozenset({"application/ogg", "video/ogg", "video/webm"})
 _MAX_FIELDS = 2000
 _FORM_PIECE = 64 * 1024
 _MOST_PARAMETER_BYTES = 2**20
@@ -69,7 +67,7 @@ class PredictRequest(NamedTuple):
     lone_text: bool = False
 
 
-class _Parameters(NamedTuple):
+class Parameters(NamedTuple):
     """The ``parameters`` of a request: those of its task, and those for the server."""
 
     task: dict[str, Any]
@@ -77,79 +75,51 @@ class _Parameters(NamedTuple):
     fallback: bool | None = None
 
 
-def kind_of(task: str) -> Kind:
-    """What a model of this task takes, from Hugging Face's naming: ``image-...``, ``audio-...``, else text."""
-    if task == "tensors":
-        return "tensors"
-    if task.startswith("image-"):
-        return "image"
-    if task.startswith("audio-"):
-        return "audio"
-    return "text"
+class Document(NamedTuple):
+    """A JSON body: the ``inputs``, not decoded yet, and the parameters from wherever they stood."""
+
+    inputs: msgspec.Raw
+    parameters: Parameters
 
 
-WANTED: Mapping[Kind, str] = {
-    "tensors": "tensors",
-    "image": "a picture (image/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
-    "audio": "a sound (audio/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
-    "text": 'text (text/plain, or application/json {"inputs": "..."})',
-}
+class Body(NamedTuple):
+    """A body that is the file or the text itself."""
+
+    content: bytes
+    content_type: str
 
 
-def media_type(headers: Mapping[bytes, bytes]) -> str:
-    """The Content-Type without parameters, lower case; empty where there is none.
+class Form(NamedTuple):
+    """A multipart form.
 
-    Raises:
-        UnsupportedMedia: Text in a charset other than UTF-8.
+    Attributes:
+        field: Name of the file's field; empty where there is no file.
+        content: The file.
+        content_type: What the form calls the file; lower case, empty where it does not say.
+        texts: Fields named ``inputs`` that are no files.
+        parameters: From the field of this name.
     """
-    value = headers.get(b"content-type", b"").decode("latin-1")
-    name, _, parameters = value.partition(";")
-    name = name.strip().lower()
-    if name in {"text/plain", JSON}:
-        for parameter in parameters.split(";"):
-            key, _, charset = parameter.partition("=")
-            if key.strip().lower() == "charset" and charset.strip(' "').lower() not in {"utf-8", "utf8", "us-ascii"}:
-                raise UnsupportedMedia(f"Content-Type: charset {charset[:40]!r} is not served; send UTF-8")
-    return name
+
+    field: str
+    content: bytes
+    content_type: str
+    texts: list[str]
+    parameters: Parameters
 
 
-def check_content_type(info: ModelInfo, kind: Kind, content_type: str) -> None:
-    """Refuse what this model cannot take, before its body is read.
-
-    Raises:
-        InvalidRequest: The model takes tensors only.
-        UnsupportedMedia: The content type is not one of the model's.
-    """
-    if kind == "tensors":
-        raise InvalidRequest(
-            f"model {info.name!r} takes tensors, not media: send them to POST /v2/models/{info.name}/infer"
-        )
-    if content_type in {JSON, MULTIPART}:
-        return
-    if kind == "text":
-        fits = content_type == "text/plain"
-    elif kind == "image":
-        fits = content_type.startswith("image/") or content_type in _OPAQUE
-    else:
-        fits = content_type.startswith("audio/") or content_type in _OPAQUE | _AUDIO_ALIASES
-    if not fits:
-        raise UnsupportedMedia(f"model {info.name!r} takes {WANTED[kind]}; got {content_type[:80] or 'no type'!r}")
+Asked: TypeAlias = Document | Body | Form
+"""A body, taken apart."""
 
 
 def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> PredictRequest:
-    """Make a payload of a body that is not a form.
-
-    Raises:
-        InvalidRequest: It cannot be understood.
-    """
-    if content_type == JSON:
-        return _from_json(info, kind, content)
-    if kind == "text":
-        return PredictRequest(Texts([_utf8(content, "the body")], {}), lone_text=True)
-    return PredictRequest(Media(content, "" if content_type in _OPAQUE else content_type, {}))
+    """`payload_of` of what `parse` finds, in one step."""
+    return payload_of(info, kind, parse(content_type, content))
 
 
-def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> PredictRequest:
+def parse(content_type: str, content: bytes) -> Document | Body:
+    """Take a body apart that is not a form. Raises `InvalidRequest` where it cannot be understood."""
+    if content_type != JSON:
+        return Body(content, content_type)
     # Only what is needed is decoded, as the type it must have: a decoder that makes objects of whatever comes holds
     # the GIL, and with it every other request, for seconds on a body of brackets.
     try:
@@ -165,30 +135,66 @@ def _from_json(info: ModelInfo, kind: Kind, content: bytes) -> PredictRequest:
     nested = values.pop("parameters", None)
     # Some tasks of Hugging Face's clients put their parameters beside the inputs.
     parameters = _parameters({**values, **(_parameter_object(nested) if nested is not None else {})})
-    if kind == "text":
-        return _from_inputs(info, document.inputs, parameters)
+    return Document(document.inputs, parameters)
+
+
+def payload_of(info: ModelInfo, kind: Kind, asked: Asked) -> PredictRequest:
+    """Make of a body what this model takes.
+
+    Raises:
+        InvalidRequest: It cannot be understood.
+        UnsupportedMedia: It is something else than this model takes.
+    """
+    match asked:
+        case Body(content, content_type):
+            check_content_type(info, kind, content_type)
+            if kind == "text":
+                return PredictRequest(Texts([_utf8(content, "the body")], {}), lone_text=True)
+            return PredictRequest(Media(content, _declared(content_type, content), {}))
+        case Document(inputs, parameters):
+            if kind == "text":
+                return _from_inputs(info, inputs, parameters)
+            return _from_base64(info, kind, inputs, parameters)
+        case Form():
+            return _from_form(info, kind, asked)
+
+
+def _declared(content_type: str, content: bytes) -> str:
+    """The type that the client named, not one that was found by looking: decoders blame it when they cannot read it."""
+    return "" if content_type in OPAQUE or content_type == sniff(content) else content_type
+
+
+def text_of(inputs: msgspec.Raw, what: str = "text") -> str:
+    """The ``inputs`` as a string. Raises `InvalidRequest`, naming what was expected."""
     try:
-        inputs = _TEXT.decode(document.inputs)
+        return _TEXT.decode(inputs)
     except msgspec.ValidationError:
-        raise InvalidRequest(f"inputs: expected the {kind} file in base64, as a string") from None
+        raise InvalidRequest(f"inputs: expected {what}, as a string") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(error, "inputs") from None
-    content_type, encoded = "", inputs
-    if inputs.startswith("data:"):
-        head, _, encoded = inputs.partition(",")
-        content_type = head[len("data:") :].partition(";")[0].strip().lower()
+
+
+def split_data_uri(inputs: str) -> tuple[str, str]:
+    """Media type and base64 of a data URI; no type for plain base64."""
+    if not inputs.startswith("data:"):
+        return "", inputs
+    head, _, encoded = inputs.partition(",")
+    return head[len("data:") :].partition(";")[0].strip().lower(), encoded
+
+
+def _from_base64(info: ModelInfo, kind: Kind, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
+    content_type, encoded = split_data_uri(text_of(inputs, f"the {kind} file in base64"))
     try:
         media = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
     except ValueError:
         raise InvalidRequest(f"inputs: expected the {kind} file in base64") from None
     if not media:
         raise InvalidRequest("inputs: the file is empty")
-    if content_type:
-        check_content_type(info, kind, content_type)
+    check_content_type(info, kind, content_type or sniff(media))
     return PredictRequest(Media(media, content_type, parameters.task), parameters.variant, parameters.fallback)
 
 
-def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: _Parameters) -> PredictRequest:
+def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
     first = bytes(memoryview(inputs)[:1])
     task, variant, fallback = parameters
     try:
@@ -197,7 +203,7 @@ def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: _Parameters) 
         if first == b"{":
             pair = _PAIR.decode(inputs)
             # A parameter for the model's processor, which answers with one similarity per sentence.
-            task["source_sentence"] = pair.source_sentence
+            task = {**task, "source_sentence": pair.source_sentence}
             return PredictRequest(_texts(info, pair.sentences, task), variant, fallback)
         texts = _TEXTS.decode(inputs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -221,7 +227,7 @@ def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
         raise InvalidRequest("parameters: expected a JSON object") from None
 
 
-def _parameters(given: Mapping[str, msgspec.Raw]) -> _Parameters:
+def _parameters(given: Mapping[str, msgspec.Raw]) -> Parameters:
     """Take the parameters apart. Values are scalars or flat lists: no task needs more."""
     parameters: dict[str, Any] = {}
     for name, raw in given.items():
@@ -237,15 +243,13 @@ def _parameters(given: Mapping[str, msgspec.Raw]) -> _Parameters:
     fallback = parameters.pop("fallback", None)
     if fallback is not None and not isinstance(fallback, bool):
         raise InvalidRequest("parameters.fallback: expected true or false")
-    return _Parameters(parameters, variant or "", fallback)
+    return Parameters(parameters, variant or "", fallback)
 
 
-async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: bytes) -> PredictRequest:
-    """Make a payload of a multipart form: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
+async def parse_form(request: Request, content: bytes) -> Form:
+    """Take a multipart form apart: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
 
     Args:
-        info: The model.
-        kind: What it takes.
         request: For its headers; its body has been read.
         content: The body.
 
@@ -265,34 +269,43 @@ async def decode_form(info: ModelInfo, kind: Kind, request: Request, content: by
         async with Request(request.scope, replay).form(
             max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(content)
         ) as form:
-            files = [value for value in form.values() if isinstance(value, UploadFile)]
+            files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
             texts = [value for value in form.getlist("inputs") if isinstance(value, str)]
-            parameters_field = form.get("parameters")
-            uploaded = await files[0].read() if files else b""
-            upload_type = (files[0].content_type or "") if files else ""
+            parameters = _form_parameters(form.get("parameters"))
+            if not files:
+                return Form("", b"", "", texts, parameters)
+            field, file = files[0]
+            content_type = (file.content_type or "").partition(";")[0].strip().lower()
+            return Form(field, await file.read(), content_type, texts, parameters)
     except MultiPartException as error:
         raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
     except HTTPException as error:
         raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
-    task, variant, fallback = _form_parameters(parameters_field)
+
+
+def _from_form(info: ModelInfo, kind: Kind, form: Form) -> PredictRequest:
+    task, variant, fallback = form.parameters
     if kind == "text":
+        texts = form.texts
+        if form.field == "inputs":
+            texts = [*texts, _utf8(form.content, "inputs")]  # curl -F inputs=@text.txt
         if not texts:
             raise InvalidRequest("inputs: expected at least one form field of this name, with a text")
-        return PredictRequest(_texts(info, texts, task), variant, fallback)
-    if not files:
+        return PredictRequest(_texts(info, texts, task), variant, fallback, lone_text=len(texts) == 1)
+    if not form.field:
         raise InvalidRequest(f"file: expected a form field of this name with the {kind} file (curl -F file=@...)")
-    if not uploaded:
+    if not form.content:
         raise InvalidRequest("file: the file is empty")
-    name = upload_type.partition(";")[0].strip().lower()
-    if name in {JSON, MULTIPART}:
+    if form.content_type in {JSON, MULTIPART}:
         raise UnsupportedMedia(f"file: model {info.name!r} takes {WANTED[kind]}")
-    check_content_type(info, kind, name)
-    return PredictRequest(Media(uploaded, "" if name in _OPAQUE else name, task), variant, fallback)
+    check_content_type(info, kind, resolve(form.content_type, form.content))
+    name = "" if form.content_type in OPAQUE else form.content_type
+    return PredictRequest(Media(form.content, name, task), variant, fallback)
 
 
-def _form_parameters(field: object) -> _Parameters:
+def _form_parameters(field: object) -> Parameters:
     if field is None:
-        return _Parameters({})
+        return Parameters({})
     if not isinstance(field, str) or len(field) > _MOST_PARAMETER_BYTES:
         raise InvalidRequest("parameters: expected a JSON object in this form field")
     try:

@@ -33,7 +33,7 @@ class _EmbeddingsRequest(msgspec.Struct):
     model: str
     input: msgspec.Raw
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 _REQUEST: Final = msgspec.json.Decoder(_EmbeddingsRequest)
@@ -41,11 +41,6 @@ _TEXT: Final = msgspec.json.Decoder(str)
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _TOKENS: Final = msgspec.json.Decoder(list[_Token])
 _TOKEN_LISTS: Final = msgspec.json.Decoder(list[list[_Token]])
-
-
-def is_openai(path: str) -> bool:
-    """Whether clients of this path expect OpenAI's error object."""
-    return path.startswith("/v1/") and not path.endswith("/predict")
 
 
 def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
@@ -101,11 +96,13 @@ class _Endpoints:
             self._bodies.release(len(content))
         if not 1 <= len(texts) <= most:
             raise _wrong_number(len(texts), most)
+        # The model's processor knows its width, and shortens vectors where they are made.
+        parameters = {} if asked.dimensions is None else {"dimensions": asked.dimensions}
         answer = await self._service.submit(
-            info.name, Texts(texts, {}), remaining(info, options, monotonic() - arrived)
+            info.name, Texts(texts, parameters), remaining(info, options, monotonic() - arrived)
         )
         embeddings: Embeddings = answer.value
-        vectors = _shortened(embeddings.vectors, asked.dimensions)
+        vectors = embeddings.vectors
         encode = self._bodies.is_large(vectors.nbytes)
         reply = (
             await self._bodies.offload(_reply, info.name, vectors, embeddings.tokens, asked.encoding_format)
@@ -158,21 +155,6 @@ def _inputs(raw: msgspec.Raw, most: int) -> list[str] | list[list[int]]:
 
 def _wrong_number(texts: int, most: int) -> InvalidRequest:
     return InvalidRequest(f"input: expected 1 to {most} texts, got {texts}")
-
-
-def _shortened(vectors: npt.NDArray[np.float32], dimensions: int | None) -> npt.NDArray[np.float32]:
-    """The first ``dimensions`` of every vector, at length 1 again (Matryoshka embeddings are cut so)."""
-    width = vectors.shape[1]
-    if dimensions is None or dimensions == width:
-        return vectors
-    if not 1 <= dimensions < width:
-        error = InvalidRequest(f"dimensions: expected 1 to {width}")
-        error.counted = True  # as answered: only the model's answer tells its width
-        raise error
-    cut = vectors[:, :dimensions]
-    lengths = np.linalg.norm(cut, axis=1, keepdims=True)
-    result: npt.NDArray[np.float32] = cut / np.maximum(lengths, np.finfo(np.float32).tiny)
-    return result
 
 
 def _reply(model: str, vectors: npt.NDArray[np.float32], tokens: int, encoding: str) -> bytes:

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from serve_app import __version__
 from serve_app.payloads import DTYPES
-from serve_app.protocols.media import kind_of
+from serve_app.protocols.content_type import kind_of
 from serve_app.protocols.replies import json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -99,7 +99,8 @@ class _Endpoints:
         lines += [
             "",
             "Any request may carry X-Priority (high, normal, low) and X-Timeout-Ms.",
-            "Also here: /v2 (Open Inference Protocol), /v1/models, /v1/embeddings, /status, /metrics",
+            "Also here: /docs (every route, to try out), /openapi.json, /v2 (Open Inference Protocol), /v1/models and",
+            "/v1/embeddings (OpenAI), /models/NAME (Hugging Face), /status, /metrics",
             "",
         ]
         return PlainTextResponse("\n".join(lines))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,39 +16,66 @@ from starlette.routing import Route
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Embeddings
 from serve_app.protocols.body import BodyReader
-from serve_app.protocols.media import (
+from serve_app.protocols.content_type import (
     JSON,
     MULTIPART,
     WANTED,
     check_content_type,
-    decode,
-    decode_form,
     kind_of,
     media_type,
+    resolve,
 )
-from serve_app.protocols.options import allowed_s, remaining, request_options
+from serve_app.protocols.media import Asked, PredictRequest, parse, parse_form, payload_of
+from serve_app.protocols.options import allowed_s, header_wish, reading_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json
-from serve_app.protocols.service import InferenceService
+from serve_app.protocols.service import InferenceService, ModelInfo
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+PATH = "/v1/models/{model}/predict"
 
 
-def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
+def routes(predict: Predict) -> list[Route]:
     """The route of predict requests."""
-    return [Route("/v1/models/{model}/predict", _Predict(service, bodies).predict, methods=["POST"])]
+    return [Route(PATH, predict.named, methods=["POST"])]
 
 
-class _Predict:
+class Predict:
+    """Answers requests with media.
+
+    Args:
+        service: Runs them.
+        bodies: Reads them.
+    """
+
     def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
         self._service = service
         self._bodies = bodies
 
-    async def predict(self, request: Request) -> Response:
-        arrived = monotonic()
+    async def named(self, request: Request) -> Response:
+        """Answer by the model that the path names."""
+        return await self.by(request, self.find(request))
+
+    def find(self, request: Request) -> ModelInfo:
+        """The model that the path names. Raises `ModelNotFound`."""
         request.state.asked_model = request.path_params["model"]
-        info = self._service.find(request.path_params["model"])
+        return self._service.find(request.path_params["model"])
+
+    async def by(
+        self, request: Request, info: ModelInfo, check: Callable[[PredictRequest], None] | None = None
+    ) -> Response:
+        """Answer by this model.
+
+        Args:
+            request: Of any content type that the model takes.
+            info: The model.
+            check: Looks at the decoded request, and raises what is to be answered where it is not to be served.
+        """
+        arrived = monotonic()
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
-        content_type = media_type(headers)
-        kind = kind_of(info.task)
-        check_content_type(info, kind, content_type)
+        content_type, kind = media_type(headers), kind_of(info.task)
+        check_content_type(info, kind, content_type, final=False)
         declared = self._bodies.declared_size(headers)
         options = request_options(info, headers, declared or 0)
         if declared is not None:
@@ -58,15 +86,54 @@ class _Predict:
                 self._service.precheck(info.name, options.priority, len(content))
             if not content:
                 raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind]}")
-            if content_type == MULTIPART:
-                asked = await decode_form(info, kind, request, content)
-            elif self._bodies.is_large(len(content)) and content_type in {JSON, "text/plain"}:
-                asked = await self._bodies.offload(decode, info, kind, content_type, content)
-            else:
-                asked = decode(info, kind, content_type, content)
+            parsed = await self._parse(request, content_type, content)
+            asked = await self._offload_large(content, payload_of, info, kind, parsed)
         finally:
             self._bodies.release(len(content))
-        options = request_options(info, headers, len(content), variant=asked.variant, fallback=asked.fallback)
+        if check is not None:
+            check(asked)
+        return await self._answer(info, headers, asked, len(content), arrived)
+
+    async def by_chosen(self, request: Request, choose: Callable[[Asked], ModelInfo]) -> Response:
+        """Answer by the model that fits the body.
+
+        Args:
+            request: Of any content type.
+            choose: Names the model, or raises what is to be answered where there is none.
+        """
+        arrived = monotonic()
+        request.state.asked_model = ""
+        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        wish = header_wish(headers)
+        # The body tells the model: until it is read, the most patient one counts.
+        limit_s = max(reading_s(info, wish) for info in self._service.models.values())
+        content = await self._bodies.read(request.receive, headers, limit_s)
+        try:
+            parsed = await self._parse(request, media_type(headers), content)
+            info = choose(parsed)
+            request.state.asked_model = info.name
+            self._service.precheck(info.name, wish[0], len(content))
+            asked = await self._offload_large(content, payload_of, info, kind_of(info.task), parsed)
+        finally:
+            self._bodies.release(len(content))
+        return await self._answer(info, headers, asked, len(content), arrived)
+
+    async def _parse(self, request: Request, content_type: str, content: bytes) -> Asked:
+        if content_type == MULTIPART:
+            return await parse_form(request, content)
+        return await self._offload_large(content, parse, resolve(content_type, content), content)
+
+    async def _offload_large(
+        self, content: bytes, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _R:
+        if self._bodies.is_large(len(content)):
+            return await self._bodies.offload(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    async def _answer(
+        self, info: ModelInfo, headers: Mapping[bytes, bytes], asked: PredictRequest, nbytes: int, arrived: float
+    ) -> Response:
+        options = request_options(info, headers, nbytes, variant=asked.variant, fallback=asked.fallback)
         answer = await self._service.submit(info.name, asked.payload, remaining(info, options, monotonic() - arrived))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         if asked.lone_text and "candidate_labels" in asked.payload.parameters:

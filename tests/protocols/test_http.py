@@ -176,7 +176,7 @@ async def test_failures_of_the_service(
         reply = await client.post(path, json={"model": "sentences", "input": "a"})
         got = reply.json()["error"]["code"]
     else:
-        reply = await client.post(path, content=json.dumps(REQUEST), headers={"Content-Type": ""})
+        reply = await client.post(path, content=json.dumps(REQUEST), headers={"Content-Type": "image/png"})
         got = reply.json()["code"]
 
     assert (status, code, retry_after) == (reply.status_code, got, reply.headers.get("retry-after"))

@@ -19,8 +19,9 @@ import pytest
 from protocols.protocol_service import NumpyService
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.payloads import Media, Texts
+from serve_app.protocols.content_type import kind_of
 from serve_app.protocols.http import create_app
-from serve_app.protocols.media import decode, kind_of
+from serve_app.protocols.media import decode
 from serve_app.scheduling.entry import Priority
 
 PICTURE = b"\x89PNG a picture, for all that the protocol knows"

@@ -1,0 +1,212 @@
+"""The server in this process, without Ray: real models, scheduler, worker and listener, and every way to ask them.
+
+It lives in a thread with an event loop of its own, so that clients that block (curl, OpenAI's, Hugging Face's) can be
+used from a test as users use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import onnx_models
+import tokenizers
+from runtime_harness import batch_same_turn
+
+from serve_app.app import describe_models
+from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.inference.onnx import OnnxBackend
+from serve_app.payloads import Bundle, BundleResult
+from serve_app.processors.processor import Processor
+from serve_app.protocols.http import HttpApp, HttpSettings, create_app
+from serve_app.protocols.listener import Listener, bind
+from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.metrics import RouterMetrics
+from serve_app.runtime.service import Service
+from serve_app.runtime.worker import Worker
+from serve_app.scheduling.scheduler import Scheduler
+
+_REPLICA = "only"
+_START_WITHIN_S = 60.0
+
+
+def every_kind_of_model(folder: Path) -> dict[str, Any]:
+    """A configuration with a model of every task: digits and spoken digits as in the demo, and small ones made here.
+
+    Args:
+        folder: Where the small ones are written.
+    """
+    onnx_models.make(folder / "sum_diff" / "1" / "model.onnx", "sum_diff")
+    onnx_models.make(folder / "strings" / "1" / "model.onnx", "string_identity")
+    for name in ("words", "moods"):
+        onnx_models.make(folder / name / "1" / "model.onnx", "seq_mean")
+        _make_tokenizer(folder / name / "tokenizer.json")
+    labels = ["joy", "anger", "fear", "love", "surprise", "sadness", "calm", "other"]
+    return {
+        "models": [
+            {"name": "digits", "task": "image-classification", "path": "models/digits"},
+            {"name": "spoken-digits", "task": "audio-classification", "path": "models/spoken-digits"},
+            {
+                "name": "words",
+                "task": "feature-extraction",
+                "path": str(folder / "words"),
+                "processor": {"max_length": 16},
+                "variants": [{"name": "light", "path": str(folder / "moods")}],
+            },
+            {
+                "name": "moods",
+                "task": "text-classification",
+                "path": str(folder / "moods"),
+                "processor": {"max_length": 16, "labels": labels, "output": "embedding"},
+            },
+            {"name": "sum_diff", "path": str(folder / "sum_diff")},
+            {"name": "strings", "path": str(folder / "strings")},
+        ]
+    }
+
+
+def _make_tokenizer(path: Path) -> None:
+    """Words by spaces; ``[CLS]`` before every text."""
+    words = [
+        "[UNK]",
+        "[PAD]",
+        "[CLS]",
+        *[
+            "the",
+            "cat",
+            "dog",
+            "sat",
+            "on",
+            "a",
+            "mat",
+            "and",
+            "sun",
+            "moon",
+            "good",
+            "bad",
+            "day",
+            "one",
+            "two",
+            "three",
+        ],
+    ]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", vocabulary["[CLS]"])]
+    )
+    tokenizer.save(str(path))
+
+
+class LocalServer:
+    """Serves one configuration on a free port, from `__enter__` to `__exit__`.
+
+    Args:
+        args: What stands under ``args:``.
+        settings: Limits of the HTTP side.
+
+    Attributes:
+        url: Where it listens.
+        app: The HTTP application.
+    """
+
+    url: str
+    app: HttpApp
+
+    def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
+        self._config = parse_args(args)
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._started = threading.Event()
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="local-server")
+
+    def __enter__(self) -> LocalServer:
+        self._thread.start()
+        assert self._started.wait(_START_WITHIN_S), "the server did not start"
+        if self._fault is not None:
+            raise self._fault
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # told to who waits in `__enter__`
+            self._fault = error
+            self._started.set()
+            raise
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        workers = {model.name: _worker(model) for model in self._config.models}
+
+        async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
+            return await workers[model].run(bundle)
+
+        service = _service(self._config, send)
+        self.app = create_app(service, self._settings)
+        listener = Listener(self.app, bind("127.0.0.1", 0))
+        await listener.start()
+        self.url = f"http://127.0.0.1:{listener.port}"
+        self._started.set()
+        await self._stop.wait()
+        await listener.close(1.0, grace_s=0.0)
+        for worker in workers.values():
+            worker.close()
+
+
+def _worker(model: ModelConfig) -> Worker:
+    locations = model.locations()
+    backends = {}
+    for variant, location in locations.items():
+        backends[variant] = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=False))
+        backends[variant].load()
+    return Worker(
+        name=model.name,
+        backends=backends,
+        processor=model.make_processor(backends[""].signature, locations[""]),
+        max_rows=model.batching.max_rows,
+        preprocess_threads=1,
+        batch=batch_same_turn,
+    )
+
+
+def _service(config: AppArgs, send: Any) -> Service:
+    infos = describe_models(config)
+    processors: dict[str, Processor] = {}
+    for model in config.models:
+        processor = model.make_processor(infos[model.name].signature, model.locations()[""])
+        if processor is not None:
+            processors[model.name] = processor
+    scheduling = config.model_scheduling()
+    scheduler = Scheduler(scheduling.values(), config.class_settings(), config.process_limits(), config.groups())
+    metrics = RouterMetrics(scheduler)
+    dispatcher = Dispatcher(scheduler, send, metrics, config.router.bundle_timeout_s)
+    for name in infos:
+        dispatcher.on_replicas(name, [f"{name}-{_REPLICA}"])
+
+    async def page() -> str:
+        return metrics.render()
+
+    return Service(
+        models=infos,
+        processors=processors,
+        dispatcher=dispatcher,
+        metrics=metrics,
+        on_demand=frozenset(),
+        metrics_page=page,
+        scheduling=scheduling,
+    )
