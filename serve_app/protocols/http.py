@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
@@ -24,8 +24,11 @@ from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGo
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, is_openai, render
 from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
+from serve_app.protocols.openapi import pages
 from serve_app.protocols.service import InferenceService
 
+INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
+"""What `InferEndpoint` serves, past the router."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -87,11 +90,22 @@ class HttpApp:
                 *predict.routes(media),
                 *hugging_face.routes(service, media),
                 *overview.routes(service),
+                *pages.routes(service, self.served),
             ],
             redirect_slashes=False,
         )
         self._ids = itertools.count()
         self._id_prefix = secrets.token_hex(8)
+
+    def served(self) -> list[tuple[str, str]]:
+        """Method and path of everything that is served. HEAD goes wherever GET does."""
+        routed = [
+            (method, route.path)
+            for route in self._router.routes
+            if isinstance(route, Route) and route.include_in_schema
+            for method in sorted((route.methods or set()) - {"HEAD"})
+        ]
+        return [*(("POST", path) for path in INFER_PATHS), *routed]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection: HTTP here, lifespan and websockets (refused) by the router."""

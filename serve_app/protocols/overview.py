@@ -43,8 +43,11 @@ def example(info: ModelInfo, base_url: str) -> str:
             return _tensor_example(info, f"{base_url}/v2/models/{info.name}/infer")
 
 
-def _tensor_example(info: ModelInfo, url: str) -> str:
-    """One row of zeros: as JSON where that is short, otherwise as binary data from /dev/zero."""
+def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:
+    """The ``inputs`` of a V2 request for one row of zeros, and how many bytes of them follow as binary.
+
+    As JSON where that is short or the model takes texts (0 bytes follow), otherwise binary.
+    """
     shapes = {spec.name: [1, *(max(size, 1) for size in spec.shape[1:])] for spec in info.signature.inputs}
     values = sum(math.prod(shape) for shape in shapes.values())
     binary = values > _INLINE_VALUES and all(spec.datatype != "BYTES" for spec in info.signature.inputs)
@@ -62,11 +65,17 @@ def _tensor_example(info: ModelInfo, url: str) -> str:
             zero = {"BYTES": "", "BOOL": False}.get(spec.datatype, 0)
             tensor["data"] = [zero] * count
         inputs.append(tensor)
+    return inputs, total
+
+
+def _tensor_example(info: ModelInfo, url: str) -> str:
+    """One row of zeros: as JSON where that is short, otherwise as binary data from /dev/zero."""
+    inputs, following = row_of_zeros(info)
     request = orjson.dumps({"inputs": inputs}).decode()
-    if not binary:
+    if not following:
         return f"curl {url} -d '{request}'"
     return (
-        f"(printf %s '{request}'; head -c {total} /dev/zero) | curl {url}"
+        f"(printf %s '{request}'; head -c {following} /dev/zero) | curl {url}"
         f" -H 'Inference-Header-Content-Length: {len(request)}' --data-binary @-"
     )
 

@@ -47,7 +47,7 @@ def routes(service: InferenceService) -> list[Route]:
     return [
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()),
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
-        *(Route(path, _unsupported, methods=["GET", "POST"]) for path in _UNSUPPORTED_PATHS),
+        *(Route(path, _unsupported, methods=["GET", "POST"], include_in_schema=False) for path in _UNSUPPORTED_PATHS),
     ]
 
 

@@ -1,0 +1,1 @@
+"""Clients as users have them, against a server with real models on a real port."""
