@@ -135,6 +135,15 @@ layers: env
 test: env models clients ## Run the tests (TESTS=... chooses)
 	@$(BIN)/python -m pytest $(TESTS)
 
+# Seconds; URL=http://host:port asks a server that runs, instead of one that is started for this.
+FUZZ_SECONDS ?= 600
+URL ?=
+
+.PHONY: fuzz-http
+fuzz-http: env ## Ask the HTTP side whatever its description allows and forbids, 10 minutes (FUZZ_SECONDS, URL)
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python tests/fuzz_http.py --seconds "$(FUZZ_SECONDS)" \
+		$(if $(URL),--url "$(URL)")
+
 .PHONY: schema
 schema: env ## Write configs/schema.json again
 	@$(BIN)/serve-app schema > configs/schema.json.new

@@ -21,14 +21,16 @@ def fuzz(url: str, *args: str) -> subprocess.CompletedProcess[str]:
         url: Of the server.
         args: Further arguments of ``schemathesis run``.
     """
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(_CONFIG)]
-    return subprocess.run(
-        [*command, "run", *args, f"{url}/openapi.json"],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(_CONFIG), "run", *args]
+    with tempfile.TemporaryDirectory() as folder:  # where it keeps what failed, to begin with that the next time
+        return subprocess.run(
+            [*command, f"{url}/openapi.json"],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            cwd=folder,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
