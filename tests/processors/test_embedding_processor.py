@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Embeddings, Media, ModelSignature, Tensors, TensorSpec, Texts
@@ -340,3 +343,59 @@ def test_examples_have_the_shape_of_padded_texts(text_folder: Path) -> None:
     }
     assert made.bucket(example) == 32
     assert (made.labels, made.bucket_invariant) == ((), True)
+
+
+def test_texts_can_be_cut_at_their_beginning(text_folder: Path) -> None:
+    """The special tokens stay where they were."""
+    made = processor(text_folder, {"max_length": 5})
+    text = "hello world hello this text"
+
+    ends = made.preprocess(Texts([text, "hello"], {}))["input_ids"]
+    starts = made.preprocess(Texts([text, "hello"], {"truncation_direction": "left"}))["input_ids"]
+
+    assert ends.tolist() == [[2, 4, 5, 4, 3], [2, 4, 3, 0, 0]]
+    assert starts.tolist() == [[2, 4, 9, 10, 3], [2, 4, 3, 0, 0]]
+
+
+@given(
+    words=st.lists(st.sampled_from(["hello", "world", "playing", "a", "?"]), min_size=1, max_size=40),
+    most=st.integers(3, 12),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_is_left_of_a_text_is_its_end(text_folder: Path, words: list[str], most: int) -> None:
+    """As the tokenizer itself would cut it, were it told to."""
+    made = processor(text_folder, {"max_length": most})
+    tokenizer = Tokenizer.from_file(str(text_folder / "tokenizer.json"))
+    tokenizer.enable_truncation(most, direction="left")
+    text = " ".join(words)
+
+    ids = made.preprocess(Texts([text], {"truncation_direction": "left"}))["input_ids"]
+
+    assert ids.tolist() == [tokenizer.encode(text).ids]
+
+
+def test_dimensions_are_the_first_ones(text_folder: Path) -> None:
+    """Cut before they are brought to length 1."""
+    made = processor(text_folder, {"normalize": True}, (TensorSpec("embedding", "FP32", (-1, 3)),))
+
+    value = answer(made, Texts(["hello"], {"dimensions": 2}), {"embedding": floats([3, 4, 12])})
+
+    assert np.allclose(value.vectors, [[0.6, 0.8]])
+    with pytest.raises(InvalidRequest, match="dimensions: expected 1 to 3, the length of this model's vectors"):
+        made.estimate(Texts(["hello"], {"dimensions": 4}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"multi_label": False}, r"parameters\.multi_label: says how candidate_labels are weighed, and there are none"),
+        ({"hypothesis_template": "{}"}, r"parameters\.hypothesis_template: says how candidate_labels"),
+        ({"encoding_format": "base64"}, r"parameters\.encoding_format: .* POST /v1/embeddings"),
+        ({"dimensions": 0}, r"parameters\.dimensions: expected `int` >= 1"),
+        ({"truncation_direction": "up"}, r"parameters\.truncation_direction: invalid enum value 'up'"),
+    ],
+)
+def test_nothing_is_ignored(text_folder: Path, parameters: dict[str, Any], message: str) -> None:
+    """What would change nothing here is refused."""
+    with pytest.raises(InvalidRequest, match=message):
+        processor(text_folder).estimate(Texts(["hello"], parameters))

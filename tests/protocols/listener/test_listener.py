@@ -30,6 +30,20 @@ async def test_requests_beyond_the_limit_are_refused_and_their_connection_lives_
         assert (await second.answer())[2] == b"done"
 
 
+async def test_openais_clients_are_refused_in_their_own_words() -> None:
+    """They read nothing but OpenAI's error object."""
+    app = Gated()
+    async with serving(app, Limits(requests=1)) as (_, port):
+        first, second = await Client.connect(port), await Client.connect(port)
+        await first.send(post(b"x"))
+        await app.started.wait()
+        await second.send(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n")
+        status, _, body = await second.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (429, "queue_full")
+        app.let.set()
+        await first.answer()
+
+
 async def test_connections_beyond_the_limit_are_told_so() -> None:
     """And closed."""
     async with serving(echo, Limits(connections=1)) as (_, port):
