@@ -165,6 +165,14 @@ def test_health_and_info(server: LocalServer) -> None:
     assert len(client.get_endpoint_info(model=server.url)["models"]) == 6
 
 
+def test_a_model_by_its_name(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below ``HF_INFERENCE_ENDPOINT``, which the client reads when it is imported."""
+    monkeypatch.setattr(huggingface_hub.constants, "INFERENCE_ENDPOINT", server.url)
+    client = huggingface_hub.InferenceClient("digits", provider="hf-inference", token="none")
+
+    assert client.get_endpoint_info()["model_id"] == "digits"
+
+
 def test_the_base_url_is_a_model_to_the_client(server: LocalServer) -> None:
     """As ``base_url``, for those who know OpenAI's client; headers of ours travel, too."""
     client = huggingface_hub.InferenceClient(base_url=server.url, api_key="none", headers={"X-Priority": "urgent"})
