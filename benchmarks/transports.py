@@ -31,7 +31,8 @@ from benchmarks.server import OUT, ROOT
 from benchmarks.session import ending_in_order, quiet_machine
 from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.link import LinkServer, connect
+from serve_app.runtime.link_server import LinkServer
+from serve_app.runtime.replica_link import connect
 
 _PUBLISHED = ROOT / "docs" / "benchmarks"
 _WAYS = {
