@@ -16,8 +16,8 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Annotated, Any
 
@@ -27,24 +27,21 @@ import orjson
 import typer
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import systems
 from benchmarks.answers import open_session
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine, describe
-from benchmarks.server import DIRECT, OUT, PROXY, ROOT, SERVE_APP_RUN, Server
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.publishing import folders, write_report
+from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
+from benchmarks.session import ending_in_order, quiet_machine, steps
 from benchmarks.wires import Json
 from serve_app.config import load_file
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
-_PUBLISHED = ROOT / "docs" / "benchmarks"
 _MODEL = "tiny"
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _FEATURES = 64
-_START_WITHIN_S = 180.0
-_ASK_EVERY_S = 0.3
 _SUMS = ("serve_app_request_seconds", "serve_app_queue_seconds", "serve_app_execution_seconds")
 
 
@@ -179,14 +176,14 @@ def _session_s(session: Any, seconds: float) -> float:
 
 def _wait(server: Server, body: bytes) -> None:
     for url in server.urls.values():
-        while True:
-            with suppress(httpx.TransportError):
-                if httpx.post(f"{url}/v2/models/{_MODEL}/infer", content=body, timeout=10.0).status_code == 200:
-                    break
-            server.check_alive()
-            if time.monotonic() - server.started_at > _START_WITHIN_S:
-                raise BenchmarkError(f"{server.name} has not answered within {_START_WITHIN_S:.0f} s")
-            time.sleep(_ASK_EVERY_S)
+        server.wait_until(partial(_answers, url, body))
+
+
+def _answers(url: str, body: bytes) -> bool:
+    try:
+        return httpx.post(f"{url}/v2/models/{_MODEL}/infer", content=body, timeout=10.0).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def render(stages: Stages, machine: Machine, repetitions: int, seconds: float) -> str:
@@ -234,11 +231,10 @@ def main(
         model = next(each for each in load_file(_CONFIG).args.models if each.name == _MODEL)
         session = open_session(model.locations()[""].model_file)
         bodies = _bodies()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         rounds: list[dict[str, float]] = []
         with (
             Server("serve_app", systems.ours(_CONFIG, _MODEL), SERVE_APP_RUN) as server,
-            Progress(*columns, console=console) as progress,
+            steps(console) as progress,
         ):
             task = progress.add_task("starting", total=repetitions)
             _wait(server, bodies[0])
@@ -249,13 +245,9 @@ def main(
                 progress.advance(task)
         stages = Stages(**{name: median(each[name] for each in rounds) * 1e6 for name in rounds[0]})
         text = render(stages, machine, repetitions, seconds)
-        for folder in (OUT, _PUBLISHED) if publish else (OUT,):
-            folder.mkdir(parents=True, exist_ok=True)
-            report = {"machine": asdict(machine), "microseconds": asdict(stages), "rounds": rounds}
-            (folder / "at_rest.json").write_bytes(
-                orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-            )
-            (folder / "at_rest.md").write_text(text, encoding="utf-8")
+        for folder in folders(publish=publish):
+            report = {"machine": machine, "microseconds": stages, "rounds": rounds}
+            write_report(folder, "at_rest", report, text)
         console.print(text)
 
 

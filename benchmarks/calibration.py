@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from benchmarks.calibration_cases import Case, Load, cases
 from benchmarks.calibration_measure import measure_around, measure_profile, observe
@@ -25,14 +23,14 @@ from benchmarks.calibration_server import Cores, PinnedServer
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import describe
 from benchmarks.open_loop_workload import Workload
-from benchmarks.server import OUT, ROOT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.publishing import folders, write_report
+from benchmarks.server import ROOT
+from benchmarks.session import ending_in_order, quiet_machine, steps
 from serve_app.config import ServeFile, load_file
 from serve_app.config.profile import Profile
 from serve_app.simulation.workloads import generate
 
 _CONFIG = ROOT / "benchmarks" / "calibration.yaml"
-_PUBLISHED = ROOT / "docs" / "benchmarks"
 _ROWS = {"wide": 32, "minilm": 8}
 _BUCKETS = {"minilm": 16}
 
@@ -127,29 +125,21 @@ def main(
 ) -> None:
     """Put the same arrivals to the real server and to the simulator, and compare what becomes of them."""
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     if unknown := sorted(set(model or ()) - set(_ROWS)):
         raise typer.BadParameter(f"no model {unknown[0]!r}; there are: {', '.join(_ROWS)}")
     with ending_in_order(console):
         quiet_machine(console)
-        with Progress(*columns, console=console) as progress:
+        with steps(console) as progress:
             chosen = (10.0, 1) if quick else (seconds, repetitions)
             report = calibrate(*chosen, list(dict.fromkeys(model or _ROWS)), progress)
         unsound = report.unsound()
         published = publish and not quick and not model and not unsound
-        for folder in (OUT, *([_PUBLISHED] if published else [])):
-            _write(report, folder)
-        console.print(f"report: {(_PUBLISHED if published else OUT).relative_to(ROOT)}/calibration.md")
+        for folder in folders(publish=published):
+            write_report(folder, "calibration", report, render(report, "calibration.svg"))
+            draw(report, folder / "calibration.svg")
+        console.print(f"report: {folder.relative_to(ROOT)}/calibration.md")
         if unsound:
             raise BenchmarkError(f"these figures are worth nothing, and are not published: {unsound}")
-
-
-def _write(report: Report, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-    (folder / "calibration.json").write_bytes(orjson.dumps(report, option=options))
-    (folder / "calibration.md").write_text(render(report, "calibration.svg"), encoding="utf-8")
-    draw(report, folder / "calibration.svg")
 
 
 if __name__ == "__main__":

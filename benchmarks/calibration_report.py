@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.calibration_measure import Observed, Predicted
 from benchmarks.calibration_results import AIM_POINTS, ALL, Compared, Report, Run, mean
 from benchmarks.calibration_server import is_model
+from benchmarks.publishing import machine_table, picture_style, save_svg, table
 
 _COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5fa8", "#b8860b", "#4a4a4a")
 _MARKERS = {ALL: "o", "high": "^", "normal": "s", "low": "v"}
@@ -86,7 +86,7 @@ def render(report: Report, plot: str) -> str:
                 dict.fromkeys(f"{each.load.rows} rows each to `{each.load.model}`" for each in report.measured)
             ),
         ),
-        _machine(report),
+        "## Machine\n\n" + machine_table(report.date, report.machine),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -95,7 +95,7 @@ def draw(report: Report, path: Path) -> None:
     """Draw simulated over real attainment and latency as SVG, the same bytes for the same figures."""
     compared = report.compared()
     colours = dict(zip(report.by_case(), _COLOURS, strict=False))
-    with mpl.rc_context({"svg.hashsalt": "serve-app", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+    with picture_style():
         figure = Figure(figsize=(10.0, 4.6), layout="constrained")
         attainment, latency = figure.subplots(1, 2)
         band = [0.0, 100.0]
@@ -128,7 +128,7 @@ def draw(report: Report, path: Path) -> None:
         figure.text(
             0.5, -0.04, "circles: all requests; triangles up, squares, triangles down: high, normal, low", ha="center"
         )
-        figure.savefig(path, format="svg", metadata={"Date": None}, bbox_inches="tight")
+        save_svg(figure, path, bbox_inches="tight")
 
 
 def _verdict(compared: list[Compared]) -> str:
@@ -166,7 +166,7 @@ def _comparison(report: Report, compared: list[Compared]) -> str:
                 " / ".join(f"{part:.1%}" for part in each.missed),
             ]
         )
-    return f"{_table(header, rows)}\n\n{_READING}"
+    return f"{table(header, rows)}\n\n{_READING}"
 
 
 def _measured(report: Report) -> str:
@@ -192,7 +192,7 @@ def _measured(report: Report) -> str:
                 f"{_mean([each.around.slowdown for each in found]):.2f}",
             ]
         )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _contention(report: Report) -> str:
@@ -217,25 +217,11 @@ def _contention(report: Report) -> str:
         ]
         for title, runs in report.by_case().items()
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _sides(runs: list[Run]) -> tuple[list[Observed], list[Predicted]]:
     return [run.observed for run in runs], [run.predicted for run in runs]
-
-
-def _machine(report: Report) -> str:
-    machine = report.machine
-    rows = [
-        ["date", report.date],
-        ["CPU", f"{machine.cpu}, {machine.cores} cores"],
-        ["memory", f"{machine.memory_gib} GiB"],
-        ["kernel", machine.kernel],
-        ["Python", machine.python],
-        ["packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())],
-        ["load average before", f"{machine.load_before}"],
-    ]
-    return "## Machine\n\n" + _table(["", ""], rows)
 
 
 def _percent(values: tuple[float, ...]) -> str:
@@ -248,8 +234,3 @@ def _mean(values: list[float] | tuple[float, ...]) -> float:
 
 def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -14,7 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.server import SERVE_APP_RUN, Server, role
+from benchmarks.server import SERVE_APP_RUN, Server, is_ready, role
 
 _START_WITHIN_S = 300.0
 _ASK_EVERY_S = 0.2
@@ -110,17 +110,7 @@ class PinnedServer(Server):
         Raises:
             BenchmarkError: It has ended, or takes too long.
         """
-        with httpx.Client() as client:
-            while True:
-                self.check_alive()
-                try:
-                    if client.get(f"{self.url}/v2/health/ready").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                if time.monotonic() - self.started_at > _START_WITHIN_S:
-                    raise BenchmarkError(f"{self.name} is not ready after {_START_WITHIN_S:.0f} s")
-                time.sleep(_ASK_EVERY_S)
+        self.wait_until(lambda: is_ready(self.url), _START_WITHIN_S)
         processes = {process: role(process.cmdline()) for process in self._processes()}
         missing = {f"replica of {model}" for model in self._models} - set(processes.values())
         if missing:

@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
-import matplotlib.pyplot as plt
 import numpy as np
-import orjson
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine, describe
+from benchmarks.publishing import folders, picture_style, save_svg, write_report
 from benchmarks.requests import write_requests
-from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server
+from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.session import ending_in_order
 from benchmarks.wires import Binary, Json
 from serve_app.config import IMPORT_PATH, load_file
 from serve_app.config.file import read_document
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
-_PUBLISHED = ROOT / "docs" / "benchmarks"
-_START_WITHIN_S = 180.0
-_ASK_EVERY_S = 0.3
 _SETTLED = 0.2  # of the run: caches, pools and the allocator's arenas are filled by then
 _MIB = 1024**2
 
@@ -81,24 +76,13 @@ def _traffic() -> dict[str, Path]:
     return files
 
 
-def _wait(server: Server, url: str) -> None:
-    while True:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/v2/health/ready", timeout=10.0).status_code == 200:
-                return
-        server.check_alive()
-        if time.monotonic() - server.started_at > _START_WITHIN_S:
-            raise BenchmarkError(f"{server.name} is not ready within {_START_WITHIN_S:.0f} s")
-        time.sleep(_ASK_EVERY_S)
-
-
 def _run(server: Server, millions: float, connections: int, progress: Progress) -> list[Reading]:
     OUT.mkdir(parents=True, exist_ok=True)
     files = _traffic()
     task = progress.add_task("starting", total=round(millions * 1e6))
     with server:
         base = server.urls[DIRECT]
-        _wait(server, base)
+        server.wait_until(lambda: is_ready(base))
         urls = {model: f"{base}/v2/models/{model}/infer" for model in files}
         started, answered, readings = time.monotonic(), 0, []
         while answered < millions * 1e6:
@@ -143,17 +127,16 @@ def render(readings: Sequence[Reading], machine: Machine, arena_mib: float) -> s
 
 def draw(readings: Sequence[Reading], path: Path) -> None:
     """Draw memory over requests."""
-    figure, axes = plt.subplots(figsize=(9, 4.5))
-    for role in slopes(readings):
-        axes.plot([each.requests / 1e6 for each in readings], [each.mib[role] for each in readings], label=role)
-    axes.set_xlabel("requests, millions")
-    axes.set_ylabel("MiB")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture_style():
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        axes = figure.subplots()
+        for role in slopes(readings):
+            axes.plot([each.requests / 1e6 for each in readings], [each.mib[role] for each in readings], label=role)
+        axes.set_xlabel("requests, millions")
+        axes.set_ylabel("MiB")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+        save_svg(figure, path)
 
 
 def main(
@@ -169,11 +152,8 @@ def main(
         with Progress(*columns, console=console) as progress:
             readings = _run(Server("serve_app", _document(), SERVE_APP_RUN), millions, connections, progress)
         text = render(readings, machine, load_file(_CONFIG).args.router.shared_memory / _MIB)
-        for folder in (OUT, _PUBLISHED) if publish else (OUT,):
-            folder.mkdir(parents=True, exist_ok=True)
-            report = {"machine": asdict(machine), "readings": [asdict(each) for each in readings]}
-            (folder / "memory.json").write_bytes(orjson.dumps(report, option=orjson.OPT_APPEND_NEWLINE))
-            (folder / "memory.md").write_text(text, encoding="utf-8")
+        for folder in folders(publish=publish):
+            write_report(folder, "memory", {"machine": machine, "readings": readings}, text)
             draw(readings, folder / "memory.svg")
         console.print(text)
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from benchmarks.machine import describe
 from benchmarks.preprocessing_gap import measure_gaps
 from benchmarks.preprocessing_report import Figures, Report, draw, render
+from benchmarks.publishing import PUBLISHED, write_report
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("pillow", "tokenizers", "soundfile", "soxr")
@@ -31,7 +32,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Processes per checkout.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.001, help="Length of every repetition.")] = 0.005,
     only: Annotated[str, typer.Option(help="Only the cases whose kind and title contain this. Writes nothing.")] = "",
-    to: Annotated[Path, typer.Option(help="Folder for the report.")] = _ROOT / "docs" / "benchmarks",
+    to: Annotated[Path, typer.Option(help="Folder for the report.")] = PUBLISHED,
 ) -> None:
     """Measure what preprocessing costs."""
     console = Console(stderr=True)
@@ -49,8 +50,7 @@ def main(
     if only:
         return
     report = Report(datetime.now(UTC).date().isoformat(), machine, rounds, [*measured.values()], measure_gaps())
-    (to / "preprocessing.json").write_text(report.to_json(), encoding="utf-8")
-    (to / "preprocessing.md").write_text(render(report, "preprocessing.svg"), encoding="utf-8")
+    write_report(to, "preprocessing", report, render(report, "preprocessing.svg"))
     draw(report, to / "preprocessing.svg")
 
 

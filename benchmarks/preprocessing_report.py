@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from benchmarks.machine import Machine
 from benchmarks.preprocessing_gap import Gap
+from benchmarks.publishing import machine_table, picture_style, save_svg, table
 
 _COLOURS = {"before": "#9aa5ab", "after": "#1f6f8b"}
 _TITLES = {"image": "Pictures", "text": "Texts", "audio": "Sounds"}
@@ -109,10 +108,6 @@ class Report:
         """Whether half of the cores or more were idle before the measurement."""
         return 2 * self.machine.load_before <= self.machine.cores
 
-    def to_json(self) -> str:
-        """For the next reader."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
 
 def render(report: Report, plot: str) -> str:
     """The report as Markdown.
@@ -129,14 +124,14 @@ def render(report: Report, plot: str) -> str:
     sections += [
         _GAPS.format(table=_gaps(report.gaps), sizes=15),
         _METHOD.format(rounds=report.rounds, turns=turns),
-        _machine(report),
+        "## Machine\n\n" + machine_table(report.date, report.machine),
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def draw(report: Report, path: Path) -> None:
     """Draw processor time per item as SVG, the same bytes for the same figures."""
-    with mpl.rc_context({"svg.hashsalt": "serve-app", "font.size": 8, "axes.grid": True, "grid.alpha": 0.3}):
+    with picture_style(8):
         figure = Figure(figsize=(10.0, 7.0), layout="constrained")
         for axes, (modality, title) in zip(figure.subplots(1, 3), _TITLES.items(), strict=True):
             cases = [case for case in report.cases if case["after"].modality == modality]
@@ -156,7 +151,7 @@ def draw(report: Report, path: Path) -> None:
             axes.xaxis.set_minor_formatter(NullFormatter())
             if len(sides) > 1:
                 axes.legend(fontsize="small")
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        save_svg(figure, path)
 
 
 def _cases(report: Report, modality: str, compared: bool) -> str:
@@ -175,7 +170,7 @@ def _cases(report: Report, modality: str, compared: bool) -> str:
         padding = _us(after.pad_us) + (f" (before {_us(before.pad_us)})" if before else "")
         rates = [f"{after.per_second[threads]:,.0f}" for threads in threads_shown]
         rows.append([after.title, *times, padding if modality != "image" else "-", *rates])
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _gaps(gaps: list[Gap]) -> str:
@@ -195,26 +190,8 @@ def _gaps(gaps: list[Gap]) -> str:
         ]
         for each in gaps
     ]
-    return _table(header, rows)
-
-
-def _machine(report: Report) -> str:
-    machine = report.machine
-    rows = [
-        ["date", report.date],
-        ["CPU", f"{machine.cpu}, {machine.cores} cores"],
-        ["kernel", machine.kernel],
-        ["Python", machine.python],
-        ["packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())],
-        ["load average before", f"{machine.load_before}"],
-    ]
-    return "## Machine\n\n" + _table(["", ""], rows)
+    return table(header, rows)
 
 
 def _us(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

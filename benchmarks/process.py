@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +17,6 @@ from typing import Self
 import psutil
 
 from benchmarks.failure import BenchmarkError
-from serve_app.cli.ports import busy
 from serve_app.cli.processes import end_marked, marked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,8 +25,7 @@ OUT = ROOT / "benchmarks" / "out"
 _MARK = "SERVE_APP_BENCHMARK_SERVER"
 _STOP_WITHIN_S = 60.0
 _END_WITHIN_S = 10.0
-_RANGES_TRIED = 100
-_LOWEST_PORT, _HIGHEST_PORT = 10_000, 30_000  # below those that Linux hands out for outgoing connections
+_ASK_EVERY_S = 0.2
 
 
 class ServerProcess(ABC):
@@ -92,6 +88,22 @@ class ServerProcess(ABC):
             log = self._log_file.read_text(encoding="utf-8", errors="replace")
             raise BenchmarkError(f"{self.name} has ended:\n{log[-3000:]}")
 
+    def wait_until(self, answers: Callable[[], bool], within_s: float = 180.0) -> None:
+        """Ask it again and again until it answers.
+
+        Args:
+            answers: Asks once.
+            within_s: Longest wait since its start, seconds.
+
+        Raises:
+            BenchmarkError: It has ended, or takes longer.
+        """
+        while not answers():
+            self.check_alive()
+            if time.monotonic() - self.started_at > within_s:
+                raise BenchmarkError(f"{self.name} has not answered within {within_s:.0f} s")
+            time.sleep(_ASK_EVERY_S)
+
     def memory(self) -> dict[str, int]:
         """Memory of all its processes by role, bytes: proportional set size, which splits shared pages fairly."""
         found: dict[str, int] = {}
@@ -148,31 +160,6 @@ class ServerProcess(ABC):
             except psutil.Error:
                 continue
         return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listened on a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def free_port_range(count: int) -> int:
-    """The first of ``count`` neighbouring ports of 127.0.0.1 that were free a moment ago.
-
-    Raises:
-        BenchmarkError: No such neighbours were found.
-    """
-    for _ in range(_RANGES_TRIED):
-        first = random.randrange(_LOWEST_PORT, _HIGHEST_PORT - count)
-        if not any(busy("127.0.0.1", port) for port in range(first, first + count)):
-            return first
-    raise BenchmarkError(f"no {count} neighbouring ports are free")
 
 
 @contextmanager

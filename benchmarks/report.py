@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, picture_style, save_svg, table
 from benchmarks.results import ColdStart, Comparison, Report, by_connections
 
 _COLOURS = ("#1f6f8b", "#c8553d")
@@ -74,7 +72,7 @@ def render(report: Report, plot: str) -> str:
 
 def draw(comparison: Comparison, path: Path) -> None:
     """Draw throughput and latency over connections as SVG, the same bytes for the same figures."""
-    with mpl.rc_context({"svg.hashsalt": "serve-app", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+    with picture_style():
         figure = Figure(figsize=(9.0, 3.6), layout="constrained")
         rate, latency = figure.subplots(1, 2)
         for system, colour in zip((comparison.ours, comparison.stock), _COLOURS, strict=True):
@@ -103,7 +101,7 @@ def draw(comparison: Comparison, path: Path) -> None:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.legend()
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        save_svg(figure, path)
 
 
 def _comparison(found: Comparison, plot: str) -> list[str]:
@@ -169,33 +167,6 @@ def _cold_start(found: ColdStart) -> list[str]:
     ]
 
 
-def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> str:
-    """What was measured on.
-
-    Args:
-        date: When, ISO 8601.
-        machine: What.
-        others: Names and versions of packages in other environments.
-    """
-    packages = [f"{name} {version}" for name, version in machine.packages.items()]
-    rows = [
-        ["date", date],
-        ["CPU", f"{machine.cpu}, {machine.cores} cores"],
-        ["memory", f"{machine.memory_gib} GiB"],
-        ["kernel", machine.kernel],
-        ["Python", machine.python],
-        ["packages", ", ".join([*packages, *others])],
-        ["load average before", f"{machine.load_before}"],
-    ]
-    return table(["", ""], rows)
-
-
 def milliseconds(value: float) -> str:
     """A latency for people."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -6,7 +6,8 @@ called directly, one task per request as an HTTP server does it; what that alone
 that does nothing, and taken off. The split by part is cProfile's, scaled to what was measured without it. With
 ``wrk`` installed, the same application also answers real connections, under uvicorn.
 
-``--against`` measures another working tree in turns with this one, and compares the medians.
+``--against`` measures another working tree in turns with this one, and compares the medians. It runs this very file
+with that tree's packages, however old they are: all that is measured is therefore in here.
 """
 
 from __future__ import annotations

@@ -11,12 +11,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
-from benchmarks.process import OUT, ROOT, ServerProcess, free_port_range, free_ports
+from benchmarks.ports import free_ports, haproxy_variables
+from benchmarks.process import OUT, ROOT, ServerProcess
 from serve_app.config.locate import HOME_VARIABLE
 
-__all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "role"]
+__all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "is_ready", "role"]
 
 SERVE_APP_RUN = (sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard")
 SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "local")
@@ -55,7 +57,7 @@ class Server(ServerProcess):
             shutil.rmtree(self._haproxy, ignore_errors=True)
 
     def _on_free_ports(self) -> dict[str, Any]:
-        port, metrics, stats, direct, fallback_http, fallback_grpc = free_ports(6)
+        port, direct = free_ports(2)
         self.urls = {PROXY: f"http://127.0.0.1:{port}"}
         document = {**deepcopy(dict(self._document)), "http_options": {"host": "127.0.0.1", "port": port}}
         for application in document["applications"]:
@@ -68,28 +70,21 @@ class Server(ServerProcess):
             return document
         # Not below the checkout: the path of a Unix socket must be short.
         self._haproxy = Path(tempfile.mkdtemp(prefix="serve-app-"))
-        http, grpc = free_port_range(_REPLICA_PORTS), free_port_range(_REPLICA_PORTS)
-        variables = {
-            **given,
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(http),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(http + _REPLICA_PORTS - 1),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(grpc),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(grpc + _REPLICA_PORTS - 1),
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(self._haproxy / "haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(self._haproxy / "admin.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(self._haproxy / "server-state"),
-        }
+        variables = {**given, **haproxy_variables(self._haproxy, _REPLICA_PORTS)}
         return {**document, "controller_options": {"runtime_env": {"env_vars": variables}}}
 
     @staticmethod
     def role(command: list[str]) -> str:
         """See `role`."""
         return role(command)
+
+
+def is_ready(url: str) -> bool:
+    """Whether the server there says that every model can take work."""
+    try:
+        return httpx.get(f"{url}/v2/health/ready", timeout=10.0).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def role(command: list[str]) -> str:

@@ -11,6 +11,7 @@ from types import FrameType
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import ROOT
@@ -52,6 +53,12 @@ def quiet_machine(console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def steps(console: Console) -> Progress:
+    """Shows how many steps of each task are done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
 
 
 def _say(console: Console, message: str) -> None:

@@ -6,7 +6,6 @@ Writes ``smoke.json``, ``smoke.md`` and ``smoke.svg``.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,31 +13,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
 from benchmarks import cold_start, systems, wrk
 from benchmarks.answers import Sample, make_samples, mistakes, open_session, session_rate
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import describe
+from benchmarks.publishing import folders, write_report
 from benchmarks.report import draw, render
 from benchmarks.requests import JSON_HEADERS, Request, write_requests
 from benchmarks.results import Comparison, Report, Run, ratios, summarise
 from benchmarks.server import OUT, ROOT, SERVE_APP_RUN, SERVE_RUN, Server
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.session import ending_in_order, quiet_machine, steps
 from serve_app.config import load_file
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
-_PUBLISHED = ROOT / "docs" / "benchmarks"
 _MODEL = "tiny"
 _CONNECTIONS = (1, 16, 64, 256)
 _SAMPLES = 1024
 _CHECKED_AT_ONCE = 32
 _WARM_UP_S = 2.0
-_START_WITHIN_S = 180.0
-_ASK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +125,7 @@ def _run(
 
 def _wait(server: Server, sample: Sample) -> None:
     """Wait until a server answers."""
-    while asyncio.run(mistakes(_url(server), [sample], 1)):
-        server.check_alive()
-        if time.monotonic() - server.started_at > _START_WITHIN_S:
-            raise BenchmarkError(f"{server.name} has not answered within {_START_WITHIN_S:.0f} s")
-        time.sleep(_ASK_EVERY_S)
+    server.wait_until(lambda: not asyncio.run(mistakes(_url(server), [sample], 1)))
 
 
 def _check(server: Server, samples: Sequence[Sample]) -> None:
@@ -159,11 +151,10 @@ def main(
     """Measure serve_app beside stock Ray Serve on this machine, and its cold start."""
     console = Console()
     plan = _Plan(2.0, 1) if quick else _Plan(seconds, repetitions)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ending_in_order(console):
         machine = describe({"wrk": wrk.version()})
         quiet_machine(console)
-        with Progress(*columns, console=console) as progress:
+        with steps(console) as progress:
             starts = None
             if not skip_cold_start:
                 task = progress.add_task("cold start", total=None)
@@ -176,22 +167,14 @@ def main(
                 progress.remove_task(task)
             comparison = None if skip_comparison else compare(plan, progress)
         report = Report(datetime.now(UTC).date().isoformat(), machine, starts, comparison)
-        _write(report, OUT)
-        if publish and not quick:
-            _write(report, _PUBLISHED)
-        console.print(f"report: {(_PUBLISHED if publish and not quick else OUT).relative_to(ROOT)}/smoke.md")
+        for folder in folders(publish=publish and not quick):
+            write_report(folder, "smoke", report, render(report, "smoke.svg"))
+            if comparison is not None:
+                draw(comparison, folder / "smoke.svg")
+        console.print(f"report: {folder.relative_to(ROOT)}/smoke.md")
         failures = sum(summary.failures for summary in comparison.summaries) if comparison else 0
         if failures:
             raise BenchmarkError(f"{failures} requests failed: these figures are worth nothing")
-
-
-def _write(report: Report, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-    (folder / "smoke.json").write_bytes(orjson.dumps(report, option=options))
-    (folder / "smoke.md").write_text(render(report, "smoke.svg"), encoding="utf-8")
-    if report.comparison is not None:
-        draw(report.comparison, folder / "smoke.svg")
 
 
 if __name__ == "__main__":

@@ -11,29 +11,29 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
-import orjson
 import ray
 import typer
+from matplotlib.figure import Figure
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from benchmarks.machine import Machine, describe
-from benchmarks.server import OUT, ROOT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.publishing import folders, picture_style, save_svg, write_report
+from benchmarks.server import ROOT
+from benchmarks.session import ending_in_order, quiet_machine, steps
 from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.link import LinkServer, connect
+from serve_app.runtime.link_server import LinkServer
+from serve_app.runtime.replica_link import connect
 
-_PUBLISHED = ROOT / "docs" / "benchmarks"
 _WAYS = {
     "value": "Serve, by value (gRPC)",
     "reference": "Serve, by reference (object store)",
@@ -208,22 +208,24 @@ def render(measured: Sequence[Measured], machine: Machine, seconds: float, repet
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
     """Draw the round trips."""
-    figure, axes = plt.subplots(figsize=(9, 4.5))
-    width = 0.8 / len(_WAYS)
-    for number, (way, title) in enumerate(_WAYS.items()):
-        heights = [next(m.p50_ms for m in measured if (m.way, m.entries, m.shape) == (way, *case)) for case in _CASES]
-        axes.bar([place + number * width for place in range(len(_CASES))], heights, width, label=title)
-    axes.set_xticks(
-        [place + 0.4 - width / 2 for place in range(len(_CASES))],
-        [f"{entries} x {'x'.join(map(str, shape))}" for entries, shape in _CASES],
-    )
-    axes.set_yscale("log")
-    axes.set_ylabel("round trip, ms")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture_style():
+        figure = Figure(figsize=(9, 4.5), layout="constrained")
+        axes = figure.subplots()
+        width = 0.8 / len(_WAYS)
+        for number, (way, title) in enumerate(_WAYS.items()):
+            heights = [
+                next(m.p50_ms for m in measured if (m.way, m.entries, m.shape) == (way, *case)) for case in _CASES
+            ]
+            axes.bar([place + number * width for place in range(len(_CASES))], heights, width, label=title)
+        axes.set_xticks(
+            [place + 0.4 - width / 2 for place in range(len(_CASES))],
+            [f"{entries} x {'x'.join(map(str, shape))}" for entries, shape in _CASES],
+        )
+        axes.set_yscale("log")
+        axes.set_ylabel("round trip, ms")
+        axes.grid(visible=False, axis="x")
+        axes.legend(fontsize=8)
+        save_svg(figure, path)
 
 
 def main(
@@ -251,20 +253,14 @@ def main(
             replica = serve.deployment(Replica).options(**options).bind()
             application: serve.Application = serve.deployment(Sender).options(**options).bind(replica)
             sender = serve.run(application, route_prefix=None, logging_config={"enable_access_log": False})
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=console) as progress:
+            with steps(console) as progress:
                 measured = _measure(sender, seconds, repetitions, progress)
         finally:
             serve.shutdown()
             ray.shutdown()
-        for folder in (OUT, _PUBLISHED) if publish else (OUT,):
-            folder.mkdir(parents=True, exist_ok=True)
-            report = {"machine": asdict(machine), "measured": [asdict(each) for each in measured]}
-            (folder / "transports.json").write_bytes(
-                orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-            )
-            text = render(measured, machine, seconds, repetitions)
-            (folder / "transports.md").write_text(text, encoding="utf-8")
+        text = render(measured, machine, seconds, repetitions)
+        for folder in folders(publish=publish):
+            write_report(folder, "transports", {"machine": machine, "measured": measured}, text)
             draw(measured, folder / "transports.svg")
         console.print(text)
 

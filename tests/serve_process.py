@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,8 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks.ports import free_ports, haproxy_variables
+
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = "SERVE_APP_TEST_SERVER"
 """Environment variable that every process of one server inherits."""
@@ -27,35 +28,6 @@ MARKER = "SERVE_APP_TEST_SERVER"
 START_TIMEOUT_S = 300.0
 _DIRECT_PORTS = 20
 STOP_TIMEOUT_S = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
-
-
-def free_range(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on now."""
-    while True:
-        first = free_ports(1)[0]
-        if first + count < 65536 and all(_is_free(port) for port in range(first, first + count)):
-            return first
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as sock:
-        try:
-            sock.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 class ServeProcess:
@@ -73,9 +45,7 @@ class ServeProcess:
     ) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.port, metrics, stats, fallback_http, fallback_grpc = free_ports(5)
-        # Serve shares these with whoever has them: two servers would answer each other's requests.
-        direct_http, direct_grpc = free_range(_DIRECT_PORTS), free_range(_DIRECT_PORTS)
+        (self.port,) = free_ports(1)
         self._mark = f"{os.getpid()}-{self.port}"
         self.url = f"http://127.0.0.1:{self.port}"
         # Not in `folder`: the path of a Unix socket must be short.
@@ -89,18 +59,7 @@ class ServeProcess:
                         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
                         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 1024 * 1024),
                         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-                        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(direct_http),
-                        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(direct_http + _DIRECT_PORTS),
-                        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(direct_grpc),
-                        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(direct_grpc + _DIRECT_PORTS),
-                        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_http),
-                        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
-                        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-                        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-                        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(self._haproxy / "haproxy.cfg"),
-                        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(self._haproxy / "admin.sock"),
-                        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
-                        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(self._haproxy / "server-state"),
+                        **haproxy_variables(self._haproxy, _DIRECT_PORTS),
                     }
                 }
             },

@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib as mpl
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from benchmarks.publishing import picture_style, save_svg
 
 _MODELS = ("digits", "wide", "minilm", "resnet50")
 _COLOURS = ("#1f6f8b", "#c8553d", "#588157", "#7b5ea7")
@@ -22,14 +23,14 @@ _LATENCY = "ms"
 def main(folder: Annotated[Path, typer.Argument(help="Where gpu.json is and gpu.svg goes.")]) -> None:
     """Draw gpu.svg beside gpu.json."""
     parts = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))["parts"]
-    with mpl.rc_context({"svg.hashsalt": "serve-app", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+    with picture_style():
         figure = Figure(figsize=(11, 7.4), layout="constrained")
         axes = figure.subplots(2, 2)
         _curves(axes[0][0], parts["curve"])
         _shapes(axes[0][1], parts["shapes"])
         _alike(axes[1][0], parts["sharing"]["alike"])
         _beside(axes[1][1], parts["sharing"]["beside"])
-        figure.savefig(folder / "gpu.svg", format="svg", metadata={"Date": None})
+        save_svg(figure, folder / "gpu.svg")
 
 
 def _curves(axes: Axes, curves: dict[str, Any]) -> None:

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
@@ -25,10 +22,9 @@ from benchmarks.peers.plots import draw
 from benchmarks.peers.report import render
 from benchmarks.peers.results import Report, failures_of_ours, findings
 from benchmarks.peers.systems import versions
-from benchmarks.process import OUT, ROOT
-from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.publishing import folders, write_report
+from benchmarks.session import ending_in_order, quiet_machine, steps
 
-_PUBLISHED = ROOT / "docs" / "benchmarks"
 _QUICK = Plan(seconds=3.0, warm_up_s=2.0, repetitions=1)
 _WARM_UP_S = 2.0
 
@@ -82,13 +78,12 @@ def main(
     """Measure serve_app beside other servers of the same models on this machine."""
     console = Console()
     plan = _QUICK if quick else Plan(seconds, _WARM_UP_S, repetitions)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ending_in_order(console):
         chosen = choose(cases, systems, connections)
         machine = describe({"wrk": wrk.version()})
         quiet_machine(console)
         results, left_out, found = [], [], []
-        with Progress(*columns, console=console) as progress:
+        with steps(console) as progress:
             for case in chosen:
                 console.rule(f"{case.name}: {case.title}")
                 measurement = CaseMeasurement(case, plan, progress, progress.add_task(case.name, total=None))
@@ -106,8 +101,8 @@ def main(
             cases=results,
             left_out=left_out,
         )
-        for folder in [OUT, *([_PUBLISHED] if publish and not quick else [])]:
-            _write(report, chosen, folder)
+        for folder in folders(publish=publish and not quick):
+            write_report(folder, "performance", report, render(report, chosen, draw(report.cases, folder)))
         for each in found:
             ratio = f"{each.system} / {each.against} = {each.median:.2f}, aim {each.at_least:g}"
             console.print(f"{each.case}, {each.connections} connections: {ratio}", highlight=False)
@@ -116,14 +111,6 @@ def main(
             raise BenchmarkError(f"{failures} requests to serve_app failed")
         if any(each.system.startswith(OURS) for each in left_out):
             raise BenchmarkError("serve_app could not be measured everywhere; see above")
-
-
-def _write(report: Report, cases: Sequence[Case], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    plots = draw(report.cases, folder)
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
-    (folder / "performance.json").write_bytes(orjson.dumps(report, option=options))
-    (folder / "performance.md").write_text(render(report, cases, plots), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
@@ -24,6 +23,7 @@ from benchmarks.peers.cases import (
     TRITON,
 )
 from benchmarks.peers.results import CaseResult, median_rates
+from benchmarks.publishing import picture_style, save_svg
 
 _COLOURS = {
     OURS: "#1f6f8b",
@@ -46,7 +46,7 @@ def draw(cases: Sequence[CaseResult], folder: Path) -> list[tuple[str, str]]:
         Title and file name of every picture made.
     """
     made = []
-    with mpl.rc_context({"svg.hashsalt": "serve-app", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
+    with picture_style():
         for title, name, figure in (
             ("Throughput over connections", "performance_throughput", _throughput(cases)),
             ("Latency at fixed rates", "performance_latency", _latency(cases)),
@@ -54,7 +54,7 @@ def draw(cases: Sequence[CaseResult], folder: Path) -> list[tuple[str, str]]:
         ):
             if figure is None:
                 continue
-            figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
+            save_svg(figure, folder / f"{name}.svg")
             figure.savefig(folder / f"{name}.png", format="png", dpi=150, metadata={"Software": None})
             made.append((title, f"{name}.svg"))
     return made

@@ -7,7 +7,8 @@ from statistics import median
 
 from benchmarks.peers.cases import PATIENCE_S, RAW, Case
 from benchmarks.peers.results import CaseResult, Paced, Report, Run, alone_name, failures_of_ours, median_rates
-from benchmarks.report import machine_table, milliseconds, table
+from benchmarks.publishing import machine_table, table
+from benchmarks.report import milliseconds
 
 _HEAD = """\
 # serve_app beside other servers

@@ -26,7 +26,8 @@ from benchmarks.peers.cases import (
     Case,
 )
 from benchmarks.peers.environments import LOCKS, environment
-from benchmarks.process import ROOT, ServerProcess, free_ports
+from benchmarks.ports import free_ports
+from benchmarks.process import ROOT, ServerProcess
 from benchmarks.server import DIRECT, PROXY, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.wires import WIRES, Wire
 from serve_app.config import ModelConfig, load_file

@@ -14,7 +14,6 @@ from typing import Annotated
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.scheduling import (
     bursts,
@@ -33,6 +32,7 @@ from benchmarks.scheduling import (
 from benchmarks.scheduling.experiment import Experiment
 from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.report import render, save_figures, to_json
+from benchmarks.session import steps
 
 EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "poisson": poisson.run,
@@ -82,10 +82,9 @@ def main(
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are: {', '.join(EXPERIMENTS)}")
     warnings.simplefilter("error", RuntimeWarning)
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     seeds = _SEEDS[:2] if quick else _SEEDS
     found: list[Experiment] = []
-    with Progress(*columns, console=console) as progress:
+    with steps(console) as progress:
         task = progress.add_task("starting")
 
         def on_step(done: int, total: int, what: str) -> None:

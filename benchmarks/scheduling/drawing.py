@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from benchmarks.publishing import picture_style
 from serve_app.simulation.plots import colours
 from serve_app.simulation.report import Estimate
 
 _PERCENT = 100.0
 _MARKERS = "osD^vP*X<>"
-_STYLE: Any = {"svg.hashsalt": "serve-app", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
 
 Curve = Sequence[tuple[float, Estimate]]
 Panel = tuple[str, str, float, Mapping[str, Curve]]
@@ -25,7 +24,7 @@ def lines(panels: Sequence[Panel], xlabel: str, *, log: bool = False, bottom: fl
     """Curves with 95% bands, one panel beside the other; a system has one colour everywhere."""
     names = list(dict.fromkeys(name for *_, curves in panels for name in curves))
     palette = colours(names)
-    with mpl.rc_context(_STYLE):
+    with picture_style():
         figure = Figure(figsize=(4.5 * max(2, len(panels)), 3.9), layout="constrained")
         handles = {}
         for axes, (title, ylabel, scale, curves) in zip(
@@ -65,7 +64,7 @@ def bars(title: str, xlabel: str, values: Mapping[str, Estimate], *, scale: floa
     """Horizontal bars with 95% intervals, the first on top."""
     names = list(values)
     palette = colours(names)
-    with mpl.rc_context(_STYLE):
+    with picture_style():
         figure = Figure(figsize=(9.0, 0.7 + 0.3 * len(names)), layout="constrained")
         axes = figure.subplots()
         places = range(len(names), 0, -1)

@@ -14,7 +14,7 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
-from serve_app.runtime.link import LinkServer
+from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)

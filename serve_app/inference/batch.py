@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
@@ -77,14 +78,6 @@ class BatchRun:
     def fail(self, position: int, error: ServeAppError) -> None:
         """Note the error of an entry."""
         self._errors[position] = error
-
-    @classmethod
-    def of(cls, runs: Sequence[BatchRun]) -> BatchRun:
-        """What became of entries that ran each alone."""
-        whole = cls()
-        whole.executions = [execution for run in runs for execution in run.executions]
-        whole._outcomes = [outcome for run in runs for outcome in run.outcomes]
-        return whole
 
     def _split(self) -> list[Outcome]:
         found: dict[int, Outcome] = dict(self._errors)
@@ -235,37 +228,31 @@ def run_entries(
             always.
     """
     ran = BatchRun()
-    sound: list[tuple[int, int, Tensors]] = []  # position, rows, tensors
+    sound: list[tuple[int, Tensors]] = []  # rows, tensors
+    places: list[int] = []  # and their positions
     for position, tensors in enumerate(entries):
         try:
-            sound.append((position, rows_of(tensors), tensors))
+            sound.append((rows_of(tensors), tensors))
+            places.append(position)
         except InvalidRequest as error:
             ran.fail(position, error)
 
-    def attempt(members: Sequence[int]) -> None:
-        """Run these entries as one batch."""
-        positions = [sound[member][0] for member in members]
+    def run(positions: Sequence[int], rows: int) -> Tensors:
         bucket = max(buckets[position] for position in positions) if buckets is not None else 0
-        batch = assemble([sound[member][2] for member in members])
-        counts = [sound[member][1] for member in members]
-        ran.add(positions, counts, _run(backend, batch, sum(counts), max_rows, bucket, ran.executions, clock))
+        batch = assemble([entries[position] for position in positions])
+        return _run(backend, batch, rows, max_rows, bucket, ran.executions, clock)
 
-    for members in group([(rows, tensors) for _, rows, tensors in sound], max_rows):
-        try:
-            attempt(members)
-        except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
-            if len(members) == 1:
-                ran.fail(sound[members[0]][0], _as_answer(error))
-                continue
-            for member in members:
-                position = sound[member][0]
-                if in_time is not None and not in_time(position):
-                    ran.fail(position, _too_late())
-                    continue
-                try:
-                    attempt([member])
-                except Exception as own:  # as above
-                    ran.fail(position, _as_answer(own))
+    for members in group(sound, max_rows):
+        positions = [places[member] for member in members]
+        counts = [sound[member][0] for member in members]
+        _together_or_alone(
+            ran,
+            positions,
+            counts,
+            partial(run, positions, sum(counts)),
+            lambda position, rows: run([position], rows),
+            in_time,
+        )
     return ran
 
 
@@ -292,11 +279,18 @@ def run_assembled(
         in_time: As in `run_entries`.
     """
     ran = BatchRun()
-    try:
-        outputs = _run(backend, batch, sum(counts), max_rows, bucket, ran.executions, clock)
-        ran.add(range(len(counts)), counts, outputs)
-    except Exception as error:  # as in `run_entries`
-        return _one_by_one(backend, entries, max_rows, bucket, clock, in_time, ran, error)
+
+    def run(inputs: Tensors, rows: int) -> Tensors:
+        return _run(backend, inputs, rows, max_rows, bucket, ran.executions, clock)
+
+    _together_or_alone(
+        ran,
+        range(len(counts)),
+        counts,
+        lambda: run(batch, sum(counts)),
+        lambda position, rows: run(entries[position], rows),
+        in_time,
+    )
     return ran
 
 
@@ -323,40 +317,54 @@ def run_prepared(
         in_time: As in `run_entries`.
     """
     ran = BatchRun()
-    try:
-        start = clock()
-        outputs = backend.run_prepared(backend.prepare(entries) if batch is None else batch)
-        seconds = clock() - start
-        ran.add(range(len(counts)), counts, outputs)
-        ran.executions.append(Execution(sum(counts), bucket, seconds))
-    except Exception as error:  # as in `run_entries`
-        return _one_by_one(backend, entries, max_rows, bucket, clock, in_time, ran, error)
+
+    def run() -> Tensors:
+        return backend.run_prepared(backend.prepare(entries) if batch is None else batch)
+
+    _together_or_alone(
+        ran,
+        range(len(counts)),
+        counts,
+        lambda: _timed(run, sum(counts), bucket, ran.executions, clock),
+        lambda position, rows: _run(backend, entries[position], rows, max_rows, bucket, ran.executions, clock),
+        in_time,
+    )
     return ran
 
 
-def _one_by_one(
-    backend: Backend,
-    entries: Sequence[Tensors],
-    max_rows: int,
-    bucket: int,
-    clock: Callable[[], float],
-    in_time: InTime | None,
+def _together_or_alone(
     ran: BatchRun,
-    error: Exception,
-) -> BatchRun:
-    """What becomes of entries whose batch has failed."""
-    if len(entries) == 1:
-        ran.fail(0, _as_answer(error))
-        return ran
-    runs: list[BatchRun] = []
-    for position, entry in enumerate(entries):
-        if in_time is None or in_time(position):
-            runs.append(run_entries(backend, [entry], max_rows, [bucket], clock))
-        else:
-            late = BatchRun()
-            late.fail(0, _too_late())
-            runs.append(late)
-    return BatchRun.of(runs)
+    positions: Sequence[int],
+    counts: Sequence[int],
+    together: Callable[[], Tensors],
+    alone: Callable[[int, int], Tensors],
+    in_time: InTime | None,
+) -> None:
+    """Run entries as one batch and, where that fails, each by itself.
+
+    Args:
+        ran: Where to note what became of them.
+        positions: Of the entries.
+        counts: The rows of each.
+        together: Runs all of them.
+        alone: Runs one, by its position and its rows.
+        in_time: As in `run_entries`.
+    """
+    try:
+        ran.add(positions, counts, together())
+        return
+    except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
+        if len(positions) == 1:
+            ran.fail(positions[0], _as_answer(error))
+            return
+    for position, rows in zip(positions, counts, strict=True):
+        if in_time is not None and not in_time(position):
+            ran.fail(position, _too_late())
+            continue
+        try:
+            ran.add([position], [rows], alone(position, rows))
+        except Exception as error:  # as above
+            ran.fail(position, _as_answer(error))
 
 
 def _too_late() -> ServeAppError:
@@ -377,13 +385,20 @@ def _run(
     for piece in [slice(0, rows)] if rows <= max_rows else pieces(rows, max_rows):
         size = piece.stop - piece.start
         inputs = batch if size == rows else {name: array[piece] for name, array in batch.items()}
-        start = clock()
-        outputs = backend.run(inputs)
-        seconds = clock() - start
-        _check_rows(outputs, size)
-        parts.append(outputs)
-        executions.append(Execution(size, bucket, seconds))
+        parts.append(_timed(partial(backend.run, inputs), size, bucket, executions, clock))
     return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _timed(
+    run: Callable[[], Tensors], rows: int, bucket: int, executions: list[Execution], clock: Callable[[], float]
+) -> Tensors:
+    """Run a batch. If it succeeds, it is noted as an execution."""
+    start = clock()
+    outputs = run()
+    seconds = clock() - start
+    _check_rows(outputs, rows)
+    executions.append(Execution(rows, bucket, seconds))
+    return outputs
 
 
 def _as_answer(error: Exception) -> ServeAppError:

@@ -9,6 +9,9 @@ A connection reads in one of three ways:
     parsing   into memory that all connections share, and from there through the parser
     direct    the rest of a large body, into the application's memory; the parser never sees it
     deaf      what comes is dropped: the connection ends, and the client should still see its last answer
+
+What reading and answering share is most of a connection's state, so both are in this file. What a head must be and
+becomes is in `head`, a request and its response in `exchange`.
 """
 
 from __future__ import annotations
@@ -20,21 +23,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any, Final, cast
-from urllib.parse import unquote
 
 import httptools
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
-from serve_app.errors import InvalidRequest, MethodNotAllowed, QueueFull, ServeAppError
+from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.protocols.body import SLOWEST, BodyTooSlow
-from serve_app.protocols.errors import Rendered, is_openai, render
+from serve_app.protocols.errors import Headers, Rendered, is_openai, render
 from serve_app.protocols.exchange import LARGE, Exchange
+from serve_app.protocols.head import (
+    MAX_FIELDS,
+    MAX_HEAD,
+    Address,
+    refusal,
+    scope_of,
+    too_long,
+    without_upgrade,
+)
 
-_MAX_HEAD: Final = 64 * 1024
-_MAX_FIELDS: Final = 256
 _MAX_PIPELINED: Final = 64
-_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
-_HOP_BY_HOP: Final = frozenset({b"upgrade", b"http2-settings", b"connection"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +115,11 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = shared.loop
         self._transport: asyncio.Transport = None  # type: ignore[assignment] # from `connection_made` on
         self._parser: Any = None
-        self._server: tuple[str, int] | None = None
-        self._client: tuple[str, int] | None = None
+        self._server: Address | None = None
+        self._client: Address | None = None
         # The head that is being parsed
         self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: Headers = []
         self._refusal: Rendered | None = None
         self._unframed = 0  # bytes parsed since the last that were part of a body or ended a message
         # Exchanges: the one whose body arrives, the one that is being answered, those after it
@@ -171,8 +178,8 @@ class Connection(asyncio.BufferedProtocol):
         self._parse(self._shared.scratch[:nbytes])
         if not self._unframed and self._url:
             self._unframed = 1  # the next head has begun
-        if self._unframed > _MAX_HEAD or len(self._headers) > _MAX_FIELDS:
-            self._refuse(_too_long())
+        if self._unframed > MAX_HEAD or len(self._headers) > MAX_FIELDS:
+            self._refuse(too_long())
         current = self._current
         if current is not None and current.task is None and current.ready:
             self._start(current)
@@ -229,12 +236,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _parse_without_upgrade(self, rest: memoryview) -> None:
         """Begin again without the offer of another protocol, which is declined: the parser left its body out."""
-        parser, headers = self._parser, self._headers
-        lines = [b"%b: %b" % field for field in headers if field[0] not in _HOP_BY_HOP]
-        if any(name == b"connection" and b"close" in value.lower() for name, value in headers):
-            lines.append(b"connection: close")
-        start = b"%b %b HTTP/%b" % (parser.get_method(), self._url, parser.get_http_version().encode())
-        head = b"\r\n".join((start, *lines, b"", b""))
+        parser = self._parser
+        head = without_upgrade(parser.get_method(), self._url, parser.get_http_version(), self._headers)
         self._url, self._headers = b"", []
         self._renew_parser()
         self._parse(memoryview(head))
@@ -263,9 +266,10 @@ class Connection(asyncio.BufferedProtocol):
         version = parser.get_http_version()
         declared = fields.get(b"content-length")
         length = int(declared) if declared is not None else None if b"transfer-encoding" in fields else 0
-        plain = version == "1.1" and b"host" in fields and len(fields) == len(headers) <= _MAX_FIELDS and url.isascii()
-        if not plain or method == "CONNECT":
-            self._check_head(method, url, version, headers, fields)
+        refused = refusal(method, url, version, headers, fields)
+        if refused is not None:
+            self._refusal = refused
+            raise ValueError  # which stops the parser
         exchange = self._exchange(method, url, headers, version, length, keep_alive=parser.should_keep_alive())
         if b"expect" in fields:
             exchange.expects = fields[b"expect"].lower() == b"100-continue" and version == "1.1"
@@ -291,59 +295,17 @@ class Connection(asyncio.BufferedProtocol):
             exchange.finish()
             self._deaf = not exchange.keep_alive
 
-    def _check_head(
-        self, method: str, url: bytes, version: str, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]
-    ) -> None:
-        """Refuse what the parser lets pass."""
-        if version not in {"1.1", "1.0"}:
-            self._object(InvalidRequest("this server speaks HTTP/1.1"))
-        if method == "CONNECT":
-            self._object(MethodNotAllowed("this server is no proxy"))
-        if version == "1.1" and b"host" not in fields:
-            self._object(InvalidRequest("the header Host is missing"))
-        if version == "1.0" and b"transfer-encoding" in fields:
-            self._object(InvalidRequest("HTTP/1.0 has no Transfer-Encoding"))
-        if len(headers) != len(fields) and sum(name == b"host" for name, _ in headers) > 1:
-            self._object(InvalidRequest("the header Host is given twice"))
-        if not url.isascii():
-            self._object(InvalidRequest("the path holds bytes that must be percent-encoded"))
-        if len(headers) > _MAX_FIELDS:
-            self._refusal = _too_long()
-            raise ValueError
-
-    def _object(self, error: ServeAppError) -> None:
-        """Stop the parser."""
-        self._refusal = render(error)
-        raise error
-
     def _exchange(
         self,
         method: str,
         url: bytes,
-        headers: list[tuple[bytes, bytes]],
+        headers: Headers,
         version: str,
         length: int | None,
         *,
         keep_alive: bool,
     ) -> Exchange:
-        raw_path, _, query = url.partition(b"?")
-        if not raw_path.startswith(b"/"):  # the form for proxies, or `*`
-            raw_path = httptools.parse_url(url).path or b"/" if b"://" in raw_path else b"/"
-        path = raw_path.decode("ascii")
-        scope: Scope = {
-            "type": "http",
-            "asgi": _ASGI,
-            "http_version": version,
-            "server": self._server,
-            "client": self._client,
-            "scheme": "http",
-            "method": method,
-            "root_path": "",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": headers,
-        }
+        scope = scope_of(method, url, version, headers, self._server, self._client)
         return Exchange(self, scope, length, keep_alive=keep_alive)
 
     def _refuse(self, reply: Rendered) -> None:
@@ -517,10 +479,5 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-def _address(name: Any) -> tuple[str, int] | None:
+def _address(name: Any) -> Address | None:
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
-
-
-def _too_long() -> Rendered:
-    reply = render(InvalidRequest(f"the head of a request may have {_MAX_HEAD} bytes and {_MAX_FIELDS} headers"))
-    return reply._replace(status=431)

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.link import LinkError, ReplicaLink, connect
+from serve_app.runtime.link_protocol import LinkError
+from serve_app.runtime.replica_link import ReplicaLink, connect
 
 logger = logging.getLogger(__name__)
 

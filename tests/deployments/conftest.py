@@ -10,7 +10,9 @@ import onnx_models
 import pytest
 import yaml
 from deployments.own_models import bring
-from serve_process import ROOT, ServeProcess, free_ports
+from serve_process import ROOT, ServeProcess
+
+from benchmarks.ports import free_ports
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ import onnx_models
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
-from serve_process import ROOT, ServeProcess, free_ports
+from serve_process import ROOT, ServeProcess
+
+from benchmarks.ports import free_ports
 
 pytestmark = pytest.mark.cluster
 

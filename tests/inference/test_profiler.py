@@ -10,6 +10,7 @@ import onnx_models
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simulated_backend import SimulatedBackend
 
 from serve_app.errors import InferenceFailed
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
@@ -24,45 +25,12 @@ from serve_app.inference.profiler import (
     waited_s,
 )
 from serve_app.inference.warmup import tensor_inputs
-from serve_app.payloads import ModelSignature, Tensors, TensorSpec
+from serve_app.payloads import Tensors
 
 MakeModel = Callable[[onnx_models.Kind], Path]
 
-
-class Simulated:
-    """A backend on a clock of its own: a run takes what ``cost`` says of (rows, bucket, time), the first ten times it.
-
-    The bucket is the width of ``x``.
-    """
-
-    device = "cpu"
-    signature = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
-
-    def __init__(self, cost: Callable[[int, int, float], float]) -> None:
-        self._cost = cost
-        self.now = 0.0
-        self.runs: list[tuple[int, int]] = []
-
-    def clock(self) -> float:
-        """The simulated time, seconds."""
-        return self.now
-
-    def load(self) -> None:
-        """Nothing to load."""
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-    def run(self, inputs: Tensors) -> Tensors:
-        """Let the clock move on."""
-        rows, bucket = inputs["x"].shape
-        self.now += self._cost(rows, bucket, self.now) * (1 if (rows, bucket) in self.runs else 10)
-        self.runs.append((rows, bucket))
-        return {"y": inputs["x"]}
-
-    def turns(self) -> list[tuple[int, int]]:
-        """The shapes in the order they took turns."""
-        return [run for before, run in zip([None, *self.runs], self.runs, strict=False) if run != before]
+FIRST = 10.0
+"""How many times as long the first run of a shape takes."""
 
 
 @pytest.mark.parametrize(
@@ -76,7 +44,7 @@ def test_rows_are_powers_of_two_and_half_way_between(max_rows: int, expected: tu
 
 def test_every_shape_is_measured_warm_for_its_time() -> None:
     """The slow first run of a shape is not counted, and each gets the same time."""
-    backend = Simulated(lambda rows, bucket, now: rows * bucket / 1024)
+    backend = SimulatedBackend(lambda rows, bucket, now: rows * bucket / 1024, FIRST)
 
     found = sweep(
         {"": backend}, tensor_inputs(backend.signature), rows=(4, 1), buckets=(16, 8), seconds=1, clock=backend.clock
@@ -91,7 +59,7 @@ def test_every_shape_is_measured_warm_for_its_time() -> None:
 
 def test_shapes_take_turns_in_opposite_orders() -> None:
     """First once each from the least work to the most, then round by round, there and back."""
-    backend = Simulated(lambda rows, bucket, now: 0.125)
+    backend = SimulatedBackend(lambda rows, bucket, now: 0.125, FIRST)
 
     sweep({"": backend}, tensor_inputs(backend.signature), rows=(1, 2, 3), seconds=1, rounds=4, clock=backend.clock)
 
@@ -101,7 +69,7 @@ def test_shapes_take_turns_in_opposite_orders() -> None:
 
 def test_what_drifts_hits_every_shape_alike() -> None:
     """On a machine that becomes three times as slow meanwhile, means are in the proportion of the shapes' costs."""
-    backend = Simulated(lambda rows, bucket, now: rows / 1000 * (1 + now / 2))
+    backend = SimulatedBackend(lambda rows, bucket, now: rows / 1000 * (1 + now / 2), FIRST)
 
     one, four = sweep({"": backend}, tensor_inputs(backend.signature), rows=(1, 4), seconds=2, clock=backend.clock)
 
@@ -115,7 +83,7 @@ def test_what_drifts_hits_every_shape_alike() -> None:
 @example(cost=1e-6, seconds=1.0)
 def test_runs_are_bounded_from_both_sides(cost: float, seconds: float) -> None:
     """A slow model is run often enough to say something, a quick one no longer than its time."""
-    backend = Simulated(lambda rows, bucket, now: cost)
+    backend = SimulatedBackend(lambda rows, bucket, now: cost, FIRST)
 
     (found,) = sweep({"": backend}, tensor_inputs(backend.signature), rows=(1,), seconds=seconds, clock=backend.clock)
 
@@ -125,7 +93,10 @@ def test_runs_are_bounded_from_both_sides(cost: float, seconds: float) -> None:
 
 def test_variants_are_measured_with_the_model() -> None:
     """All sessions take part in the same rounds."""
-    exact, light = Simulated(lambda rows, bucket, now: 0.25), Simulated(lambda rows, bucket, now: 0.125)
+    exact, light = (
+        SimulatedBackend(lambda rows, bucket, now: 0.25, FIRST),
+        SimulatedBackend(lambda rows, bucket, now: 0.125, FIRST),
+    )
     clock = lambda: exact.now + light.now  # noqa: E731 - one time for both
 
     found = sweep(
@@ -139,7 +110,7 @@ def test_variants_are_measured_with_the_model() -> None:
 
 def test_progress_ends_where_it_said() -> None:
     """What is expected in all is what has been measured in the end."""
-    backend = Simulated(lambda rows, bucket, now: rows / 64)
+    backend = SimulatedBackend(lambda rows, bucket, now: rows / 64, FIRST)
     steps: list[Progress] = []
 
     sweep(
@@ -158,13 +129,13 @@ def test_progress_ends_where_it_said() -> None:
 def test_a_model_that_fails_is_reported_with_the_shape() -> None:
     """The operator learns at which size it happened."""
 
-    class Small(Simulated):
+    class Small(SimulatedBackend):
         def run(self, inputs: Tensors) -> Tensors:
             if len(inputs["x"]) > 2:
                 raise InferenceFailed("out of memory")
             return super().run(inputs)
 
-    small = Small(lambda rows, bucket, now: 0.01)
+    small = Small(lambda rows, bucket, now: 0.01, FIRST)
 
     with pytest.raises(InferenceFailed) as caught:
         sweep({"int8": small}, tensor_inputs(small.signature), rows=(1, 4), buckets=(16,), clock=small.clock)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx_models
 import pytest
+from simulated_backend import SimulatedBackend
 
 from serve_app.errors import InferenceFailed
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
@@ -17,37 +18,8 @@ from serve_app.payloads import Execution, ModelSignature, Tensors, TensorSpec
 
 MakeModel = Callable[[onnx_models.Kind], Path]
 
-
-class Simulated:
-    """A backend on a clock of its own: a run takes what ``cost`` says of (rows, bucket), the first of a shape double.
-
-    The bucket is the width of ``x``.
-    """
-
-    device = "cpu"
-    signature = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
-
-    def __init__(self, cost: Callable[[int, int], float]) -> None:
-        self._cost = cost
-        self.now = 100.0
-        self.runs: list[tuple[int, int]] = []
-
-    def clock(self) -> float:
-        """The simulated time, seconds."""
-        return self.now
-
-    def load(self) -> None:
-        """Nothing to load."""
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-    def run(self, inputs: Tensors) -> Tensors:
-        """Let the clock move on."""
-        rows, bucket = inputs["x"].shape
-        self.now += self._cost(rows, bucket) * (1 if (rows, bucket) in self.runs else 2)
-        self.runs.append((rows, bucket))
-        return {"y": inputs["x"]}
+FIRST = 2.0
+"""How many times as long the first run of a shape takes."""
 
 
 @pytest.mark.parametrize(
@@ -81,7 +53,7 @@ def test_without_buckets_there_are_only_rows(buckets: tuple[int, ...]) -> None:
 
 def test_every_shape_is_measured_warm() -> None:
     """The cold run of a shape is not counted."""
-    backend = Simulated(lambda rows, bucket: rows * bucket / 1000)
+    backend = SimulatedBackend(lambda rows, bucket, now: rows * bucket / 1000, FIRST, 100.0)
     progress: list[Progress] = []
 
     executions = warm_up(
@@ -103,7 +75,7 @@ def test_every_shape_is_measured_warm() -> None:
 def test_the_duration_is_the_median_of_the_repeats() -> None:
     """One slow run does not spoil the seed."""
     durations = iter([9.0, 1.0, 5.0, 2.0])
-    backend = Simulated(lambda rows, bucket: next(durations))
+    backend = SimulatedBackend(lambda rows, bucket, now: next(durations), FIRST, 100.0)
 
     executions = warm_up(
         backend, tensor_inputs(backend.signature), max_rows=1, repeats=3, budget_s=60, clock=backend.clock
@@ -114,7 +86,7 @@ def test_the_duration_is_the_median_of_the_repeats() -> None:
 
 def test_what_does_not_fit_into_the_budget_is_skipped() -> None:
     """Shapes that are expected to take too long are not begun; smaller ones still are."""
-    backend = Simulated(lambda rows, bucket: rows * 1.0)
+    backend = SimulatedBackend(lambda rows, bucket, now: rows * 1.0, FIRST, 100.0)
     progress: list[Progress] = []
 
     executions = warm_up(
@@ -140,7 +112,7 @@ def test_what_does_not_fit_into_the_budget_is_skipped() -> None:
 
 def test_the_smallest_shape_is_measured_on_any_budget() -> None:
     """The latency model needs at least one point."""
-    backend = Simulated(lambda rows, bucket: 50.0)
+    backend = SimulatedBackend(lambda rows, bucket, now: 50.0, FIRST, 100.0)
 
     executions = warm_up(backend, tensor_inputs(backend.signature), max_rows=8, budget_s=1, clock=backend.clock)
 
@@ -150,7 +122,7 @@ def test_the_smallest_shape_is_measured_on_any_budget() -> None:
 
 def test_a_larger_shape_bounds_what_a_smaller_one_may_take() -> None:
     """Where rows cost next to nothing, a short budget still covers them all."""
-    backend = Simulated(lambda rows, bucket: 1.0)
+    backend = SimulatedBackend(lambda rows, bucket, now: 1.0, FIRST, 100.0)
 
     executions = warm_up(
         backend, tensor_inputs(backend.signature), max_rows=4, repeats=1, budget_s=11, clock=backend.clock
@@ -177,13 +149,13 @@ def test_real_models_warm_up_on_generic_inputs(make_model: MakeModel, kind: onnx
 def test_a_model_that_fails_is_reported_with_the_shape() -> None:
     """The operator learns at which size it happened."""
 
-    class Small(Simulated):
+    class Small(SimulatedBackend):
         def run(self, inputs: Tensors) -> Tensors:
             if len(inputs["x"]) > 2:
                 raise InferenceFailed("out of memory")
             return super().run(inputs)
 
-    backend = Small(lambda rows, bucket: 0.001)
+    backend = Small(lambda rows, bucket, now: 0.001, FIRST, 100.0)
 
     with pytest.raises(InferenceFailed) as caught:
         warm_up(backend, tensor_inputs(backend.signature), max_rows=8, buckets=(16,), clock=backend.clock)

@@ -15,8 +15,9 @@ from serve_app.payloads import Bundle, BundleResult, Failure, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
-from serve_app.runtime.link import LinkServer, connect
+from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.metrics import RouterMetrics
+from serve_app.runtime.replica_link import connect
 from serve_app.runtime.send import ReplicaLost
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.scheduler import Scheduler

@@ -17,8 +17,10 @@ import pytest
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Success, WireEntry
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.link import LinkError, LinkServer, ReplicaLink, connect
+from serve_app.runtime.link_protocol import LinkError
+from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.links import Links
+from serve_app.runtime.replica_link import ReplicaLink, connect
 from serve_app.runtime.send import ReplicaLost
 
 pytestmark = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")

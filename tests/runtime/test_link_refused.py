@@ -14,8 +14,10 @@ import pytest
 
 from serve_app.payloads import Bundle, WireEntry
 from serve_app.runtime.frames import PREFIX, _frame
-from serve_app.runtime.link import WELCOME, LinkError, LinkServer, connect
+from serve_app.runtime.link_protocol import WELCOME, LinkError
+from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.links import Links
+from serve_app.runtime.replica_link import connect
 from serve_app.runtime.send import ReplicaLost
 
 pytestmark = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")

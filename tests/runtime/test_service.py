@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -119,8 +119,8 @@ def outcomes(page: bytes) -> dict[tuple[str, str, str], float]:
     }
 
 
-async def test_refusals_are_counted_once() -> None:
-    """Those of the scheduler by the scheduler, all others as adapters tell; names that are not served share a label."""
+async def full_service() -> tuple[Service, Callable[[], Awaitable[None]]]:
+    """A service whose class `normal` has no room: one request is executed, one waits. And what lets both end."""
     transport = Transport()
     service = make_service(transport, max_rows=1, limits=classes(queue_entries=1))
     tasks = []
@@ -128,6 +128,18 @@ async def test_refusals_are_counted_once() -> None:
         tasks.append(asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions())))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+    async def finish() -> None:
+        for _ in tasks:
+            (await transport.next()).succeed()
+        await asyncio.gather(*tasks)
+
+    return service, finish
+
+
+async def test_refusals_are_counted_once() -> None:
+    """Those of the scheduler by the scheduler, all others as adapters tell; names that are not served share a label."""
+    service, finish = await full_service()
     seen = []
     with pytest.raises(ServeAppError) as early:
         service.precheck(MODEL, None, 8)
@@ -142,9 +154,7 @@ async def test_refusals_are_counted_once() -> None:
         if not error.value.counted:
             service.refused(model, error.value.code)
     service.refused("", "invalid_request")
-    for _ in tasks:
-        (await transport.next()).succeed()
-    await asyncio.gather(*tasks)
+    await finish()
 
     assert seen == [
         ("queue_full", True),
@@ -165,18 +175,10 @@ async def test_refusals_are_counted_once() -> None:
 
 async def test_a_full_class_is_refused_before_anything_is_decoded() -> None:
     """`precheck` knows without a payload."""
-    transport = Transport()
-    service = make_service(transport, max_rows=1, limits=classes(queue_entries=1))
-    tasks = []
-    for _ in range(2):
-        tasks.append(asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions())))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+    service, finish = await full_service()
     with pytest.raises(QueueFull):
         service.precheck(MODEL, None, 8)
-    for _ in tasks:
-        (await transport.next()).succeed()
-    await asyncio.gather(*tasks)
+    await finish()
     service.precheck(MODEL, None, 8)
 
 

@@ -222,17 +222,22 @@ class Wedged:
         pass
 
 
-async def test_a_wedged_session_shows() -> None:
-    """While a run lasts its age grows, and it is 0 again when the session is idle."""
-    backend = Wedged()
-    worker = Worker(
+def wedged_worker(backend: Wedged, max_rows: int) -> Worker:
+    """A worker of that backend, without a processor."""
+    return Worker(
         name="wedged",
         backends={"": backend},
         processor=None,
-        max_rows=8,
+        max_rows=max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
     )
+
+
+async def test_a_wedged_session_shows() -> None:
+    """While a run lasts its age grows, and it is 0 again when the session is idle."""
+    backend = Wedged()
+    worker = wedged_worker(backend, max_rows=8)
     assert worker.stalled_s() == 0.0
     running = asyncio.ensure_future(worker.run(Bundle([entry(tensor(1))])))
     await asyncio.get_running_loop().run_in_executor(None, backend.inside.wait, 30.0)
@@ -246,14 +251,7 @@ async def test_a_wedged_session_shows() -> None:
 async def test_every_run_counts_as_progress() -> None:
     """A batch of many runs is busy, not wedged: the age is that of the run in progress."""
     backend = Wedged()
-    worker = Worker(
-        name="wedged",
-        backends={"": backend},
-        processor=None,
-        max_rows=1,
-        preprocess_threads=1,
-        batch=batch_same_turn,
-    )
+    worker = wedged_worker(backend, max_rows=1)
     rows = np.zeros((2, 1), dtype=np.float32)
     running = asyncio.ensure_future(worker.run(Bundle([entry({"x": rows}, rows=2)])))
     loop = asyncio.get_running_loop()

@@ -1,0 +1,79 @@
+"""What all reports have in common: where they go, how tables and pictures look, and what they were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import orjson
+from matplotlib.figure import Figure
+
+from benchmarks.machine import Machine
+from benchmarks.process import OUT, ROOT
+
+PUBLISHED = ROOT / "docs" / "benchmarks"
+_JSON = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+def folders(*, publish: bool) -> tuple[Path, ...]:
+    """Where a report goes: into the benchmarks' own folder and, to be published, into the documentation's too."""
+    found = (OUT, PUBLISHED) if publish else (OUT,)
+    for folder in found:
+        folder.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def write_report(folder: Path, name: str, figures: Any, text: str) -> None:
+    """Write ``name.json`` and ``name.md``.
+
+    Args:
+        folder: Where to.
+        name: Of the report.
+        figures: What was measured: plain values and dataclasses of them.
+        text: The report as Markdown.
+    """
+    (folder / f"{name}.json").write_bytes(orjson.dumps(figures, option=_JSON))
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def picture_style(font_size: int = 9) -> Iterator[None]:
+    """Draw and save pictures in here: they look alike, and the same figures give the same bytes."""
+    style: Any = {"svg.hashsalt": "serve-app", "font.size": font_size, "axes.grid": True, "grid.alpha": 0.3}
+    with mpl.rc_context(style):
+        yield
+
+
+def save_svg(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a picture, without the date. ``options`` are matplotlib's."""
+    figure.savefig(path, format="svg", metadata={"Date": None}, **options)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> str:
+    """What was measured on.
+
+    Args:
+        date: When, ISO 8601.
+        machine: What.
+        others: Names and versions of packages in other environments.
+    """
+    packages = [f"{name} {version}" for name, version in machine.packages.items()]
+    rows = [
+        ["date", date],
+        ["CPU", f"{machine.cpu}, {machine.cores} cores"],
+        ["memory", f"{machine.memory_gib} GiB"],
+        ["kernel", machine.kernel],
+        ["Python", machine.python],
+        ["packages", ", ".join([*packages, *others])],
+        ["load average before", f"{machine.load_before}"],
+    ]
+    return table(["", ""], rows)

@@ -1,0 +1,162 @@
+"""The router's end of a link: sends bundles to one replica, and hands each result to who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Bundle, BundleResult, Failure
+from serve_app.runtime.arena import Arena
+from serve_app.runtime.frames import Frame, decode_result, encode_bundle
+from serve_app.runtime.link_protocol import (
+    HELLO,
+    VERSION,
+    WELCOME,
+    FramedProtocol,
+    LinkError,
+    abstract,
+    check_peer,
+    new_socket,
+)
+from serve_app.runtime.send import ReplicaLost
+
+_WELCOME_TIMEOUT_S: Final = 10.0
+
+
+class ReplicaLink(FramedProtocol):
+    """The router's end. Make one with `connect`.
+
+    Args:
+        name: The replica's id, for messages.
+        arena: Shared with the replica.
+        on_lost: Called once, when the connection has ended.
+    """
+
+    def __init__(self, name: str, arena: Arena | None, on_lost: Callable[[], None]) -> None:
+        super().__init__()
+        self._name = name
+        self._arena = arena
+        self._on_lost = on_lost
+        self._ids = itertools.count(1)
+        # What an answer is waited for with, and the payload's arrays: the replica reads them where they lie.
+        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Any]] = {}
+        self._retired = False
+        self.lost = False
+
+    def __repr__(self) -> str:
+        return f"<ReplicaLink {self._name} {'lost' if self.lost else 'up'}, {len(self._calls)} calls>"
+
+    async def call(self, bundle: Bundle) -> BundleResult:
+        """Send a bundle and wait for its result.
+
+        Raises:
+            ReplicaLost: The connection has ended.
+            InferenceFailed: The replica failed on the bundle as a whole; its log says why.
+        """
+        if self.lost:
+            raise ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
+        call = next(self._ids)
+        parts, kept = encode_bundle(call, bundle, self._arena)
+        future: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
+        # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
+        self._calls[call] = (future, kept)
+        self.write(parts)
+        try:
+            return await future
+        finally:
+            del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take an answer."""
+        future, _ = self._calls.pop(frame.header[0], (None, None))
+        if self._retired and not self._calls:
+            self.close()
+        if future is None or future.done():
+            return
+        try:
+            if isinstance(frame.header[1], Failure):
+                future.set_exception(InferenceFailed(frame.header[1].message))
+            else:
+                future.set_result(decode_result(frame))
+        except Exception:  # as in `_received`, which cuts the link; but this call is not among those that it fails then
+            future.set_exception(ReplicaLost(f"the answer of replica {self._name} cannot be read"))
+            raise
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits. Called by asyncio."""
+        self.lost = True
+        calls, self._calls = self._calls, {}
+        for future, _ in calls.values():
+            if not future.done():
+                reason = "" if exc is None else f" ({exc})"
+                future.set_exception(ReplicaLost(f"the link to replica {self._name} was cut{reason}"))
+        self._on_lost()
+
+    def retire(self) -> None:
+        """End the connection as soon as no answer is owed any more."""
+        self._retired = True
+        if not self._calls:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self.transport is not None:
+            self.transport.close()
+
+
+async def connect(
+    address: str,
+    name: str,
+    arena: Arena | None,
+    on_lost: Callable[[], None],
+    timeout_s: float = _WELCOME_TIMEOUT_S,
+) -> ReplicaLink:
+    """Make a link to a replica. It is up: the replica has agreed to it.
+
+    Args:
+        address: What its `LinkServer` is called.
+        name: The replica's id, for messages.
+        arena: What to share with it.
+        on_lost: Called once, when the connection has ended.
+        timeout_s: Longest wait for the replica's welcome, seconds.
+
+    Raises:
+        LinkError: Nobody listens there, or not who should, or it refuses.
+    """
+    loop = asyncio.get_running_loop()
+    connection = new_socket()
+    try:
+        await loop.sock_connect(connection, abstract(address))
+        check_peer(connection)
+        hello = HELLO.pack(VERSION, 0 if arena is None else arena.nbytes)
+        socket.send_fds(connection, [hello], [] if arena is None else [arena.fd])
+        async with asyncio.timeout(timeout_s):
+            await _welcomed(connection)
+        _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost), sock=connection)
+    except TimeoutError as error:
+        connection.close()
+        raise LinkError(f"it did not answer within {timeout_s:g} s") from error
+    except OSError as error:
+        connection.close()
+        raise LinkError(str(error)) from error
+    except BaseException:
+        connection.close()
+        raise
+    return link
+
+
+async def _welcomed(connection: socket.socket) -> None:
+    """Wait until the replica has agreed. Until then it may hang up, and a bundle must not be lost in that."""
+    loop = asyncio.get_running_loop()
+    answer = b""
+    while len(answer) < len(WELCOME):
+        received = await loop.sock_recv(connection, len(WELCOME) - len(answer))
+        if not received:
+            raise LinkError("it hung up, as it does on another version; its log says why")
+        answer += received
+    if answer != WELCOME:
+        raise LinkError("it answered something else")
