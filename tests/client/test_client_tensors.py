@@ -17,7 +17,7 @@ from protocols.protocol_service import EVERY_DATATYPE, MIRROR
 
 from serve_app import payloads
 from serve_app.client.errors import InvalidAnswer
-from serve_app.client.tensors import DTYPES, datatype_of, decode_answer, encode_request
+from serve_app.client.tensors import DTYPES, decode_answer, encode_request
 from serve_app.protocols.open_inference.codec import ModelCodec
 
 CODEC = ModelCodec(MIRROR)
