@@ -129,8 +129,10 @@ _READS: list[Call[Any]] = [
     CALLS.ready("m", 1.0),
 ]
 _KEYS = st.sampled_from(
-    "data index embedding models name version task ready inputs outputs versions parameters queue_us timeout"
-    " model_stats shape datatype".split()
+    [
+        *("data", "index", "embedding", "models", "name", "version", "task", "ready", "inputs", "outputs", "versions"),
+        *("parameters", "queue_us", "timeout", "model_stats", "shape", "datatype"),
+    ]
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "AACAPw==", "?"]),

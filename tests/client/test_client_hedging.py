@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client.scripted_server import Hangup, Reply, Silence, refusal, scripted
+from client.scripted_server import Act, Hangup, Reply, Silence, refusal, scripted
 
 from serve_app.client import AsyncClient, ConnectionFailed, DeadlineExceeded, InvalidRequest, Percentile, Retry
 
@@ -52,26 +52,25 @@ async def test_a_broken_hedge_leaves_the_first_attempt_to_answer() -> None:
 
 
 async def test_both_broken_is_a_failure() -> None:
-    """Of the last one; and retries are attempts with hedges of their own."""
-    async with scripted(Hangup()) as server:
-        async with AsyncClient(server.url, hedge_after=0.0, retry=None) as client:
-            with pytest.raises(ConnectionFailed):
-                await client.predict("m", "x")
-        assert 1 <= len(server.received) <= 2
+    """When no attempt is left under way."""
+    async with scripted(Hangup()) as server, AsyncClient(server.url, hedge_after=0.0, retry=None) as client:
+        with pytest.raises(ConnectionFailed):
+            await client.predict("m", "x")
+    assert 1 <= len(server.received) <= 2
 
 
 async def test_a_definite_no_ends_the_call() -> None:
     """An answer that no other attempt can change is the answer."""
-    async with scripted(Silence(), refusal(400, "invalid_request")) as server:
-        async with AsyncClient(server.url, hedge_after=SLOW_IS) as client:
-            with pytest.raises(InvalidRequest):
-                await client.predict("m", "x")
-            await server.left.wait()
+    refused = refusal(400, "invalid_request")
+    async with scripted(Silence(), refused) as server, AsyncClient(server.url, hedge_after=SLOW_IS) as client:
+        with pytest.raises(InvalidRequest):
+            await client.predict("m", "x")
+        await server.left.wait()
 
 
 async def test_a_percentile_needs_samples() -> None:
     """Until there are enough, nothing is hedged; then what has taken longer than the others is."""
-    script = [OK] * 5 + [Silence(), OK]
+    script: list[Act] = [*[OK] * 5, Silence(), OK]
     async with scripted(*script) as server, AsyncClient(server.url, hedge_after=Percentile(0.9, 5)) as client:
         for _ in range(6):
             assert (await client.predict("m", "x")).value == ["ok"]
