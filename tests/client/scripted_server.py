@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
+import pytest
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,16 @@ class ScriptedServer:
         finally:
             self.left.set()
         return False
+
+
+async def cancel_when_silent(server: ScriptedServer, call: Coroutine[Any, Any, Any]) -> None:
+    """Start a call, cancel it once the server is silent, and wait until its connection is closed."""
+    task = asyncio.create_task(call)
+    await server.silent.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await server.left.wait()
 
 
 async def _drip(writer: asyncio.StreamWriter) -> None:

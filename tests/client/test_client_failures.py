@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from time import monotonic
 
 import pytest
 from client.both_clients import EitherClient
-from client.scripted_server import Drip, Hangup, Reply, Silence, refusal, scripted
+from client.scripted_server import Drip, Hangup, Reply, Silence, cancel_when_silent, refusal, scripted
 
 from serve_app.client import (
     AsyncClient,
@@ -171,10 +170,5 @@ async def test_waiting_until_ready(connect: Connect) -> None:
 async def test_cancelling_a_call_closes_its_connection() -> None:
     """The server takes that as the request's end; the client goes on."""
     async with scripted(Silence(), OK) as server, AsyncClient(server.url) as client:
-        task = asyncio.create_task(client.predict("m", "x"))
-        await server.silent.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await server.left.wait()
+        await cancel_when_silent(server, client.predict("m", "x"))
         assert (await client.predict("m", "x")).value == ["ok"]

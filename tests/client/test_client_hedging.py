@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client.scripted_server import Act, Hangup, Reply, Silence, refusal, scripted
+from client.scripted_server import Act, Hangup, Reply, Silence, cancel_when_silent, refusal, scripted
 
 from serve_app.client import AsyncClient, ConnectionFailed, DeadlineExceeded, InvalidRequest, Percentile, Retry
 
@@ -82,10 +82,5 @@ async def test_cancelling_a_hedged_call_ends_both_attempts() -> None:
     """No task stays behind."""
     async with scripted(Silence()) as server, AsyncClient(server.url, hedge_after=0.0) as client:
         before = asyncio.all_tasks()
-        task = asyncio.create_task(client.predict("m", "x"))
-        await server.silent.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await server.left.wait()
+        await cancel_when_silent(server, client.predict("m", "x"))
         assert {other for other in asyncio.all_tasks() - before if "_send" in repr(other.get_coro())} == set()
