@@ -24,7 +24,7 @@ curl -sS "$url/v1/models/minilm/predict" -H 'Content-Type: application/json' \
 echo; echo
 
 echo "Tensors as JSON (Open Inference Protocol V2): 784 pixels of an empty picture"
-pixels=$(yes -1 | head -n 784 | paste -sd , -)
+pixels=$(yes -- -1 | head -n 784 | paste -sd , -)
 curl -sS "$url/v2/models/digits/infer" -H 'Content-Type: application/json' -d '{
          "inputs": [{"name": "image", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": ['"$pixels"']}],
          "parameters": {"priority": 1}

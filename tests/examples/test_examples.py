@@ -50,25 +50,25 @@ SCRIPTS = (
             "picture: 7 0.99",
             "sound: seven",
             "text: football",
-            "similarity: 0.82 and 0.03",
+            "similarity: 0.81 and 0.05",
             "tensor: [8] in class high",
             "1 ms is not enough: deadline_",
         ),
     ),
-    Example("client_async.py", "own", "direct", ("high: 30 of 30 right", "low: 269 of 270 right")),
+    Example("client_async.py", "own", "direct", ("low: 200 of 200 answered", "high: 20 of 20 answered")),
     Example("triton_http.py", "own", "http", ("ready: True", "inputs: ['image']", "digit: 8")),
     Example("kserve_rest.py", "clients", "http", ("ready: True True", "digit: 8")),
     Example(
         "openai_embeddings.py",
         "own",
         "http",
-        ("models: digits, minilm, spoken-digits", "similarity: 0.82 and 0.03", "tokens: "),
+        ("models: digits, minilm, spoken-digits", "similarity: 0.81 and 0.05", "tokens: "),
     ),
     Example(
         "hugging_face.py",
         "own",
         "http",
-        ("picture: 7", "sound: seven", "embedding: (1, 384)", "similarity: [0.82, 0.03]", "text: football"),
+        ("picture: 7", "sound: seven", "embedding: (1, 384)", "similarity: [0.81, 0.05]", "text: football"),
     ),
     Example(
         "curl.sh",
@@ -115,7 +115,8 @@ def run(command: list[str | Path], **env: str) -> str:
         timeout=240.0,
         env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", **env},
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
     return done.stdout
 
 
@@ -125,8 +126,7 @@ def check(example: Example, served: Served) -> None:
         pytest.skip("the environment of the other servers' clients is not made: make clients")
     python: list[str | Path] = {"own": [sys.executable], "clients": [CLIENTS], "shell": []}[example.python]
     printed = run([*python, EXAMPLES / example.script, getattr(served, example.address)])
-    missing = [line for line in example.lines if line not in printed]
-    assert not missing, printed
+    assert [line for line in example.lines if line not in printed] == []
 
 
 @pytest.mark.parametrize("example", SCRIPTS, ids=[example.script for example in SCRIPTS])
