@@ -124,8 +124,8 @@ def check(example: Example, served: Served) -> None:
     """Run an example and compare what it prints."""
     if example.python == "clients" and not CLIENTS.exists():
         pytest.skip("the environment of the other servers' clients is not made: make clients")
-    python: list[str | Path] = {"own": [sys.executable], "clients": [CLIENTS], "shell": []}[example.python]
-    printed = run([*python, EXAMPLES / example.script, getattr(served, example.address)])
+    interpreters: dict[str, list[str | Path]] = {"own": [sys.executable], "clients": [CLIENTS], "shell": []}
+    printed = run([*interpreters[example.python], EXAMPLES / example.script, getattr(served, example.address)])
     assert [line for line in example.lines if line not in printed] == []
 
 
