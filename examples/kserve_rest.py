@@ -1,0 +1,35 @@
+"""KServe's client over REST, with the Open Inference Protocol V2.
+
+python examples/kserve_rest.py [URL]        needs: pip install kserve pillow
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+from PIL import Image
+
+URL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SERVE_APP_URL", "http://127.0.0.1:8000")
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+
+
+async def main() -> None:
+    """Read one digit."""
+    client = InferenceRESTClient(RESTConfig(protocol="v2", timeout=30.0))
+    print("ready:", await client.is_server_ready(URL), await client.is_model_ready(URL, "digits"))
+
+    with Image.open(DATA / "digits" / "8_0722_28px_dark_palette.png") as picture:
+        pixels = np.asarray(picture.convert("L"), np.float32) / 127.5 - 1.0
+    image = InferInput("image", [1, 1, 28, 28], "FP32")
+    image.set_data_from_numpy(pixels[None, None], binary_data=True)
+    request = InferRequest("digits", [image], request_id="1", parameters={"priority": 1, "timeout": 5_000_000})
+    answer = await client.infer(URL, request, model_name="digits")
+    print("digit:", answer.outputs[0].as_numpy().argmax(axis=1)[0])
+    await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,225 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import tenacity
+
+from serve_app.client.calls import Call, CallOptions
+from serve_app.client.connection import (
+    GRACE_S,
+    PROBE_TIMEOUT_S,
+    ClientSettings,
+    Connection,
+    answer_of,
+    attempt,
+    request_of,
+    wait_arguments,
+)
+from serve_app.client.deadline import deadline
+from serve_app.client.errors import ConnectionFailed, DeadlineExceeded
+from serve_app.client.hedging import Latencies, Percentile, checked_hedge
+from serve_app.client.media import Media, is_in_memory
+from serve_app.client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
+from serve_app.client.retry import RETRYABLE, retry_arguments
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A client of serve_app over HTTP, for one event loop. Close it, or use it as an asynchronous context manager.
+
+    Methods are those of `serve_app.client.Client`. A call that is cancelled closes its connection, which the server
+    takes as the request's end: what waits there is dropped.
+
+    Args:
+        url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL,
+            or this one.
+        hedge_after: Seconds without an answer after which an inference call is sent a second time; the first answer
+            counts, and the other attempt is cancelled. A `Percentile` waits as long as that part of the latest calls
+            of the same kind took. Default: never. Hedges count against the budget of retries.
+        settings: See `serve_app.client.ClientSettings`.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        hedge_after: float | Percentile | None = None,
+        **settings: Unpack[ClientSettings],
+    ) -> None:
+        self._connection = Connection(url, **settings)
+        self._calls = self._connection.calls
+        self._hedge_after = checked_hedge(hedge_after)
+        self._latencies = Latencies()
+        self._http = httpx.AsyncClient(**self._connection.http)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self._connection.url
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    @staticmethod
+    def deadline(seconds: float) -> AbstractContextManager[None]:
+        """As `serve_app.client.deadline`: all calls inside end within so many seconds together."""
+        return deadline(seconds)
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str | None = None,
+        timings: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> InferResult:
+        """Send tensors to a model. See `serve_app.client.Client.infer`."""
+        call = self._calls.infer(model, inputs, outputs, version, options, timings=timings)
+        return await self._run(call, self._hedging)
+
+    async def predict(
+        self,
+        model: str,
+        media: Media,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        sampling_rate: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> PredictResult:
+        """Send a model a picture, a sound or text. See `serve_app.client.Client.predict`."""
+        arguments = (model, media, parameters, sampling_rate, options)
+        if is_in_memory(media):
+            call = self._calls.predict(*arguments)
+        else:  # reads or encodes a file: not in the event loop
+            call = await asyncio.to_thread(self._calls.predict, *arguments)
+        return await self._run(call, self._hedging)
+
+    async def embed(
+        self,
+        texts: str | Sequence[str],
+        model: str,
+        *,
+        dimensions: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> npt.NDArray[np.float32]:
+        """Embed texts. See `serve_app.client.Client.embed`."""
+        return await self._run(self._calls.embed(texts, model, dimensions, options), self._hedging)
+
+    async def models(self) -> list[ModelSummary]:
+        """What is served."""
+        return await self._run(self._calls.models(), self._send)
+
+    async def model(self, name: str, version: str | None = None) -> ModelMetadata:
+        """What a model takes and gives."""
+        return await self._run(self._calls.model(name, version), self._send)
+
+    async def status(self) -> dict[str, Any]:
+        """How every model is scheduled: queues, replicas, predicted latencies."""
+        return await self._run(self._calls.status(), self._send)
+
+    async def statistics(self, model: str) -> dict[str, Any]:
+        """Counts and durations of a model, as the protocol's statistics extension has them."""
+        return await self._run(self._calls.statistics(model), self._send)
+
+    async def live(self, *, timeout: float = PROBE_TIMEOUT_S) -> bool:  # noqa: ASYNC109 - of the server's answer
+        """Whether the server answers. Asked once, without retries."""
+        return not await self._probe(self._calls.live(timeout))
+
+    async def ready(self, model: str | None = None, *, timeout: float = PROBE_TIMEOUT_S) -> bool:  # noqa: ASYNC109
+        """Whether all models, or this one, can take work. Asked once, without retries."""
+        return not await self._probe(self._calls.ready(model, timeout))
+
+    async def wait_until_ready(self, timeout: float = 60.0, model: str | None = None) -> None:  # noqa: ASYNC109
+        """Wait until all models, or this one, can take work. See `serve_app.client.Client.wait_until_ready`."""
+
+        async def ask() -> str:
+            return await self._probe(self._calls.ready(model, PROBE_TIMEOUT_S))
+
+        with deadline(timeout):
+            await _repeated(tenacity.AsyncRetrying(sleep=asyncio.sleep, **wait_arguments(timeout)), ask)
+
+    async def _probe(self, call: Call[str]) -> str:
+        try:
+            return await self._send(call)
+        except (ConnectionFailed, DeadlineExceeded) as error:
+            return error.message
+
+    async def _run(self, call: Call[T], attempted: Callable[[Call[T]], Awaitable[T]]) -> T:
+        connection = self._connection
+        connection.budget.deposit(monotonic())
+        if connection.retry.attempts == 1:
+            return await attempted(call)
+        arguments = retry_arguments(connection.retry, connection.budget, call.deadline)
+
+        async def once() -> T:
+            return await attempted(call)
+
+        return await _repeated(tenacity.AsyncRetrying(sleep=asyncio.sleep, **arguments), once)
+
+    async def _hedging(self, call: Call[T]) -> T:
+        """One attempt, or two where the first takes long."""
+        after = self._latencies.hedge_after(call.path, self._hedge_after)
+        started = monotonic()
+        result = await (self._send(call) if after is None else self._hedged(call, after))
+        if isinstance(self._hedge_after, Percentile):
+            self._latencies.add(call.path, monotonic() - started)
+        return result
+
+    async def _hedged(self, call: Call[T], after: float) -> T:
+        tasks = {asyncio.create_task(self._send(call))}
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=after)
+            if not done and self._connection.budget.withdraw(monotonic()):
+                tasks.add(asyncio.create_task(self._send(call)))
+            return await _first_answer(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, call: Call[T]) -> T:
+        with attempt(call):
+            request = request_of(call, self._http, self._connection.connect_timeout)
+            async with asyncio.timeout(call.deadline.at + GRACE_S - monotonic()):
+                response = await self._http.send(request)
+            return call.read(answer_of(response, response.content))
+
+
+async def _repeated(retrying: tenacity.AsyncRetrying, function: Callable[[], Awaitable[T]]) -> T:
+    result: T = await retrying(function)
+    return result
+
+
+async def _first_answer(tasks: set[asyncio.Task[T]]) -> T:
+    """The result of the first that says something; a failure that another attempt can mend only if all have it."""
+    pending = tasks
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        answered = [task for task in done if not isinstance(task.exception(), RETRYABLE)]
+        if answered or not pending:
+            return (answered or [*done])[0].result()

@@ -1,0 +1,372 @@
+"""Calls as data: what to send, and how to read the answer. Nothing here sends; both clients share all of it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from serve_app import __version__
+from serve_app.client.deadline import MAX_TIMEOUT_S, Deadline, deadline_of
+from serve_app.client.errors import InvalidAnswer, error_of
+from serve_app.client.media import Media, body_of
+from serve_app.client.results import (
+    InferResult,
+    ModelMetadata,
+    ModelSummary,
+    PredictResult,
+    Served,
+    TensorMetadata,
+    Timings,
+)
+from serve_app.client.tensors import decode_answer, encode_request
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+Priority: TypeAlias = Literal["high", "normal", "low"]
+
+_PRIORITIES: Final = ("high", "normal", "low")
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_SHAPELESS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+"""What comes of looking for things in JSON data of another form."""
+
+
+class CallOptions(TypedDict, total=False):
+    """What every inference call takes.
+
+    Attributes:
+        priority: The class: ``high``, ``normal`` or ``low``. Default: the client's.
+        timeout: Seconds for the whole call, all attempts together. Default: the client's.
+        variant: Build of the model to run, e.g. ``int8``.
+        fallback: False: only that build may answer, even if it would be too late.
+        request_id: Names the request in the server's log; up to 128 printable characters. Default: a random one.
+    """
+
+    priority: Priority | None
+    timeout: float | None
+    variant: str | None
+    fallback: bool | None
+    request_id: str | None
+
+
+class Answer(NamedTuple):
+    """A whole HTTP response.
+
+    Attributes:
+        status: The HTTP status.
+        headers: By lower-case name.
+        body: The body, without its content coding.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T_co]):
+    """One call: what every attempt sends, and how its answer is read.
+
+    Attributes:
+        method: Of HTTP.
+        path: Of the URL, with the slash in front.
+        headers: Without what differs from attempt to attempt: see `attempt_headers`.
+        content: The body.
+        deadline: Until when the call may take.
+        read: Makes the result, or raises what the answer says.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    content: bytes
+    deadline: Deadline
+    read: Callable[[Answer], T_co]
+
+    @property
+    def request_id(self) -> str:
+        """The id sent."""
+        return self.headers["x-request-id"]
+
+    def attempt_headers(self, now: float) -> dict[str, str]:
+        """The headers of an attempt that starts now: they tell the server what is left until the deadline.
+
+        Raises:
+            DeadlineExceeded: Nothing is.
+        """
+        left = min(self.deadline.left(now), MAX_TIMEOUT_S)
+        headers = dict(self.headers)
+        if self.deadline.announced:
+            headers["x-timeout-ms"] = f"{max(left * 1e3, 0.001):.3f}"
+        return headers
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Makes calls.
+
+    Attributes:
+        headers: Of every request, by lower-case name.
+        priority: Where a call names none.
+        timeout: Where a call names none, seconds; ``None``: the server's default for the class counts.
+        patience: How long to wait for an answer where there is no timeout, seconds.
+    """
+
+    headers: Mapping[str, str]
+    priority: Priority | None = None
+    timeout: float | None = None
+    patience: float = 60.0
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        outputs: Sequence[str] | None,
+        version: str | None,
+        options: CallOptions,
+        *,
+        timings: bool,
+    ) -> Call[InferResult]:
+        """``POST /v2/models/{model}/infer`` with binary tensors both ways."""
+        deadline = self._deadline(options)
+        body, head_length = encode_request(inputs, outputs, timings=timings)
+        headers = {
+            "content-type": "application/octet-stream",
+            "inference-header-content-length": str(head_length),
+        }
+        path = f"{_model_path(model, version)}/infer"
+        return self._post(path, body, headers, options, deadline, _read_infer)
+
+    def predict(
+        self,
+        model: str,
+        media: Media,
+        parameters: Mapping[str, Any] | None,
+        sampling_rate: int | None,
+        options: CallOptions,
+    ) -> Call[PredictResult]:
+        """``POST /v1/models/{model}/predict``."""
+        deadline = self._deadline(options)
+        content, content_type = body_of(media, parameters, sampling_rate)
+        path = f"/v1/models/{quote(model, safe='')}/predict"
+        return self._post(path, content, {"content-type": content_type}, options, deadline, _read_predict)
+
+    def embed(
+        self, texts: str | Sequence[str], model: str, dimensions: int | None, options: CallOptions
+    ) -> Call[npt.NDArray[np.float32]]:
+        """``POST /v1/embeddings``, the vectors in base64."""
+        deadline = self._deadline(options)
+        document: dict[str, Any] = {
+            "model": model,
+            "input": texts if isinstance(texts, str) else list(texts),
+            "encoding_format": "base64",
+        }
+        if dimensions is not None:
+            document["dimensions"] = dimensions
+        headers = {"content-type": "application/json"}
+        return self._post("/v1/embeddings", orjson.dumps(document), headers, options, deadline, _read_embeddings)
+
+    def models(self) -> Call[list[ModelSummary]]:
+        """``GET /``."""
+        return self._get("/", _read_models)
+
+    def model(self, name: str, version: str | None) -> Call[ModelMetadata]:
+        """``GET /v2/models/{model}``."""
+        return self._get(_model_path(name, version), _read_metadata)
+
+    def status(self) -> Call[dict[str, Any]]:
+        """``GET /status``."""
+        return self._get("/status", _read_object)
+
+    def statistics(self, model: str) -> Call[dict[str, Any]]:
+        """``GET /v2/models/{model}/stats``."""
+        return self._get(f"{_model_path(model, None)}/stats", _read_statistics)
+
+    def live(self, timeout: float) -> Call[str]:
+        """``GET /v2/health/live``; the result says why not, and is empty when it is."""
+        return self._get("/v2/health/live", _read_health, {"timeout": timeout})
+
+    def ready(self, model: str | None, timeout: float) -> Call[str]:
+        """``GET /v2/health/ready``, or that of a model; the result says why not, and is empty when it is."""
+        path = "/v2/health/ready" if model is None else f"{_model_path(model, None)}/ready"
+        return self._get(path, _read_health, {"timeout": timeout})
+
+    def _deadline(self, options: CallOptions) -> Deadline:
+        timeout = options.get("timeout")
+        return deadline_of(self.timeout if timeout is None else timeout, self.patience, monotonic())
+
+    def _get(self, path: str, read: Callable[[Answer], T], options: CallOptions | None = None) -> Call[T]:
+        options = options or {}
+        headers = {**self._headers({}), "accept": "application/json"}
+        return Call("GET", path, headers, b"", self._deadline(options), read)
+
+    def _post(
+        self,
+        path: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        options: CallOptions,
+        deadline: Deadline,
+        read: Callable[[Answer], T],
+    ) -> Call[T]:
+        return Call("POST", path, {**self._headers(options), **headers}, content, deadline, read)
+
+    def _headers(self, options: CallOptions) -> dict[str, str]:
+        headers = dict(self.headers)
+        priority = options.get("priority") or self.priority
+        if priority is not None:
+            headers["x-priority"] = checked_priority(priority)
+        variant, fallback = options.get("variant"), options.get("fallback")
+        if variant:
+            if not variant.isascii():
+                raise ValueError("variant: expected ASCII")
+            headers["x-variant"] = variant
+        if fallback is not None:
+            headers["x-fallback"] = "allow" if fallback else "never"
+        headers["x-request-id"] = _request_id(options.get("request_id"))
+        return headers
+
+
+def default_headers(api_key: str | None, further: Mapping[str, str] | None) -> dict[str, str]:
+    """The headers of every request of a client, by lower-case name."""
+    headers = {"user-agent": f"serve-app-python/{__version__}", "accept-encoding": "identity"}
+    if api_key is not None:
+        headers["authorization"] = f"Bearer {api_key}"
+    return headers | {name.lower(): value for name, value in (further or {}).items()}
+
+
+def checked_priority(priority: Priority) -> Priority:
+    """The priority, if there is such a class. Raises `ValueError`."""
+    if priority not in _PRIORITIES:
+        raise ValueError(f"priority: expected one of {', '.join(_PRIORITIES)}; got {priority!r}")
+    return priority
+
+
+def _request_id(given: str | None) -> str:
+    if given is None:
+        return uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(given):
+        raise ValueError("request_id: expected 1 to 128 printable ASCII characters without spaces")
+    return given
+
+
+def _model_path(model: str, version: str | None) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+
+
+# --- Answers ---------------------------------------------------------------------------------------------------------
+
+
+def _body(answer: Answer) -> bytes:
+    if answer.status != 200:
+        raise error_of(answer.status, answer.headers, answer.body)
+    return answer.body
+
+
+def _json(answer: Answer) -> Any:
+    try:
+        return orjson.loads(_body(answer))
+    except orjson.JSONDecodeError as error:
+        raise InvalidAnswer(f"the answer is not JSON: {error}", answer.status) from None
+
+
+def _misshapen(error: Exception) -> InvalidAnswer:
+    return InvalidAnswer(f"the answer has not the form expected: {type(error).__name__}: {error}", 200)
+
+
+def _served(answer: Answer) -> Served:
+    headers = answer.headers
+    return Served(headers.get("x-priority", ""), headers.get("x-variant", ""), headers.get("x-request-id", ""))
+
+
+def _read_infer(answer: Answer) -> InferResult:
+    head, outputs = decode_answer(_body(answer), answer.headers.get("inference-header-content-length"))
+    timings = _timings(head.get("parameters"))
+    return InferResult(
+        outputs, str(head.get("model_name", "")), str(head.get("model_version", "")), _served(answer), timings
+    )
+
+
+def _timings(parameters: Any) -> Timings | None:
+    if not isinstance(parameters, Mapping) or "queue_us" not in parameters:
+        return None
+    try:
+        spent = {
+            f"{part}_us": int(parameters[f"{part}_us"]) for part in ("queue", "preprocess", "infer", "postprocess")
+        }
+        return Timings(**spent, timeout_us=int(parameters["timeout"]))
+    except _SHAPELESS as error:
+        raise _misshapen(error) from None
+
+
+def _read_predict(answer: Answer) -> PredictResult:
+    return PredictResult(_json(answer), _served(answer))
+
+
+def _read_embeddings(answer: Answer) -> npt.NDArray[np.float32]:
+    document = _json(answer)
+    try:
+        data = sorted(document["data"], key=lambda item: item["index"])
+        raw = b"".join(base64.b64decode(item["embedding"], validate=True) for item in data)
+        return np.frombuffer(raw, "<f4").reshape(len(data), -1).astype(np.float32)
+    except (*_SHAPELESS, binascii.Error) as error:
+        raise _misshapen(error) from None
+
+
+def _read_models(answer: Answer) -> list[ModelSummary]:
+    document = _json(answer)
+    try:
+        return [
+            ModelSummary(item["name"], item["version"], item["task"], bool(item["ready"]))
+            for item in document["models"]
+        ]
+    except _SHAPELESS as error:
+        raise _misshapen(error) from None
+
+
+def _read_metadata(answer: Answer) -> ModelMetadata:
+    document = _json(answer)
+    try:
+        inputs, outputs = (
+            tuple(TensorMetadata(item["name"], item["datatype"], tuple(item["shape"])) for item in document[side])
+            for side in ("inputs", "outputs")
+        )
+        return ModelMetadata(
+            document["name"], tuple(document["versions"]), document.get("platform", ""), inputs, outputs
+        )
+    except _SHAPELESS as error:
+        raise _misshapen(error) from None
+
+
+def _read_object(answer: Answer) -> dict[str, Any]:
+    document = _json(answer)
+    if not isinstance(document, dict):
+        raise InvalidAnswer("the answer is not a JSON object", answer.status)
+    return document
+
+
+def _read_statistics(answer: Answer) -> dict[str, Any]:
+    try:
+        statistics: dict[str, Any] = _read_object(answer)["model_stats"][0]
+    except _SHAPELESS as error:
+        raise _misshapen(error) from None
+    return statistics
+
+
+def _read_health(answer: Answer) -> str:
+    if answer.status in {502, 503, 504}:
+        return str(error_of(answer.status, answer.headers, answer.body).message)
+    _body(answer)
+    return ""

@@ -1,0 +1,218 @@
+"""What both clients share about their connections: settings, limits of time, what a failure of the transport means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
+from typing import Any, Final, Protocol, TypedDict, Unpack
+from urllib.parse import urlsplit
+
+import httpx
+import tenacity
+
+from serve_app.client.calls import Answer, Call, Calls, Priority, checked_priority, default_headers
+from serve_app.client.deadline import checked_timeout
+from serve_app.client.errors import ConnectionFailed, DeadlineExceeded, ServeAppClientError
+from serve_app.client.retry import Retry, RetryBudget
+
+URL_VARIABLE: Final = "SERVE_APP_URL"
+"""Environment variable with the address of the server, for clients that are given none."""
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+
+GRACE_S: Final = 0.25
+"""How long the client waits beyond the deadline: the server's own word on it says more than silence."""
+
+PROBE_TIMEOUT_S: Final = 5.0
+"""How long a question for the server's health may take."""
+
+
+class ClientSettings(TypedDict, total=False):
+    """What both clients take.
+
+    Attributes:
+        api_key: Sent as ``Authorization: Bearer``.
+        priority: The class of calls that name none. Default: the server's, ``normal``.
+        timeout: Seconds that a call may take as a whole where it names nothing and is in no `deadline` scope.
+            Default: none is sent, and the server's default for the class is the deadline.
+        patience: Seconds to wait for an answer where there is no deadline. Default: 60.
+        retry: How what failed is repeated; ``None`` for never.
+        connections: Most open connections. Default: 100.
+        keep_alive: Seconds that an unused connection stays open. Default: 15, less than servers usually keep them.
+        connect_timeout: Seconds that making a connection may take. Default: 5.
+        headers: Further headers of every request.
+        verify: How to check the server's certificate: false for not at all.
+    """
+
+    api_key: str | None
+    priority: Priority | None
+    timeout: float | None
+    patience: float
+    retry: Retry | None
+    connections: int
+    keep_alive: float
+    connect_timeout: float
+    headers: Mapping[str, str]
+    verify: ssl.SSLContext | bool
+
+
+class HttpArguments(TypedDict):
+    """What `httpx.Client` and `httpx.AsyncClient` take alike."""
+
+    base_url: str
+    limits: httpx.Limits
+    verify: ssl.SSLContext | bool
+
+
+class Connection:
+    """The part of a client that does not send.
+
+    Args:
+        url: Address of the server; default: `URL_VARIABLE`, or `DEFAULT_URL`.
+        settings: See `ClientSettings`.
+
+    Attributes:
+        url: Address of the server.
+        calls: Makes its calls.
+        retry: How it repeats what failed.
+        budget: Bounds its second attempts.
+        http: What its HTTP client is made with.
+    """
+
+    def __init__(self, url: str | None, **settings: Unpack[ClientSettings]) -> None:
+        self.url = checked_url(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL)
+        timeout, priority = settings.get("timeout"), settings.get("priority")
+        self.calls = Calls(
+            default_headers(settings.get("api_key"), settings.get("headers")),
+            None if priority is None else checked_priority(priority),
+            None if timeout is None else checked_timeout(timeout),
+            checked_timeout(settings.get("patience", 60.0)),
+        )
+        retry = settings.get("retry", Retry())
+        self.retry = Retry(attempts=1) if retry is None else retry
+        self.budget = RetryBudget(self.retry, monotonic())
+        self.connect_timeout = settings.get("connect_timeout", 5.0)
+        connections = settings.get("connections", 100)
+        self.http: HttpArguments = {
+            "base_url": self.url,
+            "limits": httpx.Limits(
+                max_connections=connections,
+                max_keepalive_connections=connections,
+                keepalive_expiry=settings.get("keep_alive", 15.0),
+            ),
+            # Reading all certificates of the system takes longer than many a call: not where none is looked at.
+            "verify": settings.get("verify", True) if self.url.startswith("https:") else False,
+        }
+
+
+class HttpClient(Protocol):
+    """What builds requests: both clients of httpx."""
+
+    def build_request(
+        self, method: str, url: str, *, content: bytes, headers: Mapping[str, str], extensions: Any
+    ) -> httpx.Request:
+        """Make a request."""
+
+
+class _TimeLeft(dict[str, float]):
+    """The timeouts of one attempt, each until the same moment.
+
+    httpx bounds every step on its own: waiting for a connection, making it, each read. Asked anew by every step, the
+    rest of the time bounds all of them together.
+    """
+
+    def __init__(self, end: float, connect_timeout: float) -> None:
+        super().__init__()
+        self._end = end
+        self._connect_timeout = connect_timeout
+
+    def get(self, key: str, default: Any = None) -> Any:  # noqa: ARG002 - of dict
+        left = max(self._end - monotonic(), 0.001)
+        return min(left, self._connect_timeout) if key == "connect" else left
+
+
+def request_of(call: Call[Any], http: HttpClient, connect_timeout: float) -> httpx.Request:
+    """The request of an attempt that starts now.
+
+    Raises:
+        DeadlineExceeded: There is no time left for it.
+    """
+    headers = call.attempt_headers(monotonic())
+    timeouts = _TimeLeft(call.deadline.at + GRACE_S, connect_timeout)
+    return http.build_request(
+        call.method, call.path, content=call.content, headers=headers, extensions={"timeout": timeouts}
+    )
+
+
+def answer_of(response: httpx.Response, body: bytes) -> Answer:
+    """The response as calls read it."""
+    return Answer(response.status_code, response.headers, body)
+
+
+@contextlib.contextmanager
+def attempt(call: Call[Any]) -> Iterator[None]:
+    """Around one attempt: what httpx raises becomes an error of this package, and every error knows its request.
+
+    Raises:
+        ConnectionFailed: There is no connection, or it broke.
+        DeadlineExceeded: There was no answer in time.
+    """
+    try:
+        yield
+    except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
+        raise _failure(call, error) from error
+    except ServeAppClientError as error:
+        error.request_id = error.request_id or call.request_id
+        raise
+
+
+def _failure(call: Call[Any], error: Exception) -> ServeAppClientError:
+    if isinstance(error, TimeoutError | httpx.TimeoutException) and monotonic() >= call.deadline.at:
+        waited = "the deadline passed" if call.deadline.announced else "patience ended"
+        return DeadlineExceeded(f"{waited} before an answer came", request_id=call.request_id)
+    what = str(error) or type(error).__name__
+    return ConnectionFailed(f"{call.method} {call.path}: {what}", request_id=call.request_id)
+
+
+class WaitArguments(TypedDict):
+    """What `tenacity.Retrying` and `tenacity.AsyncRetrying` take alike."""
+
+    retry: tenacity.retry_if_result
+    wait: tenacity.wait_random_exponential
+    stop: Callable[[tenacity.RetryCallState], bool]
+    retry_error_callback: Callable[[tenacity.RetryCallState], str]
+
+
+def wait_arguments(timeout: float) -> WaitArguments:
+    """Ask again until the result, which says why not, is empty.
+
+    There is nothing to wait on but the answers: HTTP has no notice of readiness.
+    """
+    end = monotonic() + checked_timeout(timeout)
+
+    def give_up(state: tenacity.RetryCallState) -> str:
+        reason = "" if state.outcome is None else state.outcome.result()
+        raise DeadlineExceeded(f"not ready after {timeout:g} s: {reason}")
+
+    return {
+        "retry": tenacity.retry_if_result(bool),
+        "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+        "stop": lambda state: monotonic() + state.upcoming_sleep >= end,
+        "retry_error_callback": give_up,
+    }
+
+
+def checked_url(url: str) -> str:
+    """The address without a slash at its end; ``http://`` where no scheme is named.
+
+    Raises:
+        ValueError: It is no HTTP address.
+    """
+    full = url if "://" in url else f"http://{url}"
+    parts = urlsplit(full)
+    if parts.scheme not in {"http", "https"} or not parts.netloc:
+        raise ValueError(f"url: expected an address like {DEFAULT_URL}, got {url!r}")
+    return full.rstrip("/")

@@ -1,0 +1,292 @@
+"""What can go wrong in a call, as exceptions that mirror the codes of the server.
+
+    ServeAppClientError
+    ├── InvalidRequest            400  the request is malformed or does not fit the model
+    │   ├── PayloadTooLarge       413  the body is over a limit
+    │   └── UnsupportedMedia      415  the media format is not one that this model takes
+    ├── Unauthenticated           401  the API key is missing or wrong
+    ├── PermissionDenied          403  the API key may not use this model or class
+    ├── NotFound                  404  nothing is served at this path
+    │   └── ModelNotFound         404  no such model or version
+    ├── MethodNotAllowed          405  the path exists, the method does not
+    ├── Unsupported               501  a part of the protocol that the server does not implement
+    ├── Refused                   429  not accepted now; also from a gateway that limits rates
+    │   ├── QueueFull             429  no room in the class's queue
+    │   └── DeadlineUnreachable   429  it could not finish in time, so it was not started
+    ├── Unavailable          502, 503, 504  nobody could take the work; from a proxy in front of the server, too
+    │   └── ModelUnavailable      503  no replica of the model can take it
+    ├── DeadlineExceeded          504  the deadline passed before the answer was ready, at the server or here
+    ├── ServerFault               500  a bug of the server; quote the request id
+    │   └── InferenceFailed       500  the model's code failed on this input
+    ├── InvalidAnswer              -   what came back is no answer of this protocol
+    └── ConnectionFailed           -   no connection, or it broke before the answer was complete
+
+`Refused`, `Unavailable` and `ConnectionFailed` are worth another attempt: inference changes nothing at the server, so
+that a request may be run twice. `serve_app.client.retry` decides whether there is one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import orjson
+
+_QUOTED_CHARS: Final = 200
+
+
+class ServeAppClientError(Exception):
+    """Base of everything that a call raises on purpose. Nonsense in arguments is a `ValueError` or `TypeError`.
+
+    Args:
+        message: What is wrong, in the server's words where it has said something.
+        status: The HTTP status; ``None`` where there was no answer.
+        code: The server's stable code, empty where it gave none. Defaults to the class's.
+        retry_after: When trying again may help, seconds; ``None`` where nobody said.
+        request_id: Names the request in the server's log.
+    """
+
+    default_code: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        message: str,
+        status: int | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        request_id: str = "",
+    ) -> None:
+        super().__init__(message, status, code, retry_after, request_id)
+        self.message = message
+        self.status = status
+        self.code = self.default_code if code is None else code
+        self.retry_after = retry_after
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        known = ", ".join(
+            part
+            for part in (
+                "" if self.status is None else str(self.status),
+                self.code,
+                self.request_id and f"request {self.request_id}",
+            )
+            if part
+        )
+        return f"{self.message} ({known})" if known else self.message
+
+
+class InvalidRequest(ServeAppClientError):
+    """The request is malformed or does not fit the model."""
+
+    default_code = "invalid_request"
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body is over a limit of the server."""
+
+    default_code = "payload_too_large"
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The media format is not one that this model takes."""
+
+    default_code = "unsupported_media"
+
+
+class Unauthenticated(ServeAppClientError):
+    """The API key is missing or wrong."""
+
+    default_code = "unauthenticated"
+
+
+class PermissionDenied(ServeAppClientError):
+    """The API key may not use this model or this class."""
+
+    default_code = "permission_denied"
+
+
+class NotFound(ServeAppClientError):
+    """Nothing is served at this path."""
+
+    default_code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    """No model, or no version of it, has this name."""
+
+    default_code = "model_not_found"
+
+
+class MethodNotAllowed(ServeAppClientError):
+    """The path exists, but not with this method."""
+
+    default_code = "method_not_allowed"
+
+
+class Unsupported(ServeAppClientError):
+    """A part of the protocol that the server does not implement."""
+
+    default_code = "unsupported"
+
+
+class Refused(ServeAppClientError):
+    """The request was not accepted now."""
+
+
+class QueueFull(Refused):
+    """The class's queue has no room left."""
+
+    default_code = "queue_full"
+
+
+class DeadlineUnreachable(Refused):
+    """The request could not finish before its deadline, so it was not started."""
+
+    default_code = "deadline_unreachable"
+
+
+class Unavailable(ServeAppClientError):
+    """Nobody could take the work: the server, or a proxy in front of it, says so."""
+
+
+class ModelUnavailable(Unavailable):
+    """No replica of the model can take the work now."""
+
+    default_code = "model_unavailable"
+
+
+class DeadlineExceeded(ServeAppClientError):
+    """The deadline passed before the answer was ready."""
+
+    default_code = "deadline_exceeded"
+
+
+class ServerFault(ServeAppClientError):
+    """The server failed in a way that it did not expect."""
+
+    default_code = "internal"
+
+
+class InferenceFailed(ServerFault):
+    """The model's code failed on this input."""
+
+    default_code = "inference_failed"
+
+
+class InvalidAnswer(ServeAppClientError):
+    """What came back is no answer of this protocol: the address may be that of another server."""
+
+
+class ConnectionFailed(ServeAppClientError):
+    """There is no connection, or it broke before the answer was complete."""
+
+
+BY_CODE: Final[Mapping[str, type[ServeAppClientError]]] = {
+    cls.default_code: cls
+    for cls in (
+        InvalidRequest,
+        PayloadTooLarge,
+        UnsupportedMedia,
+        Unauthenticated,
+        PermissionDenied,
+        NotFound,
+        ModelNotFound,
+        MethodNotAllowed,
+        Unsupported,
+        QueueFull,
+        DeadlineUnreachable,
+        ModelUnavailable,
+        DeadlineExceeded,
+        ServerFault,
+        InferenceFailed,
+    )
+}
+"""The exception of every code of the server."""
+
+# For answers without a code that is known here: of proxies, and of servers newer than this client.
+_BY_STATUS: Final[Mapping[int, type[ServeAppClientError]]] = {
+    401: Unauthenticated,
+    403: PermissionDenied,
+    404: NotFound,
+    405: MethodNotAllowed,
+    413: PayloadTooLarge,
+    415: UnsupportedMedia,
+    429: Refused,
+    501: Unsupported,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: str = "") -> ServeAppClientError:
+    """Make the exception for an answer that is no success.
+
+    Args:
+        status: The HTTP status, 300 or more.
+        headers: By lower-case name.
+        body: The body, in whatever form: ours, OpenAI's, or a proxy's page.
+        request_id: What was sent as the request's id; the answer's own counts if it has one.
+    """
+    message, code = _message(body)
+    cls = BY_CODE.get(code) or _BY_STATUS.get(status) or _by_range(status)
+    if not message:
+        message = f"HTTP status {status}{_excerpt(body)}"
+    return cls(message, status, code, retry_after_s(headers), headers.get("x-request-id", request_id))
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime.datetime | None = None) -> float | None:
+    """Seconds that Retry-After asks for, which may be a number or a date; ``None`` where it is missing or neither.
+
+    Args:
+        headers: By lower-case name.
+        now: What a date is compared with; the wall clock's time where it is not given.
+    """
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        return _seconds_until(value, now)
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _seconds_until(value: str, now: datetime.datetime | None) -> float | None:
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return max(0.0, (moment - (now or datetime.datetime.now(datetime.UTC))).total_seconds())
+
+
+def _message(body: bytes) -> tuple[str, str]:
+    """The server's message and code, each empty where the body has none."""
+    try:
+        document: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return "", ""
+    if not isinstance(document, dict):
+        return "", ""
+    error = document.get("error")
+    if isinstance(error, dict):  # OpenAI's form
+        document, error = error, error.get("message")
+    code = document.get("code")
+    return error if isinstance(error, str) else "", code if isinstance(code, str) else ""
+
+
+def _by_range(status: int) -> type[ServeAppClientError]:
+    if 400 <= status < 500:
+        return InvalidRequest
+    return ServerFault if status >= 500 else InvalidAnswer
+
+
+def _excerpt(body: bytes) -> str:
+    text = " ".join(body[:_QUOTED_CHARS].decode("utf-8", "replace").split())
+    return f": {text}" if text else ""

@@ -1,0 +1,57 @@
+"""When to send a second attempt although the first has not failed. Nothing here waits or sends."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+_REMEMBERED: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """Hedge after what this part of the latest calls of the same kind took: to one model, or for embeddings.
+
+    Attributes:
+        part: Between 0 and 1: with 0.95, one call in twenty is hedged.
+        samples: Calls that must have been answered before the first is hedged.
+    """
+
+    part: float
+    samples: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        if not 0.0 < self.part < 1.0:
+            raise ValueError("part: expected more than 0 and less than 1")
+        if not 1 <= self.samples <= _REMEMBERED:
+            raise ValueError(f"samples: expected 1 to {_REMEMBERED}")
+
+
+class Latencies:
+    """What the latest calls took, per kind of call."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+
+    def add(self, kind: str, seconds: float) -> None:
+        """A call was answered after so long."""
+        self._seconds.setdefault(kind, deque(maxlen=_REMEMBERED)).append(seconds)
+
+    def hedge_after(self, kind: str, wish: float | Percentile | None) -> float | None:
+        """Seconds until a second attempt is sent; ``None`` for never."""
+        if not isinstance(wish, Percentile):
+            return wish
+        seconds = self._seconds.get(kind, ())
+        if len(seconds) < wish.samples:
+            return None
+        return sorted(seconds)[math.ceil(wish.part * len(seconds)) - 1]
+
+
+def checked_hedge(wish: float | Percentile | None) -> float | Percentile | None:
+    """The wish, if one can wait that long. Raises `ValueError`."""
+    if isinstance(wish, float | int) and not 0.0 <= wish < math.inf:
+        raise ValueError("hedge_after: expected seconds, 0 or more, a Percentile, or None")
+    return wish

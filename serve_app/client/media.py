@@ -1,0 +1,150 @@
+"""Media as users have them, as a body and its content type. Pillow and soundfile are imported where they are needed."""
+
+from __future__ import annotations
+
+import io
+import mimetypes
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeAlias
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Texts: TypeAlias = str | Sequence[str] | Mapping[str, Any]
+"""A text, several, or an object that a task takes, e.g. ``{"source_sentence": ..., "sentences": [...]}``."""
+
+Blob: TypeAlias = bytes | bytearray | memoryview
+"""An encoded file in memory."""
+
+Media: TypeAlias = "Texts | Blob | os.PathLike[str] | BinaryIO | Image | npt.NDArray[Any]"
+"""What `predict` takes. A string is always a text: a file is a `pathlib.Path`."""
+
+_UNKNOWN: Final = "application/octet-stream"  # the server looks at the bytes
+_JSON: Final = "application/json"
+
+
+class Body(NamedTuple):
+    """What is sent, and as what."""
+
+    content: bytes
+    content_type: str
+
+
+def is_text(media: Media) -> bool:
+    """Whether it is sent as JSON text."""
+    return isinstance(media, str | Mapping) or (isinstance(media, Sequence) and not isinstance(media, Blob))
+
+
+def is_in_memory(media: Media) -> bool:
+    """Whether making a body of it neither reads nor encodes a file."""
+    return is_text(media) or isinstance(media, Blob)
+
+
+def body_of(media: Media, parameters: Mapping[str, Any] | None, sampling_rate: int | None = None) -> Body:
+    """Make the body of a predict request: JSON for text; a file as it is, or in a form where there are parameters.
+
+    Args:
+        media: See `Media`. An array is a sound where it has a sampling rate: float or int16, (samples,) or
+            (samples, channels). Otherwise it is a picture: uint8, (height, width) or (height, width, 3 or 4).
+        parameters: Of the task.
+        sampling_rate: Of an array of samples, Hz.
+
+    Raises:
+        TypeError: It is nothing that can be sent.
+        ValueError: An array is neither picture nor sound.
+        OSError: The file cannot be read.
+    """
+    if is_text(media):
+        return Body(orjson.dumps(_text_document(media, parameters)), _JSON)
+    file = file_of(media, sampling_rate)
+    if not parameters:
+        return file
+    # Made here and not by the transport: every attempt sends the same bytes.
+    form = httpx.Request(
+        "POST",
+        "http://form",
+        files={"file": ("file", file.content, file.content_type)},
+        data={"parameters": orjson.dumps(dict(parameters)).decode()},
+    )
+    return Body(form.read(), form.headers["content-type"])
+
+
+def file_of(media: Media, sampling_rate: int | None = None) -> Body:
+    """The encoded file of a picture or a sound, and its content type. Takes and raises what `body_of` does."""
+    if isinstance(media, Blob):
+        return Body(bytes(media), _UNKNOWN)
+    if isinstance(media, os.PathLike):
+        path = Path(media)
+        return Body(path.read_bytes(), content_type_of(path.name))
+    if isinstance(media, np.ndarray):
+        return _picture_of(media) if sampling_rate is None else _sound_of(media, sampling_rate)
+    if "PIL.Image" in sys.modules and isinstance(media, sys.modules["PIL.Image"].Image):
+        return _png(media)
+    if callable(getattr(media, "read", None)):
+        return _read(media)
+    raise TypeError(
+        f"media: expected text, bytes, a path (pathlib.Path), an open binary file, a PIL image or a numpy array;"
+        f" got {type(media).__name__}"
+    )
+
+
+def content_type_of(name: str) -> str:
+    """The content type of a file by its name; one that leaves it to the server where the name does not tell."""
+    guess = mimetypes.guess_type(name)[0] or _UNKNOWN
+    return guess if guess.startswith(("image/", "audio/")) or guess == "text/plain" else _UNKNOWN
+
+
+def _text_document(media: Any, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(media, Sequence) and not isinstance(media, str):
+        media = list(media)
+        if not all(isinstance(text, str) for text in media):
+            raise TypeError("media: a list must hold texts; send files one by one")
+    return {"inputs": media, "parameters": dict(parameters)} if parameters else {"inputs": media}
+
+
+def _read(file: Any) -> Body:
+    content = file.read()
+    if not isinstance(content, bytes):
+        raise TypeError("media: the file is open as text; open it in binary mode ('rb')")
+    name = getattr(file, "name", "")
+    return Body(content, content_type_of(name) if isinstance(name, str) else _UNKNOWN)
+
+
+def _picture_of(array: npt.NDArray[Any]) -> Body:
+    from PIL import Image  # noqa: PLC0415 - see the module's text
+
+    if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in {3, 4})):
+        raise ValueError(
+            "media: a picture is uint8 of shape (height, width) or (height, width, 3 or 4), and a sound needs its"
+            f" sampling_rate; got {array.dtype} of shape {array.shape}"
+        )
+    return _png(Image.fromarray(array))
+
+
+def _png(image: Any) -> Body:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)  # the way to the server is short, and nobody keeps it
+    return Body(buffer.getvalue(), "image/png")
+
+
+def _sound_of(array: npt.NDArray[Any], sampling_rate: int) -> Body:
+    import soundfile  # noqa: PLC0415 - see the module's text
+
+    if array.ndim not in {1, 2} or not (array.dtype.kind == "f" or array.dtype == np.int16):
+        raise ValueError(
+            "media: a sound is float or int16 of shape (samples,) or (samples, channels);"
+            f" got {array.dtype} of shape {array.shape}"
+        )
+    buffer = io.BytesIO()
+    as_float = array.dtype.kind == "f"
+    samples = array.astype(np.float32, copy=False) if as_float else array
+    soundfile.write(buffer, samples, sampling_rate, format="WAV", subtype="FLOAT" if as_float else "PCM_16")
+    return Body(buffer.getvalue(), "audio/wav")

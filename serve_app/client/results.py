@@ -1,0 +1,164 @@
+"""What calls return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Timings(NamedTuple):
+    """Where the time of one request went at the server, microseconds.
+
+    Attributes:
+        queue_us: In the router's queue.
+        preprocess_us: Making tensors of media.
+        infer_us: In the backend.
+        postprocess_us: Making the answer.
+        timeout_us: The deadline that counted, from the arrival on.
+    """
+
+    queue_us: int
+    preprocess_us: int
+    infer_us: int
+    postprocess_us: int
+    timeout_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a request was served.
+
+    Attributes:
+        priority: The class that counted: ``high``, ``normal`` or ``low``; empty where the server does not say.
+        variant: The build of the model that answered; empty for the exact model.
+        request_id: Names the request in the server's log.
+    """
+
+    priority: str = ""
+    variant: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferResult:
+    """The outputs of a model.
+
+    Attributes:
+        outputs: By name. Arrays of numbers are read-only: copy one to change it.
+        model: The model's name.
+        version: The version that answered.
+        served: How it was served.
+        timings: Where the time went, if that was asked for and the server tells.
+    """
+
+    outputs: dict[str, npt.NDArray[Any]]
+    model: str
+    version: str
+    served: Served
+    timings: Timings | None = None
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.outputs[name]
+
+
+class Label(NamedTuple):
+    """One class and how likely it is.
+
+    Attributes:
+        label: Its name.
+        score: From 0 to 1.
+    """
+
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PredictResult:
+    """The answer of a model to media.
+
+    Attributes:
+        value: The answer as JSON data, as its task has it.
+        served: How it was served.
+    """
+
+    value: Any
+    served: Served
+
+    @property
+    def labels(self) -> list[Label]:
+        """The classes of one picture, sound or text, the best first.
+
+        Raises:
+            TypeError: The answer has another form.
+        """
+        value = self.value
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+            value = value[0]  # one text
+        return _labels(value)
+
+    @property
+    def label_lists(self) -> list[list[Label]]:
+        """The classes of each of several texts, the best first.
+
+        Raises:
+            TypeError: The answer has another form.
+        """
+        if not isinstance(self.value, list):
+            raise TypeError(f"the answer holds no lists of labels: {self.value!r:.80}")
+        return [_labels(value) for value in self.value]
+
+    @property
+    def array(self) -> npt.NDArray[np.float32]:
+        """Numbers as an array: embeddings of shape (texts, dimensions), or similarities of shape (sentences,).
+
+        Raises:
+            TypeError: The answer has another form.
+        """
+        try:
+            return np.asarray(self.value, np.float32)
+        except (TypeError, ValueError):
+            raise TypeError(f"the answer holds no numbers alone: {self.value!r:.80}") from None
+
+
+class TensorMetadata(NamedTuple):
+    """One input or output of a model.
+
+    Attributes:
+        name: Its name.
+        datatype: In the protocol's words, e.g. ``FP32``.
+        shape: ``-1`` for a dimension that may vary. Dimension 0 is rows.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ModelMetadata(NamedTuple):
+    """What a model takes and gives."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+class ModelSummary(NamedTuple):
+    """One line of what a server serves."""
+
+    name: str
+    version: str
+    task: str
+    ready: bool
+
+
+def _labels(value: Any) -> list[Label]:
+    try:
+        return [Label(str(item["label"]), float(item["score"])) for item in value]
+    except (TypeError, KeyError, ValueError, IndexError):
+        raise TypeError(f"the answer holds no labels with scores: {value!r:.80}") from None

@@ -1,0 +1,209 @@
+"""The client for code that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from time import monotonic
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import tenacity
+
+from serve_app.client.calls import Call, CallOptions
+from serve_app.client.connection import (
+    GRACE_S,
+    PROBE_TIMEOUT_S,
+    ClientSettings,
+    Connection,
+    answer_of,
+    attempt,
+    request_of,
+    wait_arguments,
+)
+from serve_app.client.deadline import deadline
+from serve_app.client.errors import ConnectionFailed, DeadlineExceeded
+from serve_app.client.media import Media
+from serve_app.client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
+from serve_app.client.retry import retry_arguments
+
+T = TypeVar("T")
+
+
+class Client:
+    """A client of serve_app over HTTP. Threads may share one; close it, or use it as a context manager.
+
+    There is no hedging here: to be worth its load it has to end the slower attempt, and nothing can end a thread
+    that reads from a socket. `AsyncClient` has it.
+
+    Args:
+        url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL,
+            or this one.
+        settings: See `serve_app.client.ClientSettings`.
+    """
+
+    def __init__(self, url: str | None = None, **settings: Unpack[ClientSettings]) -> None:
+        self._connection = Connection(url, **settings)
+        self._calls = self._connection.calls
+        self._http = httpx.Client(**self._connection.http)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self._connection.url
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    @staticmethod
+    def deadline(seconds: float) -> AbstractContextManager[None]:
+        """As `serve_app.client.deadline`: all calls inside end within so many seconds together."""
+        return deadline(seconds)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike],
+        *,
+        outputs: Sequence[str] | None = None,
+        version: str | None = None,
+        timings: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> InferResult:
+        """Send tensors to a model (Open Inference Protocol V2, binary both ways).
+
+        Args:
+            model: The model's name.
+            inputs: By name. Axis 0 is rows; strings and bytes are BYTES.
+            outputs: Names of the outputs wanted; ``None`` for all.
+            version: Of the model; ``None`` for the one served.
+            timings: Whether the answer shall say where the time went.
+            options: See `serve_app.client.CallOptions`.
+
+        Raises:
+            ServeAppClientError: See `serve_app.client.errors`. So do all other methods.
+            TypeError: An input has no form in the protocol.
+        """
+        return self._run(self._calls.infer(model, inputs, outputs, version, options, timings=timings))
+
+    def predict(
+        self,
+        model: str,
+        media: Media,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        sampling_rate: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> PredictResult:
+        """Send a model what it was made for: a picture, a sound or text.
+
+        Args:
+            model: The model's name.
+            media: A text or several; a file as path (`pathlib.Path`), bytes or open binary file; a PIL image; an
+                array, which is a sound where it has a sampling rate, and otherwise a picture.
+            parameters: Of the task, e.g. ``{"top_k": 3}`` or ``{"candidate_labels": [...]}``.
+            sampling_rate: Of an array of samples, Hz.
+            options: See `serve_app.client.CallOptions`.
+
+        Raises:
+            TypeError: ``media`` is nothing that can be sent.
+            ValueError: An array is neither picture nor sound.
+            OSError: The file cannot be read.
+        """
+        return self._run(self._calls.predict(model, media, parameters, sampling_rate, options))
+
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        model: str,
+        *,
+        dimensions: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> npt.NDArray[np.float32]:
+        """Embed texts.
+
+        Args:
+            texts: One or several.
+            model: The model's name.
+            dimensions: Shorten the vectors to so many, for models made for that.
+            options: See `serve_app.client.CallOptions`.
+
+        Returns:
+            Of shape (texts, dimensions), also for one text.
+        """
+        return self._run(self._calls.embed(texts, model, dimensions, options))
+
+    def models(self) -> list[ModelSummary]:
+        """What is served."""
+        return self._run(self._calls.models())
+
+    def model(self, name: str, version: str | None = None) -> ModelMetadata:
+        """What a model takes and gives."""
+        return self._run(self._calls.model(name, version))
+
+    def status(self) -> dict[str, Any]:
+        """How every model is scheduled: queues, replicas, predicted latencies."""
+        return self._run(self._calls.status())
+
+    def statistics(self, model: str) -> dict[str, Any]:
+        """Counts and durations of a model, as the protocol's statistics extension has them."""
+        return self._run(self._calls.statistics(model))
+
+    def live(self, *, timeout: float = PROBE_TIMEOUT_S) -> bool:
+        """Whether the server answers. Asked once, without retries."""
+        return not self._probe(self._calls.live(timeout))
+
+    def ready(self, model: str | None = None, *, timeout: float = PROBE_TIMEOUT_S) -> bool:
+        """Whether all models, or this one, can take work. Asked once, without retries."""
+        return not self._probe(self._calls.ready(model, timeout))
+
+    def wait_until_ready(self, timeout: float = 60.0, model: str | None = None) -> None:
+        """Wait until all models, or this one, can take work.
+
+        Raises:
+            DeadlineExceeded: They cannot after so many seconds; the message says why.
+        """
+        with deadline(timeout):
+            tenacity.Retrying(**wait_arguments(timeout))(lambda: self._probe(self._calls.ready(model, PROBE_TIMEOUT_S)))
+
+    def _probe(self, call: Call[str]) -> str:
+        try:
+            return self._attempt(call)
+        except (ConnectionFailed, DeadlineExceeded) as error:
+            return error.message
+
+    def _run(self, call: Call[T]) -> T:
+        connection = self._connection
+        connection.budget.deposit(monotonic())
+        if connection.retry.attempts == 1:
+            return self._attempt(call)
+        arguments = retry_arguments(connection.retry, connection.budget, call.deadline)
+        result: T = tenacity.Retrying(**arguments)(self._attempt, call)
+        return result
+
+    def _attempt(self, call: Call[T]) -> T:
+        with attempt(call):
+            request = request_of(call, self._http, self._connection.connect_timeout)
+            end = call.deadline.at + GRACE_S
+            with closing(self._http.send(request, stream=True)) as response:
+                pieces = []
+                for piece in response.iter_bytes():
+                    pieces.append(piece)
+                    if monotonic() >= end:
+                        raise TimeoutError
+            return call.read(answer_of(response, b"".join(pieces)))

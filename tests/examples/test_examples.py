@@ -1,0 +1,164 @@
+"""Every example, as a user runs it, against a server of the demo's models."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pytest
+import yaml
+from serve_process import ROOT, ServeProcess, free_ports
+
+from serve_app.config.router import RouterConfig
+
+EXAMPLES = ROOT / "examples"
+CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
+PERF_ANALYZER = ROOT / ".venv-perf-analyzer" / "bin" / "perf_analyzer"
+HAS_GRPC = "direct_grpc_port" in RouterConfig.model_fields
+
+pytestmark = pytest.mark.cluster
+
+
+class Served(NamedTuple):
+    """Where the server is: of HTTP through Ray Serve and straight to the routers, and of gRPC."""
+
+    http: str
+    direct: str
+    grpc: str
+
+
+class Example(NamedTuple):
+    """A script, the environment that it needs, which of the addresses it takes, and lines that it must print."""
+
+    script: str
+    python: Literal["own", "clients", "shell"]
+    address: Literal["http", "direct", "grpc"]
+    lines: tuple[str, ...]
+
+
+SCRIPTS = (
+    Example(
+        "client_sync.py",
+        "own",
+        "http",
+        (
+            "digits (version 1, image-classification)",
+            "picture: 7 0.99",
+            "sound: seven",
+            "text: football",
+            "similarity: 0.81 and 0.05",
+            "tensor: [8] in class high",
+            "1 ms is not enough: deadline_",
+        ),
+    ),
+    Example("client_async.py", "own", "direct", ("low: 200 of 200 answered", "high: 20 of 20 answered")),
+    Example("triton_http.py", "own", "http", ("ready: True", "inputs: ['image']", "digit: 8")),
+    Example("kserve_rest.py", "clients", "http", ("ready: True True", "digit: 8")),
+    Example(
+        "openai_embeddings.py",
+        "own",
+        "http",
+        ("models: digits, minilm, spoken-digits", "similarity: 0.81 and 0.05", "tokens: "),
+    ),
+    Example(
+        "hugging_face.py",
+        "own",
+        "http",
+        ("picture: 7", "sound: seven", "embedding: (1, 384)", "similarity: [0.81, 0.05]", "text: football"),
+    ),
+    Example(
+        "curl.sh",
+        "shell",
+        "http",
+        (
+            '[{"label":"7","score":',
+            '[{"label":"seven","score":',
+            '[{"label":"football",',
+            '"model_name":"digits"',
+            '"code":"model_not_found"',
+        ),
+    ),
+)
+GRPC_SCRIPTS = (
+    Example(
+        "triton_grpc.py", "clients", "grpc", ("ready: True", "digit: 8", "stream: request 0 is 0", "request 1 is 1")
+    ),
+    Example("kserve_grpc.py", "clients", "grpc", ("ready: True True", "digit: 8")),
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The demo as configured, on free ports and with one replica of each model."""
+    demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    args = demo["applications"][0]["args"]
+    direct, grpc = free_ports(2)
+    args["router"] = {"direct_port": direct, **({"direct_grpc_port": grpc} if HAS_GRPC else {})}
+    for model in args["models"]:
+        model.setdefault("resources", {})["cpus"] = 0.1
+        model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
+    with ServeProcess(args, tmp_path_factory.mktemp("examples")) as running:
+        yield Served(running.url, f"http://127.0.0.1:{direct}", f"127.0.0.1:{grpc}")
+
+
+def run(command: list[str | Path], **env: str) -> str:
+    """What the command prints. It must succeed."""
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240.0,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", **env},
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    return done.stdout
+
+
+def check(example: Example, served: Served) -> None:
+    """Run an example and compare what it prints."""
+    if example.python == "clients" and not CLIENTS.exists():
+        pytest.skip("the environment of the other servers' clients is not made: make clients")
+    interpreters: dict[str, list[str | Path]] = {"own": [sys.executable], "clients": [CLIENTS], "shell": []}
+    printed = run([*interpreters[example.python], EXAMPLES / example.script, getattr(served, example.address)])
+    assert [line for line in example.lines if line not in printed] == []
+
+
+@pytest.mark.parametrize("example", SCRIPTS, ids=[example.script for example in SCRIPTS])
+def test_example(example: Example, served: Served) -> None:
+    """Prints what it should."""
+    check(example, served)
+
+
+@pytest.mark.skipif(not HAS_GRPC, reason="this server has no gRPC")
+@pytest.mark.parametrize("example", GRPC_SCRIPTS, ids=[example.script for example in GRPC_SCRIPTS])
+def test_grpc_example(example: Example, served: Served) -> None:
+    """Prints what it should."""
+    check(example, served)
+
+
+def test_perf_analyzer(served: Served) -> None:
+    """Measures, without a failed request."""
+    if not PERF_ANALYZER.exists():
+        pytest.skip("the environment of perf_analyzer is not made: make clients")
+    libraries = subprocess.run(["ldd", PERF_ANALYZER], check=False, capture_output=True, text=True).stdout
+    absent = [line.split()[0] for line in libraries.splitlines() if "not found" in line and "cudart" not in line]
+    if absent:
+        pytest.skip(f"perf_analyzer needs {', '.join(absent)} of the system (Debian: apt-get install libb64-0d)")
+    brief = "--measurement-mode count_windows --measurement-request-count 50 --max-trials 3 --stability-percentage 900"
+    printed = run([EXAMPLES / "perf_analyzer.sh", served.http], PERF_ANALYZER_ARGS=brief)
+    assert "Inferences/Second vs. Client Average Batch Latency" in printed
+    assert "Concurrency: 3, throughput:" in printed
+
+
+def test_every_example_is_run_here() -> None:
+    """And stands in the table of the README."""
+    known = {example.script for example in (*SCRIPTS, *GRPC_SCRIPTS)} | {"perf_analyzer.sh"}
+    assert {path.name for path in EXAMPLES.iterdir() if path.suffix in {".py", ".sh"}} == known
+    table = (EXAMPLES / "README.md").read_text()
+    assert [name for name in known if f"]({name})" not in table] == []
