@@ -69,6 +69,10 @@ class Answer(NamedTuple):
         queue_s: Time in the router's queue, seconds.
         total_s: Time from submission to the answer, seconds.
         variant: Name of the variant that answered; empty for the exact model.
+        timeout_s: Time that was allowed from submission to the deadline, seconds.
+        preprocess_s: Preprocessing of the bundle it travelled in, seconds; 0.0 where unknown.
+        infer_s: The model's runs for that bundle, seconds; 0.0 where unknown.
+        postprocess_s: From the end of those runs to the replica's answer, seconds; 0.0 where unknown.
     """
 
     value: Any
@@ -76,6 +80,10 @@ class Answer(NamedTuple):
     queue_s: float
     total_s: float
     variant: str = ""
+    timeout_s: float = 0.0
+    preprocess_s: float = 0.0
+    infer_s: float = 0.0
+    postprocess_s: float = 0.0
 
 
 class InferenceService(Protocol):

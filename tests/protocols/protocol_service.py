@@ -73,6 +73,7 @@ class NumpyService:
         refuse: Raised by `precheck`, where set.
         fail: Raised by `submit`, where set.
         fallback: What answers requests for the exact model that allow a fallback; empty: the exact model.
+        took: What every answer took, besides its class and variant.
         gate: `submit` waits until it is set.
         cancelled: Set when a waiting `submit` was cancelled.
         is_ready: What the health calls answer.
@@ -85,6 +86,7 @@ class NumpyService:
         self.refuse: Exception | None = None
         self.fail: BaseException | None = None
         self.fallback = ""
+        self.took = Answer(None, Priority.NORMAL, 0.0, 0.0)
         self.gate = asyncio.Event()
         self.gate.set()
         self.waiting = asyncio.Event()
@@ -126,7 +128,8 @@ class NumpyService:
         if self.fail is not None:
             raise _counted(self.fail)
         variant = options.variant or (self.fallback if options.fallback else "")
-        return Answer(_compute(model, payload), options.priority or Priority.NORMAL, 0.0, 0.0, variant)
+        value, priority = _compute(model, payload), options.priority or Priority.NORMAL
+        return self.took._replace(value=value, priority=priority, variant=variant)
 
     def live(self) -> bool:
         """As told."""

@@ -7,7 +7,7 @@ than here. Messages name the field and what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -258,7 +258,14 @@ class ModelCodec:
             chosen[output.name] = binary
         return list(chosen.items())
 
-    def encode(self, request_id: str | None, selection: Selection, tensors: Tensors, variant: str = "") -> Encoded:
+    def encode(
+        self,
+        request_id: str | None,
+        selection: Selection,
+        tensors: Tensors,
+        variant: str = "",
+        timings: Mapping[str, int] | None = None,
+    ) -> Encoded:
         """Encode a response. In JSON, NaN and infinities become null; ask for binary to get them.
 
         Args:
@@ -266,6 +273,7 @@ class ModelCodec:
             selection: As `select` returned it.
             tensors: The model's outputs.
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
+            timings: More of the response's parameters; ``None`` where the request did not ask for them.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -273,8 +281,9 @@ class ModelCodec:
         parts: list[bytes | memoryview] = [self._opening]
         if request_id:
             parts += (b',"id":', orjson.dumps(request_id))
-        if variant:
-            parts += (b',"parameters":', orjson.dumps({"variant": variant}))
+        if variant or timings:
+            told = {"variant": variant} if variant else {}
+            parts += (b',"parameters":', orjson.dumps({**told, **(timings or {})}))
         blobs: list[bytes | memoryview] = []
         separator = b',"outputs":['
         for name, binary in selection:

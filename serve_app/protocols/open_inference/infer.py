@@ -13,6 +13,7 @@ from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import Rendered
 from serve_app.protocols.open_inference.codec import ModelCodec, Selection, json_size
 from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
+from serve_app.protocols.replies import server_timing, timings
 from serve_app.protocols.service import InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
@@ -82,12 +83,18 @@ class InferEndpoint:
         # Numbers can take more room decoded than written.
         nbytes = max(len(body), _nbytes(tensors))
         answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
-        value, priority, _, _, variant = answer
+        value, priority, variant = answer.value, answer.priority, answer.variant
+        told = timings(answer) if parameters.timings else None
         if bodies.is_large(_encoding_bytes(selection, value)):
-            encoded, length = await bodies.offload(codec.encode, parsed.request.id, selection, value, variant)
+            encoded, length = await bodies.offload(codec.encode, parsed.request.id, selection, value, variant, told)
         else:
-            encoded, length = codec.encode(parsed.request.id, selection, value, variant)
-        reply = [_JSON if length is None else _BINARY, (b"content-length", b"%d" % len(encoded)), _PRIORITY[priority]]
+            encoded, length = codec.encode(parsed.request.id, selection, value, variant, told)
+        reply = [
+            _JSON if length is None else _BINARY,
+            (b"content-length", b"%d" % len(encoded)),
+            _PRIORITY[priority],
+            (b"server-timing", server_timing(answer)),
+        ]
         if variant:
             reply.append((b"x-variant", variant.encode()))
         if length is not None:
