@@ -21,8 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.protocols import openai, overview, predict
 from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
+from serve_app.protocols.compression import asked_coding, compress
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, render
-from serve_app.protocols.open_inference import rest
+from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.service import InferenceService
 
@@ -82,6 +83,7 @@ class HttpApp:
         self._router = Router(
             [
                 *rest.routes(service),
+                *administration.routes(service, bodies),
                 *openai.routes(service, bodies),
                 *predict.routes(service, bodies),
                 *overview.routes(service),
@@ -112,16 +114,20 @@ class HttpApp:
             reply = _render_any(error, request_id or self._request_id(headers), f"POST {path}", openai=False)
         if request_id:
             reply.headers.append((b"x-request-id", request_id))
-        await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
-        await send({"type": "http.response.body", "body": reply.body})
+        status, answered, body = reply
+        if b"accept-encoding" in headers and (coding := asked_coding(headers)) is not None:
+            body = await compress(body, answered, coding, self.bodies)
+        await send({"type": "http.response.start", "status": status, "headers": answered})
+        await send({"type": "http.response.body", "body": body})
 
     async def _route(
         self, scope: Scope, receive: Receive, send: Send, path: str, target: tuple[str, str | None] | None
     ) -> None:
         """Serve what is not the hot path."""
-        request_id = self._request_id(dict(scope["headers"]))
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = self._request_id(headers)
         extra: Headers = [(b"x-request-id", request_id)] if self._settings.send_request_id else []
-        answering = _Answering(send, extra, head=scope["method"] == "HEAD")
+        answering = _Answering(send, extra, self.bodies, asked_coding(headers), head=scope["method"] == "HEAD")
         if target is not None:
             await answering.whole(_wrong_method("POST", openai=False))
             return
@@ -152,14 +158,20 @@ class HttpApp:
 
 
 class _Answering:
-    """Sends one response: adds the headers of every response, and leaves the body of HEAD out."""
+    """Sends one response: adds the headers of every response, and leaves the body of HEAD out.
 
-    __slots__ = ("_extra", "_head", "_send", "started")
+    Bodies that come whole are compressed where ``coding`` names one.
+    """
 
-    def __init__(self, send: Send, extra: Headers, *, head: bool) -> None:
+    __slots__ = ("_bodies", "_coding", "_extra", "_head", "_held_back", "_send", "started")
+
+    def __init__(self, send: Send, extra: Headers, bodies: BodyReader, coding: bytes | None, *, head: bool) -> None:
         self._send = send
         self._extra = extra
+        self._bodies = bodies
+        self._coding = None if head else coding
         self._head = head
+        self._held_back: Message | None = None
         self.started = False
 
     async def whole(self, reply: Rendered) -> None:
@@ -172,8 +184,17 @@ class _Answering:
         if message["type"] == "http.response.start":
             self.started = True
             message["headers"] = [*message.get("headers", ()), *self._extra]
+            if self._coding is not None:
+                self._held_back = message  # what it says depends on the body
+                return
         elif self._head:
             message["body"] = b""
+        if (start := self._held_back) is not None:
+            self._held_back = None
+            if self._coding is not None and not message.get("more_body", False):
+                body = message.get("body", b"")
+                message["body"] = await compress(body, start["headers"], self._coding, self._bodies)
+            await self._send(start)
         await self._send(message)
 
 

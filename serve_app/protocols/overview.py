@@ -47,7 +47,8 @@ def _tensor_example(info: ModelInfo, url: str) -> str:
     """One row of zeros: as JSON where that is short, otherwise as binary data from /dev/zero."""
     shapes = {spec.name: [1, *(max(size, 1) for size in spec.shape[1:])] for spec in info.signature.inputs}
     values = sum(math.prod(shape) for shape in shapes.values())
-    binary = values > _INLINE_VALUES and all(spec.datatype != "BYTES" for spec in info.signature.inputs)
+    datatypes = {spec.datatype for spec in info.signature.inputs}
+    binary = (values > _INLINE_VALUES or "BF16" in datatypes) and "BYTES" not in datatypes
     inputs: list[dict[str, Any]] = []
     total = 0
     for spec in info.signature.inputs:

@@ -12,6 +12,26 @@ from serve_app.payloads import ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
 
 
+class ModelServing(NamedTuple):
+    """How a model is served, for those who ask: nothing is decided by it.
+
+    Attributes:
+        policy: Name of the batch policy.
+        row_sizes: Rows that batches are filled up to; empty where they have any number.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        min_replicas: Replicas that there are at least.
+        max_replicas: And at most.
+        queue_entries: Requests that each class may have queued, over all models.
+    """
+
+    policy: str = "auto"
+    row_sizes: tuple[int, ...] = ()
+    device: str = "auto"
+    min_replicas: int = 1
+    max_replicas: int = 1
+    queue_entries: Mapping[Priority, int] = {}
+
+
 class ModelInfo(NamedTuple):
     """What is known of a model before any replica of it runs.
 
@@ -27,6 +47,7 @@ class ModelInfo(NamedTuple):
         default_timeout_s: Deadline per class where the request names none, seconds.
         labels: Class names, empty where the model has none.
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
+        serving: How it is served.
     """
 
     name: str
@@ -39,6 +60,7 @@ class ModelInfo(NamedTuple):
     default_timeout_s: Mapping[Priority, float]
     labels: tuple[str, ...]
     variants: tuple[str, ...] = ()
+    serving: ModelServing = ModelServing()
 
 
 class RequestOptions(NamedTuple):

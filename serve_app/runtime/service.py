@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
@@ -174,28 +175,33 @@ class Service:
         """
         info = self.find(model)
         numbers = self._metrics.statistics(model)
-
-        def duration(count: int, seconds: float) -> dict[str, int]:
-            return {"count": count, "ns": round(seconds * 1e9)}
-
-        done = numbers.succeeded
         return {
             "name": info.name,
             "version": info.version,
-            "last_inference": 0,
+            "last_inference": _epoch_ms(numbers.last_arrival, self._dispatcher.now()),
             "inference_count": numbers.rows,
-            "execution_count": numbers.executions,
+            "execution_count": round(numbers.executions),
             "inference_stats": {
-                "success": duration(done, numbers.succeeded_s),
-                "fail": duration(numbers.failed, numbers.failed_s),
-                "queue": duration(done, numbers.queue_s),
-                "compute_input": duration(done, numbers.preprocess_s),
-                "compute_infer": duration(done, numbers.execute_s),
-                "compute_output": duration(done, numbers.postprocess_s),
-                "cache_hit": duration(0, 0.0),
-                "cache_miss": duration(0, 0.0),
+                "success": _duration(numbers.succeeded, numbers.succeeded_s),
+                "fail": _duration(numbers.failed, numbers.failed_s),
+                "queue": _duration(numbers.succeeded, numbers.queue_s),
+                "compute_input": _duration(numbers.succeeded, numbers.preprocess_s),
+                "compute_infer": _duration(numbers.succeeded, numbers.execute_s),
+                "compute_output": _duration(numbers.succeeded, numbers.postprocess_s),
+                "cache_hit": _duration(0, 0.0),
+                "cache_miss": _duration(0, 0.0),
             },
-            "batch_stats": [],
+            "response_stats": {},  # of models that answer one request several times
+            "batch_stats": [
+                {
+                    "batch_size": rows,
+                    "compute_input": _duration(batch.executions, batch.preprocess_s),
+                    "compute_infer": _duration(batch.executions, batch.execute_s),
+                    "compute_output": _duration(batch.executions, batch.postprocess_s),
+                }
+                for rows, batch in sorted(numbers.batches.items())
+            ],
+            "memory_usage": [],
         }
 
     async def metrics(self) -> tuple[bytes, str]:
@@ -213,6 +219,15 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+def _duration(count: float, seconds: float) -> dict[str, int]:
+    return {"count": round(count), "ns": round(seconds * 1e9)}
+
+
+def _epoch_ms(moment: float | None, now: float) -> int:
+    """Milliseconds since 1970 of a moment on the dispatcher's clock; 0 where there was none."""
+    return 0 if moment is None else round((datetime.now(UTC).timestamp() - (now - moment)) * 1e3)
 
 
 def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:

@@ -28,10 +28,11 @@ def model(
     *,
     max_request_rows: int = 16,
     variants: tuple[str, ...] = (),
+    labels: tuple[str, ...] = (),
 ) -> ModelInfo:
     """A model of version 1."""
     signature = ModelSignature(inputs, outputs)
-    return ModelInfo(name, "1", ("1",), task, signature, 8, max_request_rows, TIMEOUTS, (), variants)
+    return ModelInfo(name, "1", ("1",), task, signature, 8, max_request_rows, TIMEOUTS, labels, variants)
 
 
 DOUBLE = model(
@@ -45,6 +46,14 @@ MIRROR = model(
     inputs=tuple(TensorSpec(f"in_{datatype}", datatype, (-1, -1, 2)) for datatype in EVERY_DATATYPE),
     outputs=tuple(TensorSpec(f"out_{datatype}", datatype, (-1, -1, 2)) for datatype in EVERY_DATATYPE),
 )
+SCORES = model(
+    "scores",
+    inputs=(TensorSpec("x", "FP32", (-1, 3)),),
+    outputs=(TensorSpec("y", "FP32", (-1, 3)),),
+    labels=("cat", "dog", ""),
+)
+BRAIN = model("brain", inputs=(TensorSpec("x", "BF16", (-1, -1)),), outputs=(TensorSpec("y", "BF16", (-1, -1)),))
+TEXT = model("text", inputs=(TensorSpec("x", "BYTES", (-1, 1)),), outputs=(TensorSpec("y", "BYTES", (-1, 1)),))
 WIDE = model("wide", inputs=(TensorSpec("x", "FP32", (-1, -1)),), outputs=(TensorSpec("y", "FP32", (-1, -1)),))
 MODELS = {
     info.name: info
@@ -52,6 +61,9 @@ MODELS = {
         DOUBLE,
         MIRROR,
         WIDE,
+        SCORES,
+        BRAIN,
+        TEXT,
         model("pictures", "image-classification", variants=("int8",)),
         model("sounds", "audio-classification"),
         model("sentences", "feature-extraction"),
@@ -63,7 +75,7 @@ MODELS = {
 class NumpyService:
     """Implements `serve_app.protocols.service.InferenceService` in this process.
 
-    Tensor models double their input (``double``, ``wide``) or return it (``mirror``). Media are answered with the
+    Tensor models double their input (``double``, ``wide``) or return it (all others). Media are answered with the
     size and SHA-256 of what arrived, embeddings count characters.
 
     Attributes:
@@ -175,6 +187,8 @@ def _compute(model: str, payload: Payload) -> Any:
         return Embeddings(vectors, sum(len(text) for text in payload.texts))
     if model == "mirror":
         return {f"out_{name.removeprefix('in_')}": array for name, array in payload.items()}
+    if model in {"scores", "brain", "text"}:
+        return {"y": payload["x"]}
     return {"y": payload["x"] * np.float32(2.0)}
 
 

@@ -18,6 +18,8 @@ import orjson
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.payloads import DTYPES, Tensors, TensorSpec
 from serve_app.protocols.open_inference import wire
+from serve_app.protocols.open_inference.classification import check_classification
+from serve_app.protocols.open_inference.raw import decode_raw
 from serve_app.protocols.open_inference.tensors import (
     JsonData,
     datatype_of,
@@ -42,6 +44,8 @@ _ONE_PASS: Final[dict[type, Decoder]] = {
     element: msgspec.json.Decoder(wire.InferRequest[list[element]])  # type: ignore[valid-type] # known when it runs
     for element in (bool, int, float, str)
 }
+BINARY_ONLY: Final = frozenset({"BF16"})
+"""Datatypes that the protocol gives no JSON form."""
 _ANSWERS_REMEMBERED: Final = 256
 _NO_PARAMETERS: Final = wire.RequestParameters()
 _MAX_DIMENSION: Final = 2**31 - 1
@@ -50,6 +54,10 @@ _CHECKED: Final = frozenset({"BOOL", "BYTES"})
 """Datatypes whose binary form can be invalid."""
 _MAX_DIGITS: Final = 18
 _QUOTED_CHARS: Final = 64
+
+
+_RAW_REQUEST: Final[wire.InferRequest[Any]] = wire.InferRequest([])
+_RAW_PARAMETERS: Final = wire.RequestParameters(binary_data_output=True)
 
 
 class Parsed(NamedTuple):
@@ -78,7 +86,7 @@ class Encoded(NamedTuple):
 class _Input(NamedTuple):
     spec: TensorSpec
     inner: tuple[int, ...]
-    json: JsonData
+    json: JsonData | None  # None where the datatype has no JSON form
 
 
 def quoted(text: str) -> str:
@@ -101,6 +109,8 @@ def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decod
     size = len(body)
     if header_length is not None:
         size = _header_size(header_length, len(body))
+        if size == 0:
+            return Parsed(_RAW_REQUEST, _RAW_PARAMETERS, body, 0)
     text = body if size == len(body) else memoryview(body)[:size]
     request = None
     if one_pass is not None and size <= _ONE_PASS_BYTES:
@@ -130,8 +140,6 @@ def _header_size(value: bytes, body_size: int) -> int:
     if not value.isdigit() or len(value) > _MAX_DIGITS:
         raise InvalidRequest("Inference-Header-Content-Length: expected a number of bytes")
     size = int(value)
-    if size == 0:
-        raise Unsupported("Inference-Header-Content-Length: raw requests (0) are not supported; send the JSON header")
     if size > body_size:
         raise InvalidRequest(f"Inference-Header-Content-Length: says {size} bytes, but the body has {body_size}")
     return size
@@ -159,10 +167,15 @@ class ModelCodec:
         # By name, datatype and shape: how the description of an output begins. The same few again and again.
         self._described: dict[tuple[str, np.dtype[Any], tuple[int, ...]], bytes] = {}
         self._inputs = {
-            spec.name: _Input(spec, spec.shape[1:], JsonData(spec.datatype, len(spec.shape)))
+            spec.name: _Input(
+                spec,
+                spec.shape[1:],
+                None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape)),
+            )
             for spec in info.signature.inputs
         }
-        self._outputs = tuple(spec.name for spec in info.signature.outputs)
+        self._outputs = {spec.name: spec for spec in info.signature.outputs}
+        self._binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
         self._all_outputs = {binary: [(name, binary) for name in self._outputs] for binary in (False, True)}
 
     def parse(self, body: bytes | memoryview, header_length: bytes | None) -> Parsed:
@@ -175,6 +188,8 @@ class ModelCodec:
         Raises:
             InvalidRequest: An input is missing, unknown, twice there, or does not fit the signature or its own data.
         """
+        if parsed.request is _RAW_REQUEST:
+            return decode_raw(self.info, parsed.body)
         tensors: Tensors = {}
         offset = parsed.offset
         for index, tensor in enumerate(parsed.request.inputs):
@@ -202,6 +217,8 @@ class ModelCodec:
                     raise Unsupported(f"{where}.parameters: shared memory is not supported here")
                 if data is msgspec.UNSET:
                     raise InvalidRequest(f"{where}.data: missing (or send binary data with binary_data_size)")
+                if plan.json is None:
+                    raise _no_json_form(f"{where}.data: {plan.spec.datatype}", "binary_data_size")
                 convert = plan.json.take if isinstance(data, list) else plan.json.decode
                 tensors[tensor.name] = convert(data, shape, count, where)
                 continue
@@ -236,6 +253,8 @@ class ModelCodec:
         """
         default = parsed.parameters.binary_data_output
         if not parsed.request.outputs:
+            if self._binary_only and not default:
+                self._check_json_forms(self._all_outputs[False], {})
             return self._all_outputs[default]
         chosen: dict[str, bool] = {}
         for index, output in enumerate(parsed.request.outputs):
@@ -250,13 +269,34 @@ class ModelCodec:
             binary = default
             if output.parameters is not None:
                 if output.parameters.classification:
-                    raise Unsupported(f"{where}.parameters.classification is not supported here")
+                    check_classification(
+                        self._outputs[output.name],
+                        output.parameters.classification,
+                        f"{where}.parameters.classification",
+                    )
                 if output.parameters.shared_memory_region is not None:
                     raise Unsupported(f"{where}.parameters: shared memory is not supported here")
                 if output.parameters.binary_data is not None:
                     binary = output.parameters.binary_data
             chosen[output.name] = binary
-        return list(chosen.items())
+        selection = list(chosen.items())
+        if self._binary_only:
+            self._check_json_forms(selection, self.classifications(parsed))
+        return selection
+
+    def classifications(self, parsed: Parsed) -> dict[str, int]:
+        """By the name of an output: how many of its highest values are asked for in its place. See `classify`."""
+        return {
+            output.name: output.parameters.classification
+            for output in parsed.request.outputs or ()
+            if output.parameters is not None and output.parameters.classification
+        }
+
+    def _check_json_forms(self, selection: Selection, counts: Mapping[str, int]) -> None:
+        for name, binary in selection:
+            datatype = self._outputs[name].datatype
+            if not binary and name not in counts and datatype in BINARY_ONLY:
+                raise _no_json_form(f"output {name!r} is {datatype}, which", "binary_data, or binary_data_output")
 
     def encode(
         self,
@@ -329,11 +369,13 @@ class ModelCodec:
 
     def _wrong_datatype(self, where: str, datatype: str, spec: TensorSpec) -> InvalidRequest:
         problem = f"got {quoted(datatype)}"
-        if datatype == "BF16":
-            problem = "BF16 is not supported"
-        elif datatype not in DTYPES:
+        if datatype not in DTYPES:
             problem += f", which is none of {', '.join(DTYPES)}"
         return InvalidRequest(f"{where}.datatype: input {spec.name!r} takes {spec.datatype}; {problem}")
+
+
+def _no_json_form(what: str, parameters: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} has no JSON form: it travels as binary data; set parameters.{parameters}")
 
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:

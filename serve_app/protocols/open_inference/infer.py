@@ -11,10 +11,11 @@ from starlette.types import Receive
 from serve_app.payloads import Tensors
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import Rendered
-from serve_app.protocols.open_inference.codec import ModelCodec, Selection, json_size
+from serve_app.protocols.open_inference.classification import classify
+from serve_app.protocols.open_inference.codec import Encoded, ModelCodec, Parsed, Selection, json_size
 from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
 from serve_app.protocols.replies import server_timing, timings
-from serve_app.protocols.service import InferenceService, ModelInfo
+from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -83,12 +84,8 @@ class InferEndpoint:
         # Numbers can take more room decoded than written.
         nbytes = max(len(body), _nbytes(tensors))
         answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
-        value, priority, variant = answer.value, answer.priority, answer.variant
-        told = timings(answer) if parameters.timings else None
-        if bodies.is_large(_encoding_bytes(selection, value)):
-            encoded, length = await bodies.offload(codec.encode, parsed.request.id, selection, value, variant, told)
-        else:
-            encoded, length = codec.encode(parsed.request.id, selection, value, variant, told)
+        priority, variant = answer.priority, answer.variant
+        encoded, length = await self._encode(codec, parsed, selection, answer)
         reply = [
             _JSON if length is None else _BINARY,
             (b"content-length", b"%d" % len(encoded)),
@@ -100,6 +97,18 @@ class InferEndpoint:
         if length is not None:
             reply.append((b"inference-header-content-length", b"%d" % length))
         return Rendered(200, reply, encoded)
+
+    async def _encode(self, codec: ModelCodec, parsed: Parsed, selection: Selection, answer: Answer) -> Encoded:
+        value, bodies = answer.value, self._bodies
+        if parsed.request.outputs and (counts := codec.classifications(parsed)):
+            if bodies.is_large(_nbytes({name: value[name] for name in counts})):
+                value = await bodies.offload(classify, value, counts, codec.info.labels)
+            else:
+                value = classify(value, counts, codec.info.labels)
+        request_id, told = parsed.request.id, timings(answer) if parsed.parameters.timings else None
+        if bodies.is_large(_encoding_bytes(selection, value)):
+            return await bodies.offload(codec.encode, request_id, selection, value, answer.variant, told)
+        return codec.encode(request_id, selection, value, answer.variant, told)
 
     async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes | memoryview:
         json_size = headers.get(b"inference-header-content-length")

@@ -25,7 +25,10 @@ _PIECE_ITEMS: Final = 16 * 1024
 _SPACE: Final = b" \t\r\n"
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LENGTH: Final = struct.Struct("<I")
-_ELEMENTS: Final[Mapping[str, type]] = MappingProxyType({"b": bool, "i": int, "u": int, "f": float, "O": str})
+# V is bfloat16, which numpy does not know as a float.
+_ELEMENTS: Final[Mapping[str, type]] = MappingProxyType(
+    {"b": bool, "i": int, "u": int, "f": float, "V": float, "O": str}
+)
 _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
     {
         form: datatype
@@ -270,10 +273,13 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
     """The JSON of an array: flat, in row-major order. NaN and infinities become null.
 
     Raises:
-        InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form.
+        InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form, or the array is bfloat16.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
-    if datatype_of(array) == "BYTES":
+    datatype = datatype_of(array)
+    if datatype == "BF16":
+        raise InvalidRequest(f"output {where!r} is BF16, which has no JSON form: ask for it as binary_data")
+    if datatype == "BYTES":
         try:
             texts = [item.decode() if isinstance(item, bytes) else str(item) for item in flat.tolist()]
         except UnicodeDecodeError:
@@ -290,8 +296,11 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
 
 def encode_binary(array: npt.NDArray[Any]) -> bytes | memoryview:
     """The little-endian bytes of an array, a view of it where that is possible; BYTES elements follow their length."""
-    if datatype_of(array) != "BYTES":
-        return array.data if array.flags.c_contiguous else array.tobytes()
+    datatype = datatype_of(array)
+    if datatype != "BYTES":
+        if not array.flags.c_contiguous:
+            return array.tobytes()
+        return array.view(np.uint16).data if datatype == "BF16" else array.data  # bfloat16 has no buffer format
     parts: list[bytes] = []
     for item in array.reshape(-1).tolist():
         element = item if isinstance(item, bytes) else str(item).encode()
