@@ -17,6 +17,8 @@ CONFIG ?= configs/demo.yaml
 TESTS ?=
 # Arguments for the comparison with other servers, e.g. `make bench BENCH="--cases tiny,pool --publish"`
 BENCH ?=
+# How long `make fuzz-codec` runs, seconds
+FUZZ_SECONDS ?= 60
 # `make lock UPGRADE=--upgrade` takes the newest versions instead of keeping those of the old lock
 UPGRADE ?=
 
@@ -134,6 +136,11 @@ layers: env
 .PHONY: test
 test: env models clients ## Run the tests (TESTS=... chooses)
 	@$(BIN)/python -m pytest $(TESTS)
+
+.PHONY: fuzz-codec
+fuzz-codec: env ## Feed the V2 codec with bytes that try to break it (FUZZ_SECONDS=60)
+	@mkdir -p build
+	@$(BIN)/python tests/fuzz/fuzz_v2_codec.py -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/
 
 .PHONY: schema
 schema: env ## Write configs/schema.json again

@@ -63,7 +63,10 @@ def _tensor_example(info: ModelInfo, url: str) -> str:
             zero = {"BYTES": "", "BOOL": False}.get(spec.datatype, 0)
             tensor["data"] = [zero] * count
         inputs.append(tensor)
-    request = orjson.dumps({"inputs": inputs}).decode()
+    options = {}
+    if any(spec.datatype == "BF16" for spec in info.signature.outputs):
+        options["parameters"] = {"binary_data_output": True}
+    request = orjson.dumps({"inputs": inputs, **options}).decode()
     if not binary:
         return f"curl {url} -d '{request}'"
     return (

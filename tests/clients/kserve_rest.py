@@ -10,13 +10,14 @@ import sys
 
 import httpx
 import numpy as np
+import pytest
 from kserve import (  # type: ignore[import-not-found] # in the clients' environment only
     InferenceRESTClient,
     InferInput,
     InferRequest,
-    RequestedOutput,
     RESTConfig,
 )
+from kserve.protocol.infer_type import RequestedOutput  # type: ignore[import-not-found]
 
 
 async def _infer(client: InferenceRESTClient, url: str, *, binary: bool) -> None:
@@ -24,8 +25,7 @@ async def _infer(client: InferenceRESTClient, url: str, *, binary: bool) -> None
     inputs = [InferInput(name, list(values.shape), "INT32") for name in ("INPUT0", "INPUT1")]
     for tensor in inputs:
         tensor.set_data_from_numpy(values, binary_data=binary)
-    wanted = RequestedOutput("OUTPUT0")
-    wanted.binary_data = binary
+    wanted = RequestedOutput("OUTPUT0", {"binary_data": binary})
     request = InferRequest("simple", inputs, request_id="seven", request_outputs=[wanted])
     answered: dict[str, str] = {}
 
@@ -45,13 +45,9 @@ async def _all(url: str) -> None:
     assert await client.is_model_ready(url, "simple") is True
     for binary in (False, True):
         await _infer(client, url, binary=binary)
-    try:
+    with pytest.raises(httpx.HTTPStatusError, match="there is no model 'nothing' here") as caught:
         await client.infer(url, {"inputs": []}, model_name="nothing")
-    except httpx.HTTPStatusError as error:
-        assert error.response.status_code == 404
-        assert "there is no model 'nothing' here" in str(error)
-    else:
-        raise AssertionError("an unknown model was answered")
+    assert caught.value.response.status_code == 404
     await client.close()
 
 

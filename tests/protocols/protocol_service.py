@@ -61,9 +61,6 @@ MODELS = {
         DOUBLE,
         MIRROR,
         WIDE,
-        SCORES,
-        BRAIN,
-        TEXT,
         model("pictures", "image-classification", variants=("int8",)),
         model("sounds", "audio-classification"),
         model("sentences", "feature-extraction"),
@@ -75,7 +72,7 @@ MODELS = {
 class NumpyService:
     """Implements `serve_app.protocols.service.InferenceService` in this process.
 
-    Tensor models double their input (``double``, ``wide``) or return it (all others). Media are answered with the
+    Tensor models double their input (``double``, ``wide``) or return it (``mirror``). Media are answered with the
     size and SHA-256 of what arrived, embeddings count characters.
 
     Attributes:
@@ -187,8 +184,6 @@ def _compute(model: str, payload: Payload) -> Any:
         return Embeddings(vectors, sum(len(text) for text in payload.texts))
     if model == "mirror":
         return {f"out_{name.removeprefix('in_')}": array for name, array in payload.items()}
-    if model in {"scores", "brain", "text"}:
-        return {"y": payload["x"]}
     return {"y": payload["x"] * np.float32(2.0)}
 
 

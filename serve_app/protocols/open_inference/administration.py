@@ -145,7 +145,7 @@ def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
             Route(f"/v2/{kind}/region/{{region}}/unregister", endpoints.unregister, methods=["POST"]),
             Route(f"/v2/{kind}/region/{{region}}/register", endpoints.unsupported, methods=["POST"]),
         ]
-    paths = ("repository/models/{model}/load", "repository/models/{model}/unload")
+    paths: tuple[str, ...] = ("repository/models/{model}/load", "repository/models/{model}/unload")
     versions = ("models/{model}", "models/{model}/versions/{version}")
     paths += tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
     return found + [Route(f"/v2/{path}", endpoints.unsupported, methods=["POST"]) for path in paths]
