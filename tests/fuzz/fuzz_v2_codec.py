@@ -8,6 +8,7 @@ a file. Arguments are libFuzzer's, e.g. ``-max_total_time=60``.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ with atheris.instrument_imports(include=["serve_app.protocols"]):
     from protocols.protocol_service import BRAIN, DOUBLE, MIRROR, SCORES, TEXT, WIDE
 
     from serve_app.errors import ServeAppError
+    from serve_app.payloads import DTYPES
     from serve_app.protocols.body import BodyReader
     from serve_app.protocols.compression import asked_coding
     from serve_app.protocols.open_inference.classification import classify
@@ -47,7 +49,7 @@ def one_input(data: bytes) -> None:
         case 1:
             header = b"0"
         case 2:
-            header = b"%d" % (body.rfind(b"}") + 1)
+            header = b"%d" % (body.rfind(b"}}") + 2)
         case 3:
             header, _, body = body.partition(b"\n")
         case 4:
@@ -79,25 +81,28 @@ def one_input(data: bytes) -> None:
 
 
 def seeds() -> list[bytes]:
-    """Requests that are right, for each model, to begin with."""
+    """Requests that are right, for each model, to begin with: in JSON, with binary tensors, and raw."""
     found = []
     for number, codec in enumerate(CODECS):
-        inputs: list[dict[str, Any]] = []
+        in_json: list[dict[str, Any]] = []
+        in_binary: list[dict[str, Any]] = []
+        tail = b""
         for name, datatype, shape in codec.info.signature.inputs:
             sizes = [1, *(2 if size < 0 else size for size in shape[1:])]
+            count = math.prod(sizes)
             value: Any = {"BOOL": True, "BYTES": "a"}.get(datatype, 1)
-            count = sizes[1] * (sizes[2] if len(sizes) > 2 else 1)
-            inputs.append({"name": name, "datatype": datatype, "shape": sizes, "data": [value] * count})
-        (output, *_) = codec.info.signature.outputs
-        wanted = {"name": output.name, "parameters": {"classification": 1, "binary_data": True}}
+            data = b"\x01\0\0\0a" * count if datatype == "BYTES" else bytes(count * DTYPES[datatype].itemsize)
+            tensor = {"name": name, "datatype": datatype, "shape": sizes}
+            in_json.append({**tensor, "data": [value] * count})
+            in_binary.append({**tensor, "parameters": {"binary_data_size": len(data)}})
+            tail += data
+        numbers = [spec.name for spec in codec.info.signature.outputs if spec.datatype not in {"BOOL", "BYTES"}]
+        outputs = [{"name": name, "parameters": {"classification": 1, "binary_data": True}} for name in numbers]
         parameters = {"priority": 1, "timeout": 1000, "binary_data_output": True, "timings": True}
-        request = {"id": "a", "inputs": inputs, "outputs": [wanted], "parameters": parameters}
-        found.append(bytes([number, 0, 0, 0, 0, 0, 0]) + json.dumps(request).encode())
-        for tensor in inputs:
-            del tensor["data"]
-            tensor["parameters"] = {"binary_data_size": 8}
-        found.append(bytes([number, 2, 0, 0, 0, 0, 0]) + json.dumps(request).encode() + bytes(8 * len(inputs)))
-        found.append(bytes([number, 1, 0, 0, 0, 0, 0]) + bytes(16))
+        options = {"id": "a", "outputs": outputs, "parameters": parameters}
+        found.append(bytes([number, 0, 0, 0, 0, 0, 0]) + json.dumps({"inputs": in_json, **options}).encode())
+        found.append(bytes([number, 2, 0, 0, 0, 0, 0]) + json.dumps({"inputs": in_binary, **options}).encode() + tail)
+        found.append(bytes([number, 1, 0, 0, 0, 0, 0]) + tail)
     return found
 
 
