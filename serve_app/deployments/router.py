@@ -31,13 +31,14 @@ from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.links import Links
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
+from serve_app.runtime.statistics import Statistics
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 _METRICS_WAIT_S = 2.0
-"""How long a page of metrics waits for the other routers, seconds."""
+"""How long metrics and statistics wait for the other routers, seconds."""
 
 _OPEN_ANYWAY_S = 30.0
 """After so many seconds the direct port is opened even if some model has no replica yet."""
@@ -89,6 +90,7 @@ class RouterDeployment:
             metrics_page=self._metrics_page,
             scheduling=models,
             groups=groups,
+            peer_statistics=self._peer_statistics,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -199,21 +201,32 @@ class RouterDeployment:
         """This router's name and its page of metrics."""
         return serve.get_replica_context().replica_id.unique_id, self._metrics.render()
 
+    async def own_statistics(self) -> tuple[str, dict[str, Statistics]]:
+        """This router's name and the statistics of its models."""
+        statistics = {model: self._service.statistics(model) for model in self._service.models}
+        return serve.get_replica_context().replica_id.unique_id, statistics
+
     async def _metrics_page(self) -> str:
-        own = await self.render_metrics()
+        name, own = await self.render_metrics()
         if self._config.router.replicas == 1:
-            return own[1]
+            return own
+        return merge_pages({**await self._others("render_metrics"), name: own}.items())
+
+    async def _peer_statistics(self) -> Sequence[Mapping[str, Statistics]]:
+        return [] if self._config.router.replicas == 1 else list((await self._others("own_statistics")).values())
+
+    async def _others(self, method: str) -> dict[str, Any]:
+        """What the other routers answer to a method that gives a router's name and something of it, by that name."""
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
         try:
-            answers = await peers.broadcast("render_metrics").results_async(
-                timeout_s=_METRICS_WAIT_S, return_exceptions=True
-            )
+            answers = await peers.broadcast(method).results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
         except TimeoutError:
             answers = []
-        # A router that is starting, stopping or stuck is left out of this page, and its series show a gap.
-        pages = dict(answer for answer in answers if not isinstance(answer, BaseException))
-        return merge_pages((pages | dict([own])).items())
+        # A router that is starting, stopping or stuck is left out, and what is made of it shows a gap.
+        others = dict(answer for answer in answers if not isinstance(answer, BaseException))
+        others.pop(context.replica_id.unique_id, None)
+        return others
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         if (link := self._links.find(replica)) is not None:

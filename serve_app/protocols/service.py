@@ -5,7 +5,7 @@ Adapters translate; they hold no queue, no model and no state. `serve_app.runtim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.payloads import ModelSignature, Payload
@@ -145,7 +145,10 @@ class InferenceService(Protocol):
         """A JSON-able picture of queues, replicas and latency, for people and dashboards."""
 
     def statistics(self, model: str) -> Mapping[str, Any]:
-        """Cumulative counters of one model. Raises `ModelNotFound`."""
+        """Cumulative counters of one model in this process. Raises `ModelNotFound`."""
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, of several models, over all processes that serve them. Raises `ModelNotFound`."""
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""

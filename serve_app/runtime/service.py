@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
@@ -13,6 +12,7 @@ from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
+from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
@@ -29,6 +29,7 @@ class Service:
         metrics: What the dispatcher's observer counted.
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
+        peer_statistics: Asks every other router for its statistics: those of its models, by name.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
     """
@@ -44,6 +45,7 @@ class Service:
         metrics_page: Callable[[], Awaitable[str]],
         scheduling: Mapping[str, ModelScheduling] | None = None,
         groups: Iterable[DeviceGroup] = (),
+        peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
     ) -> None:
         self._models = models
         self._processors = processors
@@ -52,6 +54,7 @@ class Service:
         self._metrics = metrics
         self._on_demand = on_demand
         self._metrics_page = metrics_page
+        self._peer_statistics = peer_statistics or _no_peers
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
 
     @property
@@ -168,41 +171,22 @@ class Service:
         }
 
     def statistics(self, model: str) -> Mapping[str, Any]:
-        """Cumulative counters of one model in the V2 statistics extension's terms.
+        """Cumulative counters of one model in this router, in the V2 statistics extension's terms.
 
         Raises:
             ModelNotFound: No such model.
         """
-        info = self.find(model)
-        numbers = self._metrics.statistics(model)
-        return {
-            "name": info.name,
-            "version": info.version,
-            "last_inference": _epoch_ms(numbers.last_arrival, self._dispatcher.now()),
-            "inference_count": numbers.rows,
-            "execution_count": round(numbers.executions),
-            "inference_stats": {
-                "success": _duration(numbers.succeeded, numbers.succeeded_s),
-                "fail": _duration(numbers.failed, numbers.failed_s),
-                "queue": _duration(numbers.succeeded, numbers.queue_s),
-                "compute_input": _duration(numbers.succeeded, numbers.preprocess_s),
-                "compute_infer": _duration(numbers.succeeded, numbers.execute_s),
-                "compute_output": _duration(numbers.succeeded, numbers.postprocess_s),
-                "cache_hit": _duration(0, 0.0),
-                "cache_miss": _duration(0, 0.0),
-            },
-            "response_stats": {},  # of models that answer one request several times
-            "batch_stats": [
-                {
-                    "batch_size": rows,
-                    "compute_input": _duration(batch.executions, batch.preprocess_s),
-                    "compute_infer": _duration(batch.executions, batch.execute_s),
-                    "compute_output": _duration(batch.executions, batch.postprocess_s),
-                }
-                for rows, batch in sorted(numbers.batches.items())
-            ],
-            "memory_usage": [],
-        }
+        return describe(self.find(model), self._metrics.statistics(model), self._dispatcher.now())
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, for several models, over all routers.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        names = list(models)
+        routers = [{name: self.statistics(name) for name in names}, *await self._peer_statistics()]
+        return [total([router[name] for router in routers if name in router]) for name in names]
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page of all routers in Prometheus' text format, and its content type."""
@@ -221,13 +205,8 @@ class Service:
         return processor.estimate(payload)
 
 
-def _duration(count: float, seconds: float) -> dict[str, int]:
-    return {"count": round(count), "ns": round(seconds * 1e9)}
-
-
-def _epoch_ms(moment: float | None, now: float) -> int:
-    """Milliseconds since 1970 of a moment on the dispatcher's clock; 0 where there was none."""
-    return 0 if moment is None else round((datetime.now(UTC).timestamp() - (now - moment)) * 1e3)
+async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
+    return ()
 
 
 def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:

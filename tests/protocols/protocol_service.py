@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,10 @@ class NumpyService:
     def statistics(self, model: str) -> Mapping[str, Any]:
         """Counters."""
         return {"name": model, "version": "1", "inference_count": len(self.calls)}
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """Counters."""
+        return [self.statistics(model) for model in models]
 
     async def metrics(self) -> tuple[bytes, str]:
         """One counter."""

@@ -97,10 +97,10 @@ class _Endpoints:
         return json_response(model_config(self._find(request)))
 
     async def statistics(self, request: Request) -> Response:
-        return json_response({"model_stats": [self._service.statistics(self._find(request).name)]})
+        return json_response({"model_stats": await self._service.total_statistics([self._find(request).name])})
 
     async def all_statistics(self, _: Request) -> Response:
-        return json_response({"model_stats": [self._service.statistics(name) for name in self._service.models]})
+        return json_response({"model_stats": await self._service.total_statistics(self._service.models)})
 
     async def index(self, _: Request) -> Response:
         entries = []
