@@ -6,11 +6,7 @@ routed by Starlette. Errors of both are rendered here, in one place.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
-import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +20,10 @@ from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGo
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, render
 from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
+from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.service import InferenceService
 
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_REQUEST_ID = b"x-request-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +85,7 @@ class HttpApp:
             ],
             redirect_slashes=False,
         )
-        self._ids = itertools.count()
-        self._id_prefix = secrets.token_hex(8)
+        self._request_id = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection: HTTP here, lifespan and websockets (refused) by the router."""
@@ -102,16 +98,18 @@ class HttpApp:
             await self._route(scope, receive, send, path, target)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers) if self._settings.send_request_id else b""
+        request_id = self._request_id(headers.get(_REQUEST_ID)) if self._settings.send_request_id else b""
         try:
             reply = await self._infer(*target, headers, receive)
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._count(error, target[0])
-            reply = _render_any(error, request_id or self._request_id(headers), f"POST {path}", openai=False)
+            reply = _render_any(
+                error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
+            )
         if request_id:
-            reply.headers.append((b"x-request-id", request_id))
+            reply.headers.append((_REQUEST_ID, request_id))
         await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
         await send({"type": "http.response.body", "body": reply.body})
 
@@ -119,8 +117,8 @@ class HttpApp:
         self, scope: Scope, receive: Receive, send: Send, path: str, target: tuple[str, str | None] | None
     ) -> None:
         """Serve what is not the hot path."""
-        request_id = self._request_id(dict(scope["headers"]))
-        extra: Headers = [(b"x-request-id", request_id)] if self._settings.send_request_id else []
+        request_id = self._request_id(dict(scope["headers"]).get(_REQUEST_ID))
+        extra: Headers = [(_REQUEST_ID, request_id)] if self._settings.send_request_id else []
         answering = _Answering(send, extra, head=scope["method"] == "HEAD")
         if target is not None:
             await answering.whole(_wrong_method("POST", openai=False))
@@ -143,12 +141,6 @@ class HttpApp:
         """Count what was refused on the way to the scheduler, which counts everything from there on."""
         if model is not None and not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(model, code_of(error))
-
-    def _request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        given = headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given
-        return f"{self._id_prefix}-{next(self._ids):x}".encode()
 
 
 class _Answering:

@@ -80,10 +80,10 @@ class InferEndpoint:
             bodies.release(len(body))
         selection = codec.select(parsed)
         # Numbers can take more room decoded than written.
-        nbytes = max(len(body), _nbytes(tensors))
+        nbytes = max(len(body), held_bytes(tensors))
         answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
         value, priority, _, _, variant = answer
-        if bodies.is_large(_encoding_bytes(selection, value)):
+        if bodies.is_large(encoding_bytes(selection, value)):
             encoded, length = await bodies.offload(codec.encode, parsed.request.id, selection, value, variant)
         else:
             encoded, length = codec.encode(parsed.request.id, selection, value, variant)
@@ -109,14 +109,15 @@ class InferEndpoint:
         return codec
 
 
-def _nbytes(tensors: Tensors) -> int:
+def held_bytes(tensors: Tensors) -> int:
+    """Bytes that tensors take in memory."""
     nbytes = 0
     for array in tensors.values():
         nbytes += array.nbytes
     return nbytes
 
 
-def _encoding_bytes(selection: Selection, tensors: Tensors) -> int:
+def encoding_bytes(selection: Selection, tensors: Tensors) -> int:
     """How much an answer takes to encode, in bytes of numbers that are written as JSON."""
     nbytes = 0
     for name, binary in selection:
