@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -28,10 +27,8 @@ from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.service import InferenceService
 
 _FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
-SERVICES: Final[tuple[ServiceDescriptor, ...]] = tuple(
-    service for file in _FILES for service in file.services_by_name.values()
-)
-"""Everything that is served."""
+SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service in file.services_by_name.values())
+"""Descriptors of everything that is served."""
 
 
 class Rpc(NamedTuple):
@@ -95,8 +92,9 @@ class GrpcApp:
             self._fail(error, call, name)
             return b""
 
-    async def stream(self, name: str, incoming: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Answer a call that gives a stream. Arguments as those of `unary`, but ``incoming`` are all its messages."""
+    async def stream(self, name: str, request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Answer a call that gives a stream. Arguments as those of `unary`; some take a stream of requests."""
+        incoming = _only(request) if isinstance(request, bytes) else request
         call = Call(context)
         try:
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
@@ -119,10 +117,11 @@ class GrpcApp:
 
     def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
         """Count what was refused on the way to the scheduler, and make what the client may see."""
-        ours = isinstance(error, ServeAppError)
         if call.asked_model is not None and not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(call.asked_model, code_of(error))
-        return error if ours else internal_error(error, self._request_id(call).decode(), name)
+        if isinstance(error, ServeAppError):
+            return error
+        return internal_error(error, self._request_id(call).decode(), name)
 
     def _request_id(self, call: Call) -> bytes:
         request_id = call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
@@ -156,13 +155,17 @@ def _handler(app: GrpcApp, rpc: Rpc) -> Any:
             return await app.unary(name, body, context)
 
         return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def stream(request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        async for answer in app.stream(name, request, context):
+            yield answer
+
     if rpc.takes_stream:
-        return grpc.stream_stream_rpc_method_handler(lambda incoming, context: app.stream(name, incoming, context))
-    return grpc.unary_stream_rpc_method_handler(lambda body, context: app.stream(name, only(body), context))
+        return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.unary_stream_rpc_method_handler(stream)
 
 
-async def only(body: bytes) -> AsyncIterator[bytes]:
-    """A stream of one message."""
+async def _only(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
@@ -184,7 +187,7 @@ def _reflection_pool() -> DescriptorPool:
     return pool
 
 
-_REFLECTION: Final = reflection.aio.ReflectionServicer(
+_REFLECTION: Final[Any] = reflection.aio.ReflectionServicer(
     [service.full_name for service in SERVICES], pool=_reflection_pool()
 )
 

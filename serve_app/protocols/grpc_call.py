@@ -86,7 +86,7 @@ class Call:
 
     def tell(self, *metadata: tuple[str, str]) -> None:
         """Say something with the end of the call."""
-        self._context.set_trailing_metadata(metadata)
+        self._context.set_trailing_metadata(list(metadata))  # Serve adds its own to a list
 
     def fail(self, error: ServeAppError, request_id: bytes) -> None:
         """End the call with an error: its status, its message, and its code among the metadata.
@@ -101,7 +101,7 @@ class Call:
             metadata.append(("retry-after", str(seconds)))
         self._context.set_code(grpc.StatusCode[status_of(error).grpc])
         self._context.set_details(shown(error))
-        self._context.set_trailing_metadata(tuple(metadata))
+        self._context.set_trailing_metadata(metadata)
 
 
 def shown(error: ServeAppError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 from grpc_health.v1 import health_pb2 as pb
 
@@ -12,7 +12,8 @@ from serve_app.errors import ModelNotFound
 from serve_app.protocols.grpc_call import Call, parse
 from serve_app.protocols.service import InferenceService
 
-Status: TypeAlias = pb.HealthCheckResponse.ServingStatus
+_LIST: Final[Any] = pb
+"""Has messages that its type stubs do not know."""
 
 SERVING: Final = pb.HealthCheckResponse.SERVING
 NOT_SERVING: Final = pb.HealthCheckResponse.NOT_SERVING
@@ -47,23 +48,24 @@ class Health:
         status = self.status(name)
         if status == UNKNOWN_SERVICE:
             raise ModelNotFound(f"there is no service and no model {name[:64]!r} here")
-        return pb.HealthCheckResponse(status=status).SerializeToString()
+        return _answer(status).SerializeToString()
 
     async def list(self, body: bytes, _: Call) -> bytes:
         """The state of everything that `check` knows."""
-        parse(pb.HealthListRequest, body)
+        parse(_LIST.HealthListRequest, body)
         names = (*sorted(self._whole), *self._service.models)
-        statuses = {name: pb.HealthCheckResponse(status=self.status(name)) for name in names}
-        return pb.HealthListResponse(statuses=statuses).SerializeToString()
+        statuses = {name: _answer(self.status(name)) for name in names}
+        listed: bytes = _LIST.HealthListResponse(statuses=statuses).SerializeToString()
+        return listed
 
     async def watch(self, body: bytes, _: Call) -> AsyncIterator[bytes]:
         """The state of a service or a model, again whenever it has changed, until the server closes."""
         name = parse(pb.HealthCheckRequest, body).service
-        said: Status | None = None
+        said: int | None = None
         while True:
             status = self.status(name)
             if status != said:
-                yield pb.HealthCheckResponse(status=status).SerializeToString()
+                yield _answer(status).SerializeToString()
                 said = status
             if self._closing:
                 return
@@ -73,7 +75,7 @@ class Health:
             except TimeoutError:
                 continue
 
-    def status(self, name: str) -> Status:
+    def status(self, name: str) -> int:
         """The state of one service or model."""
         if self._closing:
             return NOT_SERVING
@@ -92,3 +94,7 @@ class Health:
         """From now on nothing is ready, and nobody watches any more."""
         self._closing = True
         self.changed()
+
+
+def _answer(status: Any) -> pb.HealthCheckResponse:
+    return pb.HealthCheckResponse(status=status)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from time import monotonic
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -25,6 +25,8 @@ from serve_app.protocols.open_inference.messages import MessageCodec, delimited,
 from serve_app.protocols.options import remaining, request_options
 from serve_app.protocols.service import InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
+
+_M = TypeVar("_M", bound=Message)
 
 Unary: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
 Stream: TypeAlias = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
@@ -264,7 +266,7 @@ def _refusing(reason: str) -> Unary:
     return called
 
 
-def _filled(message: Any, content: Mapping[str, Any]) -> Any:
+def _filled(message: _M, content: dict[str, Any]) -> _M:
     """A message with what the same question is answered with over HTTP. Keys that it has no field for are left out."""
     return json_format.ParseDict(content, message, ignore_unknown_fields=True)
 
