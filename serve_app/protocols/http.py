@@ -6,11 +6,7 @@ routed by Starlette. Errors of both are rendered here, in one place.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
-import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +21,10 @@ from serve_app.protocols.compression import asked_coding, compress
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, render
 from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
+from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.service import InferenceService
 
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_REQUEST_ID = b"x-request-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +87,7 @@ class HttpApp:
             ],
             redirect_slashes=False,
         )
-        self._ids = itertools.count()
-        self._id_prefix = secrets.token_hex(8)
+        self._request_id = RequestIds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection: HTTP here, lifespan and websockets (refused) by the router."""
@@ -104,16 +100,18 @@ class HttpApp:
             await self._route(scope, receive, send, path, target)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers) if self._settings.send_request_id else b""
+        request_id = self._request_id(headers.get(_REQUEST_ID)) if self._settings.send_request_id else b""
         try:
             reply = await self._infer(*target, headers, receive)
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._count(error, target[0])
-            reply = _render_any(error, request_id or self._request_id(headers), f"POST {path}", openai=False)
+            reply = _render_any(
+                error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
+            )
         if request_id:
-            reply.headers.append((b"x-request-id", request_id))
+            reply.headers.append((_REQUEST_ID, request_id))
         status, answered, body = reply
         if b"accept-encoding" in headers and (coding := asked_coding(headers)) is not None:
             body = await compress(body, answered, coding, self.bodies)
@@ -125,8 +123,8 @@ class HttpApp:
     ) -> None:
         """Serve what is not the hot path."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers)
-        extra: Headers = [(b"x-request-id", request_id)] if self._settings.send_request_id else []
+        request_id = self._request_id(headers.get(_REQUEST_ID))
+        extra: Headers = [(_REQUEST_ID, request_id)] if self._settings.send_request_id else []
         answering = _Answering(send, extra, self.bodies, asked_coding(headers), head=scope["method"] == "HEAD")
         if target is not None:
             await answering.whole(_wrong_method("POST", openai=False))
@@ -149,12 +147,6 @@ class HttpApp:
         """Count what was refused on the way to the scheduler, which counts everything from there on."""
         if model is not None and not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(model, code_of(error))
-
-    def _request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        given = headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given
-        return f"{self._id_prefix}-{next(self._ids):x}".encode()
 
 
 class _Answering:

@@ -74,7 +74,9 @@ def one_input(data: bytes) -> None:
         tensors = codec.decode(parsed)
         selection = codec.select(parsed)
         names = (spec.name for spec in codec.info.signature.outputs)
-        outputs = classify(dict(zip(names, tensors.values(), strict=True)), codec.classifications(parsed), ())
+        outputs = classify(
+            dict(zip(names, tensors.values(), strict=True)), codec.classifications(parsed.request.outputs), ()
+        )
         codec.encode(parsed.request.id, selection, outputs)
     except ServeAppError as error:
         error.message.encode()

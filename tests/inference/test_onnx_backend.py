@@ -370,7 +370,7 @@ def test_bfloat16_goes_in_and_comes_out(make_model: MakeModel, load: Load) -> No
     outputs = backend.run({"x": x[:, ::2]})
 
     assert [(spec.name, spec.datatype) for spec in backend.signature.outputs] == [("y", "BF16"), ("half", "FP32")]
-    assert (outputs["y"].dtype, outputs["half"].dtype) == (DTYPES["BF16"], np.float32)
+    assert (outputs["y"].dtype, outputs["half"].dtype) == (DTYPES["BF16"], DTYPES["FP32"])
     assert np.array_equal(outputs["y"].astype(np.float32), 2 * x[:, ::2].astype(np.float32))
     assert np.array_equal(outputs["half"], x[:, ::2].astype(np.float32) / 2)
 

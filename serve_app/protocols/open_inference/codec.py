@@ -7,7 +7,7 @@ than here. Messages name the field and what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -83,10 +83,18 @@ class Encoded(NamedTuple):
     header_length: int | None
 
 
-class _Input(NamedTuple):
+class InputPlan(NamedTuple):
+    """What is known of an input before any request.
+
+    Attributes:
+        spec: Its part of the signature.
+        inner: Its shape without rows.
+        json: Decodes its data; ``None`` where the datatype has no JSON form.
+    """
+
     spec: TensorSpec
     inner: tuple[int, ...]
-    json: JsonData | None  # None where the datatype has no JSON form
+    json: JsonData | None
 
 
 def quoted(text: str) -> str:
@@ -154,6 +162,7 @@ class ModelCodec:
     Attributes:
         info: The model.
         walks: Whether decoding binary inputs takes time for every element. That of the others are views.
+        binary_only: Whether an output has no JSON form.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -167,7 +176,7 @@ class ModelCodec:
         # By name, datatype and shape: how the description of an output begins. The same few again and again.
         self._described: dict[tuple[str, np.dtype[Any], tuple[int, ...]], bytes] = {}
         self._inputs = {
-            spec.name: _Input(
+            spec.name: InputPlan(
                 spec,
                 spec.shape[1:],
                 None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape)),
@@ -175,7 +184,7 @@ class ModelCodec:
             for spec in info.signature.inputs
         }
         self._outputs = {spec.name: spec for spec in info.signature.outputs}
-        self._binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
+        self.binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
         self._all_outputs = {binary: [(name, binary) for name in self._outputs] for binary in (False, True)}
 
     def parse(self, body: bytes | memoryview, header_length: bytes | None) -> Parsed:
@@ -193,23 +202,8 @@ class ModelCodec:
         tensors: Tensors = {}
         offset = parsed.offset
         for index, tensor in enumerate(parsed.request.inputs):
-            plan = self._inputs.get(tensor.name)
-            if plan is None:
-                raise InvalidRequest(
-                    f"inputs[{index}].name: model {self.info.name!r} has no input {quoted(tensor.name)};"
-                    f" it takes {_names(self._inputs)}"
-                )
-            where = _WHERE[index] if index < len(_WHERE) else f"inputs[{index}]"
-            if tensor.name in tensors:
-                raise InvalidRequest(f"{where}.name: input {tensor.name!r} is given twice")
-            if tensor.datatype != plan.spec.datatype:
-                raise self._wrong_datatype(where, tensor.datatype, plan.spec)
             shape = tuple(tensor.shape)
-            self._check_shape(where, shape, plan)
-            if tensors and shape[0] != len(first := next(iter(tensors.values()))):
-                raise InvalidRequest(
-                    f"{where}.shape: {shape[0]} rows, but inputs[0] has {len(first)}; dimension 0 is rows"
-                )
+            plan, where = self.check_input(index, tensor.name, tensor.datatype, shape, tensors)
             count = math.prod(shape)
             options, data = tensor.parameters, tensor.data
             if options is None or options.binary_data_size is None:
@@ -232,11 +226,7 @@ class ModelCodec:
                 )
             tensors[tensor.name] = decode_binary(parsed.body, offset, size, tensor.datatype, shape, count, where)
             offset += size
-        if len(tensors) != len(self._inputs):
-            missing = [name for name in self._inputs if name not in tensors]
-            raise InvalidRequest(
-                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._inputs)}"
-            )
+        self.check_complete(tensors)
         if offset != len(parsed.body):
             raise InvalidRequest(
                 f"the body has {len(parsed.body) - offset} bytes of binary data that no input claims"
@@ -244,20 +234,70 @@ class ModelCodec:
             )
         return tensors
 
+    def check_input(
+        self, index: int, name: str, datatype: str, shape: tuple[int, ...], before: Tensors
+    ) -> tuple[InputPlan, str]:
+        """Check what a request says of one input, before its data is looked at.
+
+        Args:
+            index: Its place in the request.
+            name: Its name.
+            datatype: Its datatype.
+            shape: Its shape.
+            before: The inputs before it.
+
+        Returns:
+            What is known of the input, and its path in the request for messages.
+
+        Raises:
+            InvalidRequest: It is unknown, given twice, or does not fit the signature or the other inputs' rows.
+        """
+        plan = self._inputs.get(name)
+        if plan is None:
+            raise InvalidRequest(
+                f"inputs[{index}].name: model {self.info.name!r} has no input {quoted(name)};"
+                f" it takes {_names(self._inputs)}"
+            )
+        where = _WHERE[index] if index < len(_WHERE) else f"inputs[{index}]"
+        if name in before:
+            raise InvalidRequest(f"{where}.name: input {name!r} is given twice")
+        if datatype != plan.spec.datatype:
+            raise self._wrong_datatype(where, datatype, plan.spec)
+        self._check_shape(where, shape, plan)
+        if before and shape[0] != len(first := next(iter(before.values()))):
+            raise InvalidRequest(f"{where}.shape: {shape[0]} rows, but inputs[0] has {len(first)}; dimension 0 is rows")
+        return plan, where
+
+    def check_complete(self, tensors: Tensors) -> None:
+        """Check that no input is missing. Raises `InvalidRequest`."""
+        if len(tensors) != len(self._inputs):
+            missing = [name for name in self._inputs if name not in tensors]
+            raise InvalidRequest(
+                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._inputs)}"
+            )
+
     def select(self, parsed: Parsed) -> Selection:
+        """As `choose`, for a request in JSON."""
+        return self.choose(parsed.request.outputs, binary=parsed.parameters.binary_data_output)
+
+    def choose(self, outputs: Sequence[wire.RequestedOutput] | None, *, binary: bool) -> Selection:
         """The outputs to send, in order, and whether each is binary.
+
+        Args:
+            outputs: Those that are asked for; none: all.
+            binary: Whether those are that do not say it themselves.
 
         Raises:
             InvalidRequest: A requested output does not exist or is asked for twice.
             Unsupported: An output asks for an extension that is not served here.
         """
-        default = parsed.parameters.binary_data_output
-        if not parsed.request.outputs:
-            if self._binary_only and not default:
+        default = binary
+        if not outputs:
+            if self.binary_only and not default:
                 self._check_json_forms(self._all_outputs[False], {})
             return self._all_outputs[default]
         chosen: dict[str, bool] = {}
-        for index, output in enumerate(parsed.request.outputs):
+        for index, output in enumerate(outputs):
             where = f"outputs[{index}]"
             if output.name not in self._outputs:
                 raise InvalidRequest(
@@ -280,15 +320,16 @@ class ModelCodec:
                     binary = output.parameters.binary_data
             chosen[output.name] = binary
         selection = list(chosen.items())
-        if self._binary_only:
-            self._check_json_forms(selection, self.classifications(parsed))
+        if self.binary_only:
+            self._check_json_forms(selection, self.classifications(outputs))
         return selection
 
-    def classifications(self, parsed: Parsed) -> dict[str, int]:
+    @staticmethod
+    def classifications(outputs: Sequence[wire.RequestedOutput] | None) -> dict[str, int]:
         """By the name of an output: how many of its highest values are asked for in its place. See `classify`."""
         return {
             output.name: output.parameters.classification
-            for output in parsed.request.outputs or ()
+            for output in outputs or ()
             if output.parameters is not None and output.parameters.classification
         }
 
@@ -354,7 +395,7 @@ class ModelCodec:
             described = self._described[key] = orjson.dumps(output)[:-1] + b","
         return described
 
-    def _check_shape(self, where: str, shape: tuple[int, ...], plan: _Input) -> None:
+    def _check_shape(self, where: str, shape: tuple[int, ...], plan: InputPlan) -> None:
         expected = plan.spec.shape
         if not shape or (shape[1:] != plan.inner and not _fits(shape, expected)):
             wanted = ["rows", *("any" if size < 0 else size for size in expected[1:])]

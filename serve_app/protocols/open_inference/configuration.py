@@ -38,9 +38,6 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
         "output": [
             {**_tensor(spec), "label_filename": "", "is_shape_tensor": False} for spec in info.signature.outputs
         ],
-        "batch_input": [],
-        "batch_output": [],
-        "optimization": {"priority": "PRIORITY_DEFAULT", "eager_batching": serving.policy == "eager"},
         "dynamic_batching": _batching(info),
         "instance_group": [
             {
@@ -48,14 +45,9 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
                 "kind": {"cpu": "KIND_CPU", "cuda": "KIND_GPU"}.get(serving.device, "KIND_AUTO"),
                 "count": serving.min_replicas,
                 "gpus": [],
-                "secondary_devices": [],
-                "profile": [],
-                "passive": False,
-                "host_policy": "",
             }
         ],
         "default_model_filename": "model.onnx",
-        "cc_model_filenames": {},
         "metric_tags": {},
         "parameters": {
             name: {"string_value": value}
@@ -68,7 +60,6 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
                 "variants": ",".join(info.variants),
             }.items()
         },
-        "model_warmup": [],
         "model_transaction_policy": {"decoupled": False},
         "response_cache": {"enable": False},
     }

@@ -82,7 +82,7 @@ class InferEndpoint:
             bodies.release(len(body))
         selection = codec.select(parsed)
         # Numbers can take more room decoded than written.
-        nbytes = max(len(body), _nbytes(tensors))
+        nbytes = max(len(body), held_bytes(tensors))
         answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
         priority, variant = answer.priority, answer.variant
         encoded, length = await self._encode(codec, parsed, selection, answer)
@@ -100,13 +100,10 @@ class InferEndpoint:
 
     async def _encode(self, codec: ModelCodec, parsed: Parsed, selection: Selection, answer: Answer) -> Encoded:
         value, bodies = answer.value, self._bodies
-        if parsed.request.outputs and (counts := codec.classifications(parsed)):
-            if bodies.is_large(_nbytes({name: value[name] for name in counts})):
-                value = await bodies.offload(classify, value, counts, codec.info.labels)
-            else:
-                value = classify(value, counts, codec.info.labels)
+        if parsed.request.outputs and (counts := codec.classifications(parsed.request.outputs)):
+            value = await classified(value, counts, codec.info, bodies)
         request_id, told = parsed.request.id, timings(answer) if parsed.parameters.timings else None
-        if bodies.is_large(_encoding_bytes(selection, value)):
+        if bodies.is_large(encoding_bytes(selection, value)):
             return await bodies.offload(codec.encode, request_id, selection, value, answer.variant, told)
         return codec.encode(request_id, selection, value, answer.variant, told)
 
@@ -125,14 +122,22 @@ class InferEndpoint:
         return codec
 
 
-def _nbytes(tensors: Tensors) -> int:
+async def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo, bodies: BodyReader) -> Tensors:
+    """As `classify`: outputs that are large in a thread."""
+    if bodies.is_large(held_bytes({name: tensors[name] for name in counts})):
+        return await bodies.offload(classify, tensors, counts, info.labels)
+    return classify(tensors, counts, info.labels)
+
+
+def held_bytes(tensors: Tensors) -> int:
+    """Bytes that tensors take in memory."""
     nbytes = 0
     for array in tensors.values():
         nbytes += array.nbytes
     return nbytes
 
 
-def _encoding_bytes(selection: Selection, tensors: Tensors) -> int:
+def encoding_bytes(selection: Selection, tensors: Tensors) -> int:
     """How much an answer takes to encode, in bytes of numbers that are written as JSON."""
     nbytes = 0
     for name, binary in selection:

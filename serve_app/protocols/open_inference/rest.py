@@ -61,6 +61,27 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
     }
 
 
+def server_metadata() -> dict[str, Any]:
+    """The server's metadata object."""
+    return {"name": "serve-app", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def repository_index(service: InferenceService) -> list[dict[str, str]]:
+    """What there is, and whether it can take work."""
+    entries = []
+    for name, info in service.models.items():
+        ready = service.model_ready(name)
+        entries.append(
+            {
+                "name": name,
+                "version": info.version,
+                "state": "READY" if ready else "UNAVAILABLE",
+                "reason": "" if ready else "no replica can take work",
+            }
+        )
+    return entries
+
+
 def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
     # Any number of rows may be sent, whatever batch the file was exported with.
     return [{"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape[1:]]} for spec in specs]
@@ -71,7 +92,7 @@ class _Endpoints:
         self._service = service
 
     async def server(self, _: Request) -> Response:
-        return json_response({"name": "serve-app", "version": __version__, "extensions": EXTENSIONS})
+        return json_response(server_metadata())
 
     async def live(self, _: Request) -> Response:
         if not self._service.live():
@@ -103,18 +124,7 @@ class _Endpoints:
         return json_response({"model_stats": await self._service.total_statistics(self._service.models)})
 
     async def index(self, _: Request) -> Response:
-        entries = []
-        for name, info in self._service.models.items():
-            ready = self._service.model_ready(name)
-            entries.append(
-                {
-                    "name": name,
-                    "version": info.version,
-                    "state": "READY" if ready else "UNAVAILABLE",
-                    "reason": "" if ready else "no replica can take work",
-                }
-            )
-        return json_response(entries)
+        return json_response(repository_index(self._service))
 
     def _find(self, request: Request) -> ModelInfo:
         return self._service.find(request.path_params["model"], request.path_params.get("version"))

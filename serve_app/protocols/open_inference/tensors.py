@@ -111,9 +111,11 @@ class JsonData:
             raise InvalidRequest(f"{where}: a number is too large for {self._datatype}")
         return array
 
-    def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
-        """As `decode`, of ``data`` that was a flat list of the datatype's elements and is decoded already."""
-        return self._flat(values, shape, count, f"{where}.data")
+    def take(
+        self, values: list[Any], shape: tuple[int, ...], count: int, where: str, field: str = "data"
+    ) -> npt.NDArray[Any]:
+        """As `decode`, of a ``field`` that was a flat list of the datatype's elements and is decoded already."""
+        return self._flat(values, shape, count, f"{where}.{field}")
 
     def _flat(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         if len(values) != count:
@@ -225,11 +227,19 @@ def _bytes_array(values: list[Any], where: str) -> npt.NDArray[Any]:
 
 
 def decode_binary(
-    body: bytes | memoryview, offset: int, size: int, datatype: str, shape: tuple[int, ...], count: int, where: str
+    body: bytes | memoryview,
+    offset: int,
+    size: int,
+    datatype: str,
+    shape: tuple[int, ...],
+    count: int,
+    where: str,
+    size_field: str = ".parameters.binary_data_size",
 ) -> npt.NDArray[Any]:
     """Make an array of little-endian bytes. Numbers are a read-only view of the body, not a copy.
 
     NaN and infinities pass through: they are valid IEEE 754 values and what they mean is the model's business.
+    ``size_field`` names, behind ``where``, what tells the size.
 
     Raises:
         InvalidRequest: The number of bytes does not match, or the content is no valid BOOL or BYTES.
@@ -239,8 +249,7 @@ def decode_binary(
     dtype = DTYPES[datatype]
     if size != count * dtype.itemsize:
         raise InvalidRequest(
-            f"{where}.parameters.binary_data_size: {size} bytes, but {datatype} of shape {list(shape)}"
-            f" needs {count * dtype.itemsize}"
+            f"{where}{size_field}: {size} bytes, but {datatype} of shape {list(shape)} needs {count * dtype.itemsize}"
         )
     array = np.frombuffer(body, dtype=dtype, count=count, offset=offset)
     if datatype == "BOOL" and (array.view(np.uint8) > 1).any():
