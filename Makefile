@@ -89,6 +89,15 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) --group train --output-file requirements/train.txt
 	@for own in requirements/{peers,clients}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
 
+# --- Generated files ------------------------------------------------------------------------------------------------
+
+PROTO := serve_app/protocols/open_inference
+
+.PHONY: proto
+proto: env ## Compile the definition of the gRPC interface again
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=$(PROTO) --descriptor_set_out=$(PROTO)/inference.binpb \
+		--pyi_out=$(PROTO) inference.proto
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 .PHONY: models

@@ -16,16 +16,13 @@ import yaml
 from benchmarks.process import OUT, ROOT, ServerProcess, free_port_range, free_ports
 from serve_app.config.locate import HOME_VARIABLE
 
-__all__ = ["DIRECT", "DIRECT_GRPC", "GRPC", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "role"]
+__all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "role"]
 
 SERVE_APP_RUN = (sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard")
 SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "local")
 
 PROXY, DIRECT = "proxy", "direct"
 """Ways into a server: through Serve's proxy, and straight to the router where the file gives it a port."""
-
-GRPC, DIRECT_GRPC = "grpc", "direct-grpc"
-"""The same for gRPC. Where a URL stands for HTTP, these have ``host:port``."""
 
 _REPLICA_PORTS = 8
 _HAPROXY_ENABLED = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -40,6 +37,9 @@ class Server(ServerProcess):
         name: For messages and file names.
         document: The Serve file.
         command: `SERVE_APP_RUN` or `SERVE_RUN`.
+
+    Attributes:
+        grpc: Ways into it by gRPC, by name: ``host:port``.
     """
 
     def __init__(self, name: str, document: Mapping[str, Any], command: Sequence[str]) -> None:
@@ -47,6 +47,7 @@ class Server(ServerProcess):
         self._document = document
         self._command = command
         self._haproxy: Path | None = None
+        self.grpc: dict[str, str] = {}
 
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
         file = OUT / f"{self._file_name}.yaml"
@@ -63,7 +64,7 @@ class Server(ServerProcess):
         document = {**deepcopy(dict(self._document)), "http_options": {"host": "127.0.0.1", "port": port}}
         if document.get("grpc_options"):
             document["grpc_options"]["port"] = proxy_grpc
-            self.urls[GRPC] = f"127.0.0.1:{proxy_grpc}"
+            self.grpc[PROXY] = f"127.0.0.1:{proxy_grpc}"
         for application in document["applications"]:
             router = application.get("args", {}).get("router", {})
             if router.get("direct_port"):
@@ -71,7 +72,7 @@ class Server(ServerProcess):
                 self.urls[DIRECT] = f"http://127.0.0.1:{direct}"
             if router.get("direct_grpc_port"):
                 router["direct_grpc_port"] = direct_grpc
-                self.urls[DIRECT_GRPC] = f"127.0.0.1:{direct_grpc}"
+                self.grpc[DIRECT] = f"127.0.0.1:{direct_grpc}"
         given = _env_vars(document)
         if given.get(_HAPROXY_ENABLED) != "1":
             return document

@@ -73,7 +73,7 @@ class ServeProcess:
     ) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.port, metrics, stats, fallback_http, fallback_grpc = free_ports(5)
+        self.port, self.grpc_port, metrics, stats, fallback_http, fallback_grpc = free_ports(6)
         # Serve shares these with whoever has them: two servers would answer each other's requests.
         direct_http, direct_grpc = free_range(_DIRECT_PORTS), free_range(_DIRECT_PORTS)
         self._mark = f"{os.getpid()}-{self.port}"
@@ -82,6 +82,11 @@ class ServeProcess:
         self._haproxy = Path(tempfile.mkdtemp(prefix="sa-"))
         self.config: dict[str, Any] = {
             "http_options": {"host": "127.0.0.1", "port": self.port},
+            "grpc_options": {
+                "port": self.grpc_port,
+                "grpc_servicer_functions": ["serve_app.protocols.grpc_app.add_to_server"],
+                "enable_reflection": False,
+            },
             "controller_options": {
                 "runtime_env": {
                     "env_vars": {
