@@ -17,6 +17,10 @@ CONFIG ?= configs/demo.yaml
 TESTS ?=
 # Arguments for the comparison with other servers, e.g. `make bench BENCH="--cases tiny,pool --publish"`
 BENCH ?=
+# How long each of the fuzz targets runs
+FUZZ_SECONDS ?= 600
+# A server for `make fuzz-http URL=http://host:port`; without it, one is started
+URL ?=
 # `make lock UPGRADE=--upgrade` takes the newest versions instead of keeping those of the old lock
 UPGRADE ?=
 
@@ -87,6 +91,15 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) --group train --output-file requirements/train.txt
 	@for own in requirements/{peers,clients}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
 
+# --- Generated files ------------------------------------------------------------------------------------------------
+
+PROTO := serve_app/protocols/open_inference
+
+.PHONY: proto
+proto: env ## Compile the definition of the gRPC interface again
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=$(PROTO) --descriptor_set_out=$(PROTO)/inference.binpb \
+		--pyi_out=$(PROTO) inference.proto
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 .PHONY: models
@@ -135,14 +148,15 @@ layers: env
 test: env models clients ## Run the tests (TESTS=... chooses)
 	@$(BIN)/python -m pytest $(TESTS)
 
-# Seconds; URL=http://host:port asks a server that runs, instead of one that is started for this.
-FUZZ_SECONDS ?= 600
-URL ?=
-
 .PHONY: fuzz-http
 fuzz-http: env ## Ask the HTTP side whatever its description allows and forbids, 10 minutes (FUZZ_SECONDS, URL)
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python tests/fuzz_http.py --seconds "$(FUZZ_SECONDS)" \
 		$(if $(URL),--url "$(URL)")
+
+.PHONY: fuzz-codec
+fuzz-codec: env ## Feed the V2 codec with bytes that try to break it, 10 minutes (FUZZ_SECONDS)
+	@mkdir -p build
+	@$(BIN)/python tests/fuzz/fuzz_v2_codec.py -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/
 
 .PHONY: schema
 schema: env ## Write configs/schema.json again

@@ -39,6 +39,9 @@ class Server(ServerProcess):
         name: For messages and file names.
         document: The Serve file.
         command: `SERVE_APP_RUN` or `SERVE_RUN`.
+
+    Attributes:
+        grpc: Ways into it by gRPC, by name: ``host:port``.
     """
 
     def __init__(self, name: str, document: Mapping[str, Any], command: Sequence[str]) -> None:
@@ -46,6 +49,7 @@ class Server(ServerProcess):
         self._document = document
         self._command = command
         self._haproxy: Path | None = None
+        self.grpc: dict[str, str] = {}
 
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
         file = OUT / f"{self._file_name}.yaml"
@@ -57,14 +61,20 @@ class Server(ServerProcess):
             shutil.rmtree(self._haproxy, ignore_errors=True)
 
     def _on_free_ports(self) -> dict[str, Any]:
-        port, direct = free_ports(2)
+        port, direct, proxy_grpc, direct_grpc = free_ports(4)
         self.urls = {PROXY: f"http://127.0.0.1:{port}"}
         document = {**deepcopy(dict(self._document)), "http_options": {"host": "127.0.0.1", "port": port}}
+        if document.get("grpc_options"):
+            document["grpc_options"]["port"] = proxy_grpc
+            self.grpc[PROXY] = f"127.0.0.1:{proxy_grpc}"
         for application in document["applications"]:
             router = application.get("args", {}).get("router", {})
             if router.get("direct_port"):
                 router["direct_port"] = direct
                 self.urls[DIRECT] = f"http://127.0.0.1:{direct}"
+            if router.get("direct_grpc_port"):
+                router["direct_grpc_port"] = direct_grpc
+                self.grpc[DIRECT] = f"127.0.0.1:{direct_grpc}"
         given = _env_vars(document)
         if given.get(_HAPROXY_ENABLED) != "1":
             return document

@@ -17,7 +17,7 @@ from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.inference.signature import read_signature
 from serve_app.payloads import Execution
-from serve_app.protocols.service import ModelInfo
+from serve_app.protocols.service import ModelInfo, ModelServing
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +109,19 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
         labels=() if processor is None else processor.labels,
         variants=tuple(variant for variant in locations if variant),
+        serving=_serving(model, config),
+    )
+
+
+def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
+    sizes = model.resources.row_sizes
+    return ModelServing(
+        policy=model.batching.policy,
+        row_sizes=() if isinstance(sizes, str) else sizes,
+        device=model.resources.device,
+        min_replicas=model.autoscaling.min_replicas,
+        max_replicas=model.autoscaling.max_replicas,
+        queue_entries={priority: limits.queue_entries for priority, limits in config.class_settings().items()},
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -62,7 +63,7 @@ class TensorSpec(NamedTuple):
 
     Attributes:
         name: As in the model file.
-        datatype: As in the Open Inference Protocol: BOOL, INT8...UINT64, FP16, FP32, FP64, BYTES.
+        datatype: As in the Open Inference Protocol: BOOL, INT8...UINT64, FP16, BF16, FP32, FP64, BYTES.
         shape: ``-1`` for a dimension that may vary. Dimension 0 is rows.
     """
 
@@ -91,6 +92,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype(np.float16),
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
     "BYTES": np.dtype(np.object_),
 }
 """Open Inference Protocol datatypes and the numpy dtypes that carry them."""

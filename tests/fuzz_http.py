@@ -14,19 +14,20 @@ from local_server import LocalServer, every_kind_of_model
 _CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
-def fuzz(url: str, *args: str) -> subprocess.CompletedProcess[str]:
+def fuzz(url: str, *args: str, show: bool = False) -> subprocess.CompletedProcess[str]:
     """Run schemathesis on a server's /openapi.json, as ``schemathesis.toml`` says.
 
     Args:
         url: Of the server.
         args: Further arguments of ``schemathesis run``.
+        show: Whether it writes its progress to this process's output instead of into the result.
     """
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(_CONFIG), "run", *args]
     with tempfile.TemporaryDirectory() as folder:  # where it keeps what failed, to begin with that the next time
         return subprocess.run(
             [*command, f"{url}/openapi.json"],
             text=True,
-            stdout=subprocess.PIPE,
+            stdout=None if show else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
             cwd=folder,
@@ -42,11 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     args = ["--max-time", str(options.seconds), *(["--seed", str(options.seed)] if options.seed is not None else [])]
     if options.url:
-        done = fuzz(options.url, *args)
+        done = fuzz(options.url, *args, show=True)
     else:
         with tempfile.TemporaryDirectory() as folder, LocalServer(every_kind_of_model(Path(folder))) as server:
-            done = fuzz(server.url, *args)
-    sys.stdout.write(done.stdout)
+            done = fuzz(server.url, *args, show=True)
     return done.returncode
 
 

@@ -24,6 +24,7 @@ Kind: TypeAlias = Literal[
     "seq_mean",
     "waveform_logits",
     "convolution",
+    "bfloat16",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -47,6 +48,7 @@ def make(path: Path, kind: Kind) -> Path:
     ``fixed_batch``      x FP32[4,8]                            y FP32[4,8] = 2 x
     ``seq_mean``         input_ids, attention_mask INT64[-1,-1] embedding FP32[-1,8]: masked mean of token_table()
     ``waveform_logits``  waveform FP32[-1,-1]                   logits FP32[-1,3]: mean, mean magnitude, mean square
+    ``bfloat16``         x BF16[-1,-1]                          y BF16[-1,-1] = 2 x, and half FP32[-1,-1] = x / 2
     ``convolution``      x FP32[-1,1,-1,-1]                     y FP32[-1,1,-1,-1]: sums of 3 x 3 neighbours
     ==================== ====================================== ====================================================
     """
@@ -78,6 +80,17 @@ def write(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path)
     return path
+
+
+def identity(path: Path, types: dict[str, int]) -> Path:
+    """Write a model that gives what it takes: ``in_<name>`` [-1,-1] as ``out_<name>``, by name its ONNX type."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write(
+        path,
+        [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in types],
+        [(f"in_{name}", code, ["rows", "width"]) for name, code in types.items()],
+        [(f"out_{name}", code, ["rows", "width"]) for name, code in types.items()],
+    )
 
 
 def _add_one(path: Path) -> None:
@@ -194,6 +207,22 @@ def _convolution(path: Path) -> None:
     )
 
 
+def _bfloat16(path: Path) -> None:
+    # ONNX Runtime adds no bfloat16 on the CPU, but casts it.
+    write(
+        path,
+        [
+            helper.make_node("Cast", ["x"], ["exact"], to=TensorProto.FLOAT),
+            helper.make_node("Add", ["exact", "exact"], ["doubled"]),
+            helper.make_node("Cast", ["doubled"], ["y"], to=TensorProto.BFLOAT16),
+            helper.make_node("Div", ["exact", "two"], ["half"]),
+        ],
+        [("x", TensorProto.BFLOAT16, ["rows", "width"])],
+        [("y", TensorProto.BFLOAT16, ["rows", "width"]), ("half", TensorProto.FLOAT, ["rows", "width"])],
+        {"two": np.array([2], np.float32)},
+    )
+
+
 _BUILDERS: dict[Kind, Callable[[Path], None]] = {
     "add_one": _add_one,
     "sum_diff": _sum_diff,
@@ -204,4 +233,5 @@ _BUILDERS: dict[Kind, Callable[[Path], None]] = {
     "seq_mean": _seq_mean,
     "waveform_logits": _waveform_logits,
     "convolution": _convolution,
+    "bfloat16": _bfloat16,
 }

@@ -45,13 +45,18 @@ class ServeProcess:
     ) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        (self.port,) = free_ports(1)
+        self.port, self.grpc_port = free_ports(2)
         self._mark = f"{os.getpid()}-{self.port}"
         self.url = f"http://127.0.0.1:{self.port}"
         # Not in `folder`: the path of a Unix socket must be short.
         self._haproxy = Path(tempfile.mkdtemp(prefix="sa-"))
         self.config: dict[str, Any] = {
             "http_options": {"host": "127.0.0.1", "port": self.port},
+            "grpc_options": {
+                "port": self.grpc_port,
+                "grpc_servicer_functions": ["serve_app.protocols.grpc_app.add_to_server"],
+                "enable_reflection": False,
+            },
             "controller_options": {
                 "runtime_env": {
                     "env_vars": {

@@ -117,6 +117,9 @@ class PeerServer(ServerProcess):
         name: For messages and file names.
         subject: The model.
         wire: Name of the form of requests.
+
+    Attributes:
+        grpc: Ways into it by gRPC, by name: ``host:port``.
     """
 
     def __init__(self, name: str, subject: Subject, wire: str) -> None:
@@ -125,11 +128,14 @@ class PeerServer(ServerProcess):
         self._subject = subject
         self._wire = wire
         self._folder: Path | None = None
+        self.grpc: dict[str, str] = {}
 
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
         python = environment(self._peer.lock)
         port, *more = free_ports(3)
         self.urls = {DIRECT: f"http://127.0.0.1:{port}"}
+        if self.name == TRITON:
+            self.grpc = {DIRECT: f"127.0.0.1:{more[0]}"}  # as its program takes it
         self._folder = Path(tempfile.mkdtemp(prefix="serve-app-bench-"))
         told = {
             "model": self._subject.model.name,

@@ -124,8 +124,10 @@ def busy_ports(file: ServeFile) -> list[str]:
         wanted += [("0.0.0.0", int(variables.get(name, port)), name) for name, port in _HAPROXY_PORTS.items()]  # noqa: S104
         direct += [(int(variables.get(name, port)), name) for name, port in _DIRECT_PORTS.items()]
     router = file.args.router
-    if router.direct_port is not None:  # shared with routers of this user, who would answer each other's requests
-        wanted.append((router.direct_host, router.direct_port, "args.router.direct_port"))
+    # Shared with routers of this user, who would answer each other's requests.
+    for direct_port, name in ((router.direct_port, "direct_port"), (router.direct_grpc_port, "direct_grpc_port")):
+        if direct_port is not None:
+            wanted.append((router.direct_host, direct_port, f"args.router.{name}"))
     taken = [(port, setting) for host, port, setting in wanted if busy(host, port)]
     taken += [(port, setting) for port, setting in direct if listened_at(port)]
     return [
@@ -254,12 +256,8 @@ class _Watcher:
                 said = state
             if _answers(host, port, f"{self._file.route_prefix}/v2/health/ready"):
                 self._console.print(f"[green]ready:[/] {url}  [dim]after {time.monotonic() - began:.1f} s[/]")
-                router = self._file.args.router
-                if router.direct_port is not None:
-                    direct = f"[{router.direct_host}]" if ":" in router.direct_host else router.direct_host
-                    self._console.print(
-                        f"[green]direct:[/] http://{direct}:{router.direct_port}  [dim]the routers' own port[/]"
-                    )
+                for line in _more_ways_in(self._file, host):
+                    self._console.print(line)
                 self._console.print(
                     "[dim]Ctrl-C ends it. In another shell: `serve-app stop`,"
                     f" `RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']} serve status`[/]",
@@ -267,6 +265,18 @@ class _Watcher:
                     soft_wrap=True,
                 )
                 return
+
+
+def _more_ways_in(file: ServeFile, host: str) -> Iterator[str]:
+    """One line, with rich's markup, per port beside Serve's for HTTP."""
+    router = file.args.router
+    direct = f"[{router.direct_host}]" if ":" in router.direct_host else router.direct_host
+    if file.grpc_port is not None:
+        yield f"[green]gRPC:[/] {host}:{file.grpc_port}"
+    if router.direct_port is not None:
+        yield f"[green]direct:[/] http://{direct}:{router.direct_port}  [dim]the routers' own port[/]"
+    if router.direct_grpc_port is not None:
+        yield f"[green]direct gRPC:[/] {direct}:{router.direct_grpc_port}  [dim]the routers' own port[/]"
 
 
 def _application_state(name: str) -> tuple[str, bool]:

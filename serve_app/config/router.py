@@ -26,10 +26,19 @@ class RouterConfig(Section):
     """Port that the routers listen on by themselves, without Ray Serve's way in; the routers of a node share it."""
 
     direct_host: str = Field(default="127.0.0.1", min_length=1)
-    """Address of this machine that `direct_port` is opened on."""
+    """Address of this machine that `direct_port` and `direct_grpc_port` are opened on."""
+
+    direct_grpc_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
+
+    grpc_keepalive_s: Seconds = 60.0
+    """A connection to `direct_grpc_port` on which nothing has come for this long is asked for a sign of life."""
+
+    grpc_client_ping_s: Seconds = 10.0
+    """How often a client of `direct_grpc_port` may ask for a sign of life; one that asks more often is disconnected."""
 
     max_body: Size = ByteSize(32 * 1024**2)
-    """Largest request body that is read; a larger one is refused."""
+    """Largest request body, and largest gRPC message, that is read; a larger one is refused."""
 
     max_request_rows: Positive = 1024
     """Most rows in one request; a request with more is refused."""
@@ -66,6 +75,12 @@ class RouterConfig(Section):
 
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+    @model_validator(mode="after")
+    def _check(self) -> RouterConfig:
+        if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
+            raise misfit([(("direct_grpc_port",), "must be another port than direct_port")])
+        return self
 
 
 class ClassConfig(Section):

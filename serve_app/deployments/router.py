@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
+from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
@@ -22,6 +23,8 @@ from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
 from serve_app.processors.processor import Processor
 from serve_app.protocols.body import ALIGNMENT, allocate
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.listener import Listener, bind
@@ -31,25 +34,27 @@ from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.links import Links
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
+from serve_app.runtime.statistics import Statistics
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 _METRICS_WAIT_S = 2.0
-"""How long a page of metrics waits for the other routers, seconds."""
+"""How long metrics and statistics wait for the other routers, seconds."""
 
 _OPEN_ANYWAY_S = 30.0
-"""After so many seconds the direct port is opened even if some model has no replica yet."""
+"""After so many seconds the direct ports are opened even if some model has no replica yet."""
 
 _CLOSE_WITHIN_S = 10.0
-"""How long the direct port's last requests may take when this router stops. Serve ends a router after 20 s."""
+"""How long the direct ports' last requests may take when this router stops. Serve ends a router after 20 s."""
 
 
+@answers_grpc
 class RouterDeployment:
     """One replica of the router.
 
-    The class stays undecorated, so that Ray can ship it by name; `serve_app.app` makes a deployment of it.
+    The class is not Serve's yet, so that Ray can ship it by name; `serve_app.app` makes a deployment of it.
 
     Args:
         config: The application's validated arguments.
@@ -57,6 +62,9 @@ class RouterDeployment:
         handles: A handle to every model's deployment, by name.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
+
+    Attributes:
+        grpc_app: Answers the calls that come by Serve's gRPC port.
     """
 
     def __init__(
@@ -89,6 +97,7 @@ class RouterDeployment:
             metrics_page=self._metrics_page,
             scheduling=models,
             groups=groups,
+            peer_statistics=self._peer_statistics,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -113,9 +122,10 @@ class RouterDeployment:
             send_request_id=False,  # Serve adds its own
         )
         self._app = create_app(self._service, settings, allocate=self._allocate)
-        self._direct = self._listener(settings)
-        self._opening: asyncio.Task[None] | None = None
-        if self._direct is not None:
+        self.grpc_app = GrpcApp(self._service, self._app.bodies)
+        self._direct = [each for each in (self._listener(settings), self._grpc_listener()) if each is not None]
+        self._opening: list[asyncio.Task[None]] = []
+        if self._direct:
             self._loop.call_later(_OPEN_ANYWAY_S, self._open_direct)
         directory.subscribe(self._on_replicas)
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
@@ -129,19 +139,34 @@ class RouterDeployment:
         try:
             sock = bind(router.direct_host, router.direct_port)
         except OSError as error:
-            problem = f"args.router.direct_port: cannot listen on {router.direct_host}:{router.direct_port}: {error}"
-            raise ConfigError((problem,)) from error
+            raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
         app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies)
         return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
 
+    def _grpc_listener(self) -> GrpcListener | None:
+        """As `_listener`, for gRPC."""
+        router = self._config.router
+        if router.direct_grpc_port is None:
+            return None
+        limits = GrpcLimits(
+            max_message=router.max_body,
+            calls=router.max_ongoing_requests,
+            keepalive_s=router.grpc_keepalive_s,
+            client_ping_s=router.grpc_client_ping_s,
+        )
+        try:
+            return GrpcListener(self.grpc_app, router.direct_host, router.direct_grpc_port, limits)
+        except OSError as error:
+            raise _cannot_listen("direct_grpc_port", router.direct_host, router.direct_grpc_port, error) from error
+
     def _open_direct(self) -> None:
-        if self._direct is not None and self._opening is None:
-            self._opening = self._loop.create_task(self._direct.start())
+        if not self._opening:
+            self._opening = [self._loop.create_task(each.start()) for each in self._direct]
 
     async def _stop(self) -> None:
-        """Answer what came by the direct port, of which Serve knows nothing, and end the links."""
-        if self._direct is not None:
-            await self._direct.close(_CLOSE_WITHIN_S)
+        """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
+        self.grpc_app.close()
+        await asyncio.gather(*(each.close(_CLOSE_WITHIN_S) for each in self._direct))
         self._links.close()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -199,21 +224,32 @@ class RouterDeployment:
         """This router's name and its page of metrics."""
         return serve.get_replica_context().replica_id.unique_id, self._metrics.render()
 
+    async def own_statistics(self) -> tuple[str, dict[str, Statistics]]:
+        """This router's name and the statistics of its models."""
+        statistics = {model: self._service.statistics(model) for model in self._service.models}
+        return serve.get_replica_context().replica_id.unique_id, statistics
+
     async def _metrics_page(self) -> str:
-        own = await self.render_metrics()
+        name, own = await self.render_metrics()
         if self._config.router.replicas == 1:
-            return own[1]
+            return own
+        return merge_pages({**await self._others("render_metrics"), name: own}.items())
+
+    async def _peer_statistics(self) -> Sequence[Mapping[str, Statistics]]:
+        return [] if self._config.router.replicas == 1 else list((await self._others("own_statistics")).values())
+
+    async def _others(self, method: str) -> dict[str, Any]:
+        """What the other routers answer to a method that gives a router's name and something of it, by that name."""
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
         try:
-            answers = await peers.broadcast("render_metrics").results_async(
-                timeout_s=_METRICS_WAIT_S, return_exceptions=True
-            )
+            answers = await peers.broadcast(method).results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
         except TimeoutError:
             answers = []
-        # A router that is starting, stopping or stuck is left out of this page, and its series show a gap.
-        pages = dict(answer for answer in answers if not isinstance(answer, BaseException))
-        return merge_pages((pages | dict([own])).items())
+        # A router that is starting, stopping or stuck is left out, and what is made of it shows a gap.
+        others = dict(answer for answer in answers if not isinstance(answer, BaseException))
+        others.pop(context.replica_id.unique_id, None)
+        return others
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         if (link := self._links.find(replica)) is not None:
@@ -248,8 +284,13 @@ class RouterDeployment:
                 addresses[replica] = address
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
+        self.grpc_app.changed()
         if self._service.ready():
             self._open_direct()
+
+
+def _cannot_listen(setting: str, host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError((f"args.router.{setting}: cannot listen on {host}:{port}: {error}",))
 
 
 def _processors(config: AppArgs, infos: Mapping[str, ModelInfo]) -> dict[str, Processor]:

@@ -53,8 +53,8 @@ def run_options(graph_id: str = _NO_GRAPH) -> Any:
 
 
 def can_bind(signature: ModelSignature) -> bool:
-    """Whether every tensor is a block of memory; text is not."""
-    return all(spec.datatype != "BYTES" for spec in (*signature.inputs, *signature.outputs))
+    """Whether every tensor is a block of memory that ONNX Runtime binds by its numpy type; text and BF16 are not."""
+    return all(spec.datatype not in {"BYTES", "BF16"} for spec in (*signature.inputs, *signature.outputs))
 
 
 class _Buffer:

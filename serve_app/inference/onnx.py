@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.errors import InferenceFailed
+from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.inference.backend import Prepared
 from serve_app.inference.batch import assemble, pieces
+from serve_app.inference.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.inference.binding import BoundSession, Filled, can_bind, rows_missing, run_options
 from serve_app.inference.failure import describe_failure
 from serve_app.inference.memory import CudaMemory, Memory
@@ -48,6 +49,7 @@ class OnnxBackend:
         self._notes: tuple[str, ...] = ()
         self._output_names: list[str] = []
         self._text_inputs: tuple[str, ...] = ()
+        self._bfloat16 = False
         self._run_options = run_options()
 
     def __repr__(self) -> str:
@@ -111,6 +113,9 @@ class OnnxBackend:
         self._notes = made.notes
         self._output_names = [spec.name for spec in made.loaded.signature.outputs]
         self._text_inputs = tuple(spec.name for spec in made.loaded.signature.inputs if spec.datatype == "BYTES")
+        if self._text_inputs and takes_or_gives_bfloat16(made.loaded.signature):
+            raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
+        self._bfloat16 = takes_or_gives_bfloat16(made.loaded.signature)
         self._sessions = made.by_rows
         self._bound = self._bind()
 
@@ -219,7 +224,10 @@ class OnnxBackend:
 
     def _run_once(self, session: Any, inputs: Tensors) -> Tensors:
         try:
-            arrays = session.run(self._output_names, inputs, self._run_options)
+            if self._bfloat16:
+                arrays = run_bfloat16(session, self._output_names, inputs, self._run_options)
+            else:
+                arrays = session.run(self._output_names, inputs, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
             raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error
         rows = len(next(iter(inputs.values())))

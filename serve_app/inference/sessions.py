@@ -70,7 +70,7 @@ def graph_fault(signature: ModelSignature, *, rows_fixed: bool, few_lengths: boo
     """
     varying = [spec.name for spec in signature.inputs if -1 in spec.shape[1:]]
     if not can_bind(signature):
-        return "it takes or gives text"
+        return "it takes or gives text or BF16"
     if varying and not few_lengths:
         return f"input {varying[0]!r} has axes of any size, and no processor pads them to a few"
     if varying and convolutions:

@@ -23,6 +23,7 @@ _DATATYPES = {
     "tensor(uint32)": "UINT32",
     "tensor(uint64)": "UINT64",
     "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",

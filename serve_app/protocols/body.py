@@ -243,6 +243,15 @@ class BodyReader:
         self.release(size)
         raise ClientGone
 
+    def hold(self, nbytes: int) -> None:
+        """Count a body that arrived whole by other means, until `release`.
+
+        Raises:
+            PayloadTooLarge: It is over the limit.
+            QueueFull: Too many large bodies are being decoded.
+        """
+        self._grow(0, nbytes)
+
     def release(self, nbytes: int) -> None:
         """Stop counting a body of this size; it has been decoded and handed on, or dropped."""
         if nbytes > self._inline:

@@ -6,11 +6,7 @@ routed by Starlette. Errors of both are rendered here, in one place.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
-import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +17,17 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.protocols import hugging_face, openai, overview, predict
 from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
+from serve_app.protocols.compression import asked_coding, compress
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, is_openai, render
-from serve_app.protocols.open_inference import rest
+from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.openapi import pages
+from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.service import InferenceService
 
 INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 """What `InferEndpoint` serves, past the router."""
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_REQUEST_ID = b"x-request-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +84,7 @@ class HttpApp:
         self._router = Router(
             [
                 *rest.routes(service),
+                *administration.routes(service, bodies),
                 *openai.routes(service, bodies),
                 *predict.routes(media),
                 *hugging_face.routes(service, media),
@@ -94,8 +93,7 @@ class HttpApp:
             ],
             redirect_slashes=False,
         )
-        self._ids = itertools.count()
-        self._id_prefix = secrets.token_hex(8)
+        self._request_id = RequestIds()
 
     def served(self) -> list[tuple[str, str]]:
         """Method and path of everything that is served. HEAD goes wherever GET does."""
@@ -118,26 +116,32 @@ class HttpApp:
             await self._route(scope, receive, send, path, target)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers) if self._settings.send_request_id else b""
+        request_id = self._request_id(headers.get(_REQUEST_ID)) if self._settings.send_request_id else b""
         try:
             reply = await self._infer(*target, headers, receive)
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._count(error, target[0])
-            reply = _render_any(error, request_id or self._request_id(headers), f"POST {path}", openai=False)
+            reply = _render_any(
+                error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
+            )
         if request_id:
-            reply.headers.append((b"x-request-id", request_id))
-        await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
-        await send({"type": "http.response.body", "body": reply.body})
+            reply.headers.append((_REQUEST_ID, request_id))
+        status, answered, body = reply
+        if b"accept-encoding" in headers and (coding := asked_coding(headers)) is not None:
+            body = await compress(body, answered, coding, self.bodies)
+        await send({"type": "http.response.start", "status": status, "headers": answered})
+        await send({"type": "http.response.body", "body": body})
 
     async def _route(
         self, scope: Scope, receive: Receive, send: Send, path: str, target: tuple[str, str | None] | None
     ) -> None:
         """Serve what is not the hot path."""
-        request_id = self._request_id(dict(scope["headers"]))
-        extra: Headers = [(b"x-request-id", request_id)] if self._settings.send_request_id else []
-        answering = _Answering(send, extra, head=scope["method"] == "HEAD")
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = self._request_id(headers.get(_REQUEST_ID))
+        extra: Headers = [(_REQUEST_ID, request_id)] if self._settings.send_request_id else []
+        answering = _Answering(send, extra, self.bodies, asked_coding(headers), head=scope["method"] == "HEAD")
         if target is not None:
             await answering.whole(_wrong_method("POST", openai=False))
             return
@@ -160,22 +164,22 @@ class HttpApp:
         if model is not None and not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(model, code_of(error))
 
-    def _request_id(self, headers: Mapping[bytes, bytes]) -> bytes:
-        given = headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given
-        return f"{self._id_prefix}-{next(self._ids):x}".encode()
-
 
 class _Answering:
-    """Sends one response: adds the headers of every response, and leaves the body of HEAD out."""
+    """Sends one response: adds the headers of every response, and leaves the body of HEAD out.
 
-    __slots__ = ("_extra", "_head", "_send", "started")
+    Bodies that come whole are compressed where ``coding`` names one.
+    """
 
-    def __init__(self, send: Send, extra: Headers, *, head: bool) -> None:
+    __slots__ = ("_bodies", "_coding", "_extra", "_head", "_held_back", "_send", "started")
+
+    def __init__(self, send: Send, extra: Headers, bodies: BodyReader, coding: bytes | None, *, head: bool) -> None:
         self._send = send
         self._extra = extra
+        self._bodies = bodies
+        self._coding = None if head else coding
         self._head = head
+        self._held_back: Message | None = None
         self.started = False
 
     async def whole(self, reply: Rendered) -> None:
@@ -188,8 +192,17 @@ class _Answering:
         if message["type"] == "http.response.start":
             self.started = True
             message["headers"] = [*message.get("headers", ()), *self._extra]
+            if self._coding is not None:
+                self._held_back = message  # what it says depends on the body
+                return
         elif self._head:
             message["body"] = b""
+        if (start := self._held_back) is not None:
+            self._held_back = None
+            if self._coding is not None and not message.get("more_body", False):
+                body = message.get("body", b"")
+                message["body"] = await compress(body, start["headers"], self._coding, self._bodies)
+            await self._send(start)
         await self._send(message)
 
 

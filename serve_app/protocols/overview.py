@@ -50,7 +50,8 @@ def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:
     """
     shapes = {spec.name: [1, *(max(size, 1) for size in spec.shape[1:])] for spec in info.signature.inputs}
     values = sum(math.prod(shape) for shape in shapes.values())
-    binary = values > _INLINE_VALUES and all(spec.datatype != "BYTES" for spec in info.signature.inputs)
+    datatypes = {spec.datatype for spec in info.signature.inputs}
+    binary = (values > _INLINE_VALUES or "BF16" in datatypes) and "BYTES" not in datatypes
     inputs: list[dict[str, Any]] = []
     total = 0
     for spec in info.signature.inputs:
@@ -71,7 +72,10 @@ def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:
 def _tensor_example(info: ModelInfo, url: str) -> str:
     """One row of zeros: as JSON where that is short, otherwise as binary data from /dev/zero."""
     inputs, following = row_of_zeros(info)
-    request = orjson.dumps({"inputs": inputs}).decode()
+    options = {}
+    if any(spec.datatype == "BF16" for spec in info.signature.outputs):
+        options["parameters"] = {"binary_data_output": True}
+    request = orjson.dumps({"inputs": inputs, **options}).decode()
     if not following:
         return f"curl {url} -d '{request}'"
     return (

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
 from starlette.responses import Response
 
 from serve_app.protocols.service import Answer
+
+_SERVER_TIMING: Final = b"queue;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f, total;dur=%.3f"
 
 
 def _plain(value: Any) -> Any:
@@ -33,9 +35,31 @@ def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Respo
     return Response(dump_json(value), media_type="application/json", headers=headers)
 
 
+def server_timing(answer: Answer) -> bytes:
+    """The value of the Server-Timing header (milliseconds): where the time of an answer went."""
+    _, _, queue_s, total_s, _, _, preprocess_s, infer_s, postprocess_s = answer
+    return _SERVER_TIMING % (queue_s * 1e3, preprocess_s * 1e3, infer_s * 1e3, postprocess_s * 1e3, total_s * 1e3)
+
+
+def timings(answer: Answer) -> dict[str, int]:
+    """What the request parameter ``timings`` adds to a V2 response's parameters.
+
+    Returns:
+        The class (1 to 3) and the deadline (microseconds) in effect, and where the time went (microseconds).
+    """
+    return {
+        "priority": int(answer.priority),
+        "timeout": round(answer.timeout_s * 1e6),
+        "queue_us": round(answer.queue_s * 1e6),
+        "preprocess_us": round(answer.preprocess_s * 1e6),
+        "infer_us": round(answer.infer_s * 1e6),
+        "postprocess_us": round(answer.postprocess_s * 1e6),
+    }
+
+
 def answer_headers(answer: Answer) -> dict[str, str]:
-    """What a client is told of how it was served: its class, and the variant unless the exact model answered."""
-    headers = {"X-Priority": answer.priority.label}
+    """What a client is told of how it was served: its class, where the time went, and which variant answered."""
+    headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
     if answer.variant:
         headers["X-Variant"] = answer.variant
     return headers

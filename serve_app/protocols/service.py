@@ -5,11 +5,31 @@ Adapters translate; they hold no queue, no model and no state. `serve_app.runtim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.payloads import ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
+
+
+class ModelServing(NamedTuple):
+    """How a model is served, for those who ask: nothing is decided by it.
+
+    Attributes:
+        policy: Name of the batch policy.
+        row_sizes: Rows that batches are filled up to; empty where they have any number.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        min_replicas: Replicas that there are at least.
+        max_replicas: And at most.
+        queue_entries: Requests that each class may have queued, over all models.
+    """
+
+    policy: str = "auto"
+    row_sizes: tuple[int, ...] = ()
+    device: str = "auto"
+    min_replicas: int = 1
+    max_replicas: int = 1
+    queue_entries: Mapping[Priority, int] = {}
 
 
 class ModelInfo(NamedTuple):
@@ -27,6 +47,7 @@ class ModelInfo(NamedTuple):
         default_timeout_s: Deadline per class where the request names none, seconds.
         labels: Class names, empty where the model has none.
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
+        serving: How it is served.
     """
 
     name: str
@@ -39,6 +60,7 @@ class ModelInfo(NamedTuple):
     default_timeout_s: Mapping[Priority, float]
     labels: tuple[str, ...]
     variants: tuple[str, ...] = ()
+    serving: ModelServing = ModelServing()
 
 
 class RequestOptions(NamedTuple):
@@ -69,6 +91,10 @@ class Answer(NamedTuple):
         queue_s: Time in the router's queue, seconds.
         total_s: Time from submission to the answer, seconds.
         variant: Name of the variant that answered; empty for the exact model.
+        timeout_s: Time that was allowed from submission to the deadline, seconds.
+        preprocess_s: Preprocessing of the bundle it travelled in, seconds; 0.0 where unknown.
+        infer_s: The model's runs for that bundle, seconds; 0.0 where unknown.
+        postprocess_s: From the end of those runs to the replica's answer, seconds; 0.0 where unknown.
     """
 
     value: Any
@@ -76,6 +102,10 @@ class Answer(NamedTuple):
     queue_s: float
     total_s: float
     variant: str = ""
+    timeout_s: float = 0.0
+    preprocess_s: float = 0.0
+    infer_s: float = 0.0
+    postprocess_s: float = 0.0
 
 
 class InferenceService(Protocol):
@@ -115,7 +145,10 @@ class InferenceService(Protocol):
         """A JSON-able picture of queues, replicas and latency, for people and dashboards."""
 
     def statistics(self, model: str) -> Mapping[str, Any]:
-        """Cumulative counters of one model. Raises `ModelNotFound`."""
+        """Cumulative counters of one model in this process. Raises `ModelNotFound`."""
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, of several models, over all processes that serve them. Raises `ModelNotFound`."""
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""

@@ -327,6 +327,8 @@ class Dispatcher:
             answered = {entry.id for entry in alive}
             pairs = [pair for pair in pairs if pair[0].id in answered]
         observer = self._observer
+        preprocess_s, postprocess_s = result.preprocess_s, result.postprocess_s
+        infer_s = sum([execution.seconds for execution in result.executions])
         for entry, answer in pairs:
             if isinstance(answer, Success):
                 queue_s, total_s = self._times(entry, now)
@@ -335,7 +337,19 @@ class Dispatcher:
                 if entry.variant != work.variant:
                     observer.fell_back(entry)
                 if not work.future.done():
-                    work.future.set_result(Answer(answer.value, entry.priority, queue_s, total_s, entry.variant))
+                    work.future.set_result(
+                        Answer(
+                            answer.value,
+                            entry.priority,
+                            queue_s,
+                            total_s,
+                            entry.variant,
+                            entry.deadline - entry.arrival,
+                            preprocess_s,
+                            infer_s,
+                            postprocess_s,
+                        )
+                    )
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 

@@ -213,7 +213,7 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
         alike = all(array.dtype == dtype and array.ndim and array.shape[1:] == trailing for array in arrays)
         if alike and (arena is None or first.nbytes <= SHARE_ABOVE):
             buffers.append(_rows(arrays))
-            columns.append((name, dtype.str, trailing, [len(array) for array in arrays]))
+            columns.append((name, _name_of(dtype), trailing, [len(array) for array in arrays]))
             continue
         places: list[tuple[tuple[int, ...], int]] = []
         for array in arrays:
@@ -225,8 +225,13 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
             else:
                 kept.append(placed)
             places.append((array.shape, offset))
-        columns.append((name, dtype.str, None, places))
+        columns.append((name, _name_of(dtype), None, places))
     return columns, buffers, kept
+
+
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """What `numpy.dtype` makes the dtype of again: its letters, or the name of one that numpy has none for."""
+    return dtype.str if dtype.kind != "V" else dtype.name
 
 
 def _place(array: npt.NDArray[Any], arena: Arena | None) -> tuple[npt.NDArray[Any], int]:

@@ -146,6 +146,8 @@ class RouterMetrics:
         statistics.succeeded += 1
         statistics.succeeded_s += total_s
         statistics.queue_s += queue_s
+        statistics.rows += entry.rows
+        statistics.last_arrival = entry.arrival
 
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
@@ -162,14 +164,22 @@ class RouterMetrics:
             )
         children[0].observe(entries)
         statistics = self.statistics(model)
-        statistics.rows += rows
         statistics.preprocess_s += result.preprocess_s * entries
         statistics.postprocess_s += result.postprocess_s * entries
         for execution in result.executions:
             children[1].observe(execution.rows)
             children[2].observe(execution.seconds)
-            statistics.executions += 1
             statistics.execute_s += execution.seconds * entries
+            # A replica may run several bundles at once, and each of them tells of the run: together they count it once.
+            part = min(1.0, rows / execution.rows)
+            statistics.executions += part
+            batch = statistics.batches.get(execution.rows)
+            if batch is None:
+                batch = statistics.batches[execution.rows] = BatchStatistics()
+            batch.executions += part
+            batch.preprocess_s += result.preprocess_s / len(result.executions)
+            batch.execute_s += execution.seconds * part
+            batch.postprocess_s += result.postprocess_s / len(result.executions)
 
     def replica_lost(self, model: str) -> None:
         """Count a bundle whose replica died."""
@@ -191,14 +201,32 @@ class RouterMetrics:
         )
 
 
+class BatchStatistics:
+    """Cumulative numbers of a model's runs with one number of rows. Times are sums over runs, seconds."""
+
+    __slots__ = ("execute_s", "executions", "postprocess_s", "preprocess_s")
+
+    def __init__(self) -> None:
+        self.executions = 0.0
+        self.preprocess_s = 0.0
+        self.execute_s = 0.0
+        self.postprocess_s = 0.0
+
+
 class ModelStatistics:
-    """Cumulative numbers of one model in one router. Times are sums over requests, seconds."""
+    """Cumulative numbers of one model in one router. Times are sums over requests, seconds.
+
+    ``rows`` are those of answered requests, ``executions`` the runs (of those shared with other routers, a part), also
+    by their rows in ``batches``, and ``last_arrival`` is on the dispatcher's clock.
+    """
 
     __slots__ = (
+        "batches",
         "execute_s",
         "executions",
         "failed",
         "failed_s",
+        "last_arrival",
         "postprocess_s",
         "preprocess_s",
         "queue_s",
@@ -216,8 +244,10 @@ class ModelStatistics:
         self.preprocess_s = 0.0
         self.execute_s = 0.0
         self.postprocess_s = 0.0
-        self.executions = 0
+        self.executions = 0.0
         self.rows = 0
+        self.batches: dict[int, BatchStatistics] = {}
+        self.last_arrival: float | None = None
 
 
 class _Answered(NamedTuple):

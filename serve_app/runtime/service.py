@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
@@ -12,6 +12,7 @@ from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
+from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
@@ -28,6 +29,7 @@ class Service:
         metrics: What the dispatcher's observer counted.
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
+        peer_statistics: Asks every other router for its statistics: those of its models, by name.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
     """
@@ -43,6 +45,7 @@ class Service:
         metrics_page: Callable[[], Awaitable[str]],
         scheduling: Mapping[str, ModelScheduling] | None = None,
         groups: Iterable[DeviceGroup] = (),
+        peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
     ) -> None:
         self._models = models
         self._processors = processors
@@ -51,6 +54,7 @@ class Service:
         self._metrics = metrics
         self._on_demand = on_demand
         self._metrics_page = metrics_page
+        self._peer_statistics = peer_statistics or _no_peers
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
 
     @property
@@ -167,36 +171,22 @@ class Service:
         }
 
     def statistics(self, model: str) -> Mapping[str, Any]:
-        """Cumulative counters of one model in the V2 statistics extension's terms.
+        """Cumulative counters of one model in this router, in the V2 statistics extension's terms.
 
         Raises:
             ModelNotFound: No such model.
         """
-        info = self.find(model)
-        numbers = self._metrics.statistics(model)
+        return describe(self.find(model), self._metrics.statistics(model), self._dispatcher.now())
 
-        def duration(count: int, seconds: float) -> dict[str, int]:
-            return {"count": count, "ns": round(seconds * 1e9)}
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, for several models, over all routers.
 
-        done = numbers.succeeded
-        return {
-            "name": info.name,
-            "version": info.version,
-            "last_inference": 0,
-            "inference_count": numbers.rows,
-            "execution_count": numbers.executions,
-            "inference_stats": {
-                "success": duration(done, numbers.succeeded_s),
-                "fail": duration(numbers.failed, numbers.failed_s),
-                "queue": duration(done, numbers.queue_s),
-                "compute_input": duration(done, numbers.preprocess_s),
-                "compute_infer": duration(done, numbers.execute_s),
-                "compute_output": duration(done, numbers.postprocess_s),
-                "cache_hit": duration(0, 0.0),
-                "cache_miss": duration(0, 0.0),
-            },
-            "batch_stats": [],
-        }
+        Raises:
+            ModelNotFound: No such model.
+        """
+        names = list(models)
+        routers = [{name: self.statistics(name) for name in names}, *await self._peer_statistics()]
+        return [total([router[name] for router in routers if name in router]) for name in names]
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page of all routers in Prometheus' text format, and its content type."""
@@ -213,6 +203,10 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
+    return ()
 
 
 def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:

@@ -26,8 +26,9 @@ def port_of(server: socket.socket) -> int:
     return int(server.getsockname()[1])
 
 
-def serve_file(http: int, direct: int | None = None, /, **variables: str) -> ServeFile:
+def serve_file(http: int, direct: int | None = None, direct_grpc: int | None = None, /, **variables: str) -> ServeFile:
     """A Serve file that wants these ports."""
+    router = {"direct_port": direct, "direct_grpc_port": direct_grpc}
     return parse_document(
         {
             "http_options": {"host": "127.0.0.1", "port": http},
@@ -35,7 +36,7 @@ def serve_file(http: int, direct: int | None = None, /, **variables: str) -> Ser
             "applications": [
                 {
                     "import_path": "serve_app.app:build",
-                    "args": {"models": [{"name": "a", "path": "a"}], "router": {"direct_port": direct}},
+                    "args": {"models": [{"name": "a", "path": "a"}], "router": router},
                 }
             ],
         }
@@ -85,9 +86,10 @@ def test_the_routers_own_port_is_refused_even_where_it_could_be_shared() -> None
         shared.listen()
         unused, port = port_of(free), port_of(shared)
         free.close()
-        assert busy_ports(serve_file(unused, port)) == [
-            f"port {port} (args.router.direct_port) is taken by {holder(port)}; end that, or choose another port"
-        ]
+        for ports, setting in (((port, None), "direct_port"), ((None, port), "direct_grpc_port")):
+            assert busy_ports(serve_file(unused, *ports)) == [
+                f"port {port} (args.router.{setting}) is taken by {holder(port)}; end that, or choose another port"
+            ]
 
 
 def test_a_folder_with_spaces_is_refused() -> None:

@@ -39,6 +39,11 @@ def with_model(**keys: Any) -> dict[str, Any]:
         pytest.param(None, "args.models: required, but missing", id="nothing"),
         pytest.param(5, "args: must be a mapping, got 5", id="no mapping"),
         pytest.param({"models": []}, "args.models: needs at least one model", id="no model"),
+        pytest.param(
+            with_model() | {"router": {"direct_port": 8100, "direct_grpc_port": 8100}},
+            "args.router.direct_grpc_port: must be another port than direct_port",
+            id="one port twice",
+        ),
         pytest.param({"models": {}}, "args.models: must be a list, got {}", id="no list"),
         pytest.param({"models": [5]}, "args.models[0]: must be a mapping, got 5", id="model is a number"),
         pytest.param({"models": [{"name": "a"}]}, "args.models[0].path: required, but missing", id="missing key"),

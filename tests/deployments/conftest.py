@@ -26,7 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
         args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
     args["models"] += bring(folder / "own")
-    args["router"] = {"max_body": "4MiB", "direct_port": free_ports(1)[0]}
+    direct, direct_grpc = free_ports(2)
+    args["router"] = {"max_body": "4MiB", "direct_port": direct, "direct_grpc_port": direct_grpc}
     for model in args["models"]:
         model.setdefault("resources", {})["cpus"] = 0.1
         model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
@@ -39,6 +40,13 @@ def client(server: ServeProcess) -> Iterator[httpx.Client]:
     """An HTTP client of that server."""
     with httpx.Client(base_url=server.url, timeout=30.0) as made:
         yield made
+
+
+@pytest.fixture(scope="session", params=["direct", "serve"])
+def grpc_address(request: pytest.FixtureRequest, server: ServeProcess) -> str:
+    """Where that server speaks gRPC: on the router's own port, and on Ray Serve's."""
+    router = server.config["applications"][0]["args"]["router"]
+    return f"127.0.0.1:{router['direct_grpc_port'] if request.param == 'direct' else server.grpc_port}"
 
 
 @pytest.fixture(scope="session")

@@ -297,7 +297,7 @@ app = Caller.bind()
 
 
 def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> None:
-    """The same queue and promises as over HTTP; and of two routers, both are in the metrics."""
+    """The same queue and promises as over HTTP; and two routers are one in metrics and statistics."""
     onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
     (tmp_path / "caller_app.py").write_text(CALLER)
     args = {
@@ -315,3 +315,13 @@ def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> N
             return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
 
         wait_until(lambda: routers() == 2, "both routers in the metrics")
+
+        def inferences() -> int:
+            (statistics,) = httpx.get(f"{server.url}/v2/models/tiny/stats", timeout=30.0).json()["model_stats"]
+            return int(statistics["inference_count"])
+
+        before = inferences()
+        request = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+        for _ in range(8):  # each by a connection of its own, to whichever router
+            assert httpx.post(f"{server.url}/v2/models/tiny/infer", json=request, timeout=30.0).status_code == 200
+        assert [inferences() - before for _ in range(4)] == [8] * 4

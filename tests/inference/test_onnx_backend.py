@@ -360,3 +360,26 @@ def test_cuda_gives_the_answers_of_the_cpu(make_model: MakeModel, load: Load, ki
     for name, expected in reference.run(inputs).items():
         np.testing.assert_allclose(expected, outputs[name], rtol=1e-3)
     cuda.close()
+
+
+def test_bfloat16_goes_in_and_comes_out(make_model: MakeModel, load: Load) -> None:
+    """ONNX Runtime makes no numpy array of it; beside it other numbers pass as ever."""
+    x = np.arange(12, dtype=np.float32).reshape(2, 6).astype(DTYPES["BF16"])
+    backend = load(make_model("bfloat16"))
+
+    outputs = backend.run({"x": x[:, ::2]})
+
+    assert [(spec.name, spec.datatype) for spec in backend.signature.outputs] == [("y", "BF16"), ("half", "FP32")]
+    assert (outputs["y"].dtype, outputs["half"].dtype) == (DTYPES["BF16"], DTYPES["FP32"])
+    assert np.array_equal(outputs["y"].astype(np.float32), 2 * x[:, ::2].astype(np.float32))
+    assert np.array_equal(outputs["half"], x[:, ::2].astype(np.float32) / 2)
+
+
+def test_text_beside_bfloat16_is_refused(tmp_path: Path) -> None:
+    """ONNX Runtime takes the one as arrays only and the other never."""
+    types = {"text": TensorProto.STRING, "number": TensorProto.BFLOAT16}
+    path = onnx_models.identity(tmp_path / "model.onnx", types)
+    backend = OnnxBackend(OnnxSettings("m", path, device="cpu"))
+
+    with pytest.raises(ConfigError, match="runs no model of both text and BF16"):
+        backend.load()

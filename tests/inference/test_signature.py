@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_models
 import pytest
 from onnx import TensorProto, helper
@@ -60,14 +61,21 @@ def test_every_datatype_of_the_protocol_is_read(tmp_path: Path, datatype: str) -
 
 def test_types_outside_the_protocol_are_refused_by_name(tmp_path: Path) -> None:
     """Every tensor at fault is listed, not just the first."""
-    path = _identity(tmp_path / "model.onnx", TensorProto.BFLOAT16, ["n"])
+    names = ("y", "z")
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", ["x"], [name]) for name in names],
+        "test",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, ["n"]) for name in names],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
     with pytest.raises(ConfigError) as caught:
         read_signature(path, model="m")
 
-    assert caught.value.problems == (
-        "model 'm': input 'x' is of type tensor(bfloat16), which cannot be served",
-        "model 'm': output 'y' is of type tensor(bfloat16), which cannot be served",
+    assert caught.value.problems == tuple(
+        f"model 'm': output {name!r} is of type seq(tensor(float)), which cannot be served" for name in names
     )
 
 

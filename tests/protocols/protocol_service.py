@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,11 @@ def model(
     *,
     max_request_rows: int = 16,
     variants: tuple[str, ...] = (),
+    labels: tuple[str, ...] = (),
 ) -> ModelInfo:
     """A model of version 1."""
     signature = ModelSignature(inputs, outputs)
-    return ModelInfo(name, "1", ("1",), task, signature, 8, max_request_rows, TIMEOUTS, (), variants)
+    return ModelInfo(name, "1", ("1",), task, signature, 8, max_request_rows, TIMEOUTS, labels, variants)
 
 
 DOUBLE = model(
@@ -45,6 +46,14 @@ MIRROR = model(
     inputs=tuple(TensorSpec(f"in_{datatype}", datatype, (-1, -1, 2)) for datatype in EVERY_DATATYPE),
     outputs=tuple(TensorSpec(f"out_{datatype}", datatype, (-1, -1, 2)) for datatype in EVERY_DATATYPE),
 )
+SCORES = model(
+    "scores",
+    inputs=(TensorSpec("x", "FP32", (-1, 3)),),
+    outputs=(TensorSpec("y", "FP32", (-1, 3)),),
+    labels=("cat", "dog", ""),
+)
+BRAIN = model("brain", inputs=(TensorSpec("x", "BF16", (-1, -1)),), outputs=(TensorSpec("y", "BF16", (-1, -1)),))
+TEXT = model("text", inputs=(TensorSpec("x", "BYTES", (-1, 1)),), outputs=(TensorSpec("y", "BYTES", (-1, 1)),))
 WIDE = model("wide", inputs=(TensorSpec("x", "FP32", (-1, -1)),), outputs=(TensorSpec("y", "FP32", (-1, -1)),))
 MODELS = {
     info.name: info
@@ -73,6 +82,7 @@ class NumpyService:
         refuse: Raised by `precheck`, where set.
         fail: Raised by `submit`, where set.
         fallback: What answers requests for the exact model that allow a fallback; empty: the exact model.
+        took: What every answer took, besides its class and variant.
         gate: `submit` waits until it is set.
         cancelled: Set when a waiting `submit` was cancelled.
         is_ready: What the health calls answer.
@@ -85,6 +95,7 @@ class NumpyService:
         self.refuse: Exception | None = None
         self.fail: BaseException | None = None
         self.fallback = ""
+        self.took = Answer(None, Priority.NORMAL, 0.0, 0.0)
         self.gate = asyncio.Event()
         self.gate.set()
         self.waiting = asyncio.Event()
@@ -126,7 +137,8 @@ class NumpyService:
         if self.fail is not None:
             raise _counted(self.fail)
         variant = options.variant or (self.fallback if options.fallback else "")
-        return Answer(_compute(model, payload), options.priority or Priority.NORMAL, 0.0, 0.0, variant)
+        value, priority = _compute(model, payload), options.priority or Priority.NORMAL
+        return self.took._replace(value=value, priority=priority, variant=variant)
 
     def live(self) -> bool:
         """As told."""
@@ -148,6 +160,10 @@ class NumpyService:
     def statistics(self, model: str) -> Mapping[str, Any]:
         """Counters."""
         return {"name": model, "version": "1", "inference_count": len(self.calls)}
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """Counters."""
+        return [self.statistics(model) for model in models]
 
     async def metrics(self) -> tuple[bytes, str]:
         """One counter."""

@@ -16,13 +16,14 @@ import tritonclient.http as triton
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.protocol_service import DOUBLE, EVERY_DATATYPE, MIRROR, WIDE
+from protocols.protocol_service import BRAIN, DOUBLE, EVERY_DATATYPE, MIRROR, SCORES, TEXT, WIDE
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.payloads import DTYPES, Tensors
+from serve_app.protocols.open_inference.classification import classify
 from serve_app.protocols.open_inference.codec import ModelCodec, Parsed, parse
 from serve_app.protocols.service import ModelInfo
 
-CODECS = {info.name: ModelCodec(info) for info in (DOUBLE, MIRROR, WIDE)}
+CODECS = {info.name: ModelCodec(info) for info in (DOUBLE, MIRROR, WIDE, SCORES, BRAIN, TEXT)}
 
 
 def _parse(body: bytes, json_size: int | None) -> Parsed:
@@ -217,7 +218,7 @@ REFUSED: list[tuple[dict[str, Any] | bytes, str]] = [
     (_request(name="z"), "inputs[0].name: model 'double' has no input 'z'; it takes 'x'"),
     (_request(name=3), "inputs[0].name: expected string, got integer"),
     (_request(datatype="FP64"), "inputs[0].datatype: input 'x' takes FP32; got 'FP64'"),
-    (_request(datatype="BF16"), "inputs[0].datatype: input 'x' takes FP32; BF16 is not supported"),
+    (_request(datatype="BF16"), "inputs[0].datatype: input 'x' takes FP32; got 'BF16'"),
     (_request(datatype="float"), "inputs[0].datatype: input 'x' takes FP32; got 'float', which is none of BOOL, INT8"),
     (_request(shape=[4]), "inputs[0].shape: input 'x' has the shape [rows, 4], got [4]"),
     (_request(shape=[]), "inputs[0].shape: input 'x' has the shape [rows, 4], got []"),
@@ -365,7 +366,6 @@ def test_the_header_length_must_fit(header: bytes, message: str) -> None:
     [
         ({"parameters": {"sequence_id": 3}}, "parameters.sequence_id"),
         ({"parameters": {"sequence_id": "a"}}, "parameters.sequence_id"),
-        ({"outputs": [{"name": "y", "parameters": {"classification": 2}}]}, "outputs[0].parameters.classification"),
         ({"outputs": [{"name": "y", "parameters": {"shared_memory_region": "r"}}]}, "outputs[0].parameters"),
         (_request(parameters={"shared_memory_region": "r"}), "inputs[0].parameters"),
     ],
@@ -381,12 +381,6 @@ def test_extensions_that_are_not_served_are_refused(change: dict[str, Any], wher
 
     with pytest.raises(Unsupported, match=re.escape(where)):
         all_of_it(json.dumps({**_request(), **change}).encode())
-
-
-def test_raw_requests_are_not_served() -> None:
-    """A header length of 0 means a raw request in Triton."""
-    with pytest.raises(Unsupported, match="raw requests"):
-        parse(b"1234", b"0")
 
 
 @pytest.mark.parametrize(
@@ -479,12 +473,24 @@ def _fields(info: ModelInfo) -> st.SearchStrategy[dict[str, Any]]:
             "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-5, 40) | JSON_VALUES}) | JSON_VALUES,
         },
     )
+    output = st.fixed_dictionaries(
+        {"name": st.sampled_from([spec.name for spec in info.signature.outputs]) | JSON_VALUES},
+        optional={
+            "parameters": st.fixed_dictionaries(
+                {},
+                optional={
+                    "classification": st.sampled_from([-1, 0, 1, 3, 2**70]) | JSON_VALUES,
+                    "binary_data": st.booleans() | JSON_VALUES,
+                },
+            )
+        },
+    )
     return st.fixed_dictionaries(
         {"inputs": st.lists(tensor, max_size=3) | JSON_VALUES},
         optional={
-            "outputs": st.lists(st.fixed_dictionaries({"name": st.sampled_from(["y", "out_FP32"]) | JSON_VALUES}))
+            "outputs": st.lists(output, max_size=3) | JSON_VALUES,
+            "parameters": st.fixed_dictionaries({"binary_data_output": st.booleans(), "timings": st.booleans()})
             | JSON_VALUES,
-            "parameters": JSON_VALUES,
             "id": JSON_VALUES,
         },
     )
@@ -497,7 +503,9 @@ def _feed(body: bytes, header_length: bytes | None, model: str) -> None:
         parsed = parse(body, header_length)
         tensors = codec.decode(parsed)
         selection = codec.select(parsed)
-        codec.encode(parsed.request.id, selection, {name: next(iter(tensors.values())) for name, _ in selection})
+        outputs = {spec.name: tensors[name] for spec, name in zip(codec.info.signature.outputs, tensors, strict=True)}
+        classified = classify(outputs, codec.classifications(parsed.request.outputs), codec.info.labels)
+        codec.encode(parsed.request.id, selection, classified)
     except (InvalidRequest, Unsupported) as error:
         orjson.dumps(error.message)
 
@@ -510,10 +518,14 @@ def test_almost_requests_are_answered_or_refused(model: str, data: st.DataObject
     _feed(head + tail, b"%d" % len(head) if tail else None, model)
 
 
-@given(body=st.binary(max_size=200), header=st.none() | st.integers(-1, 200).map(lambda size: b"%d" % size))
-def test_arbitrary_bytes_are_refused(body: bytes, header: bytes | None) -> None:
-    """No sequence of bytes gets anything but a refusal."""
-    _feed(body, header, "double")
+@given(
+    body=st.binary(max_size=200),
+    header=st.none() | st.integers(-1, 200).map(lambda size: b"%d" % size),
+    model=st.sampled_from(sorted(CODECS)),
+)
+def test_arbitrary_bytes_are_refused(body: bytes, header: bytes | None, model: str) -> None:
+    """No sequence of bytes gets anything but a refusal, or an answer where it is a raw request."""
+    _feed(body, header, model)
 
 
 @given(position=st.integers(0, 300), byte=st.integers(0, 255))

@@ -325,3 +325,17 @@ async def test_a_result_that_does_not_fit_its_bundle_is_an_error_for_all() -> No
     for task in tasks:
         with pytest.raises(InferenceFailed):
             await task
+
+
+async def test_an_answer_tells_where_its_time_went() -> None:
+    """What was allowed, and what the replica says of the bundle: all runs of the model together."""
+    transport = Transport()
+    dispatcher, _ = make_dispatcher(transport)
+    task = submit(dispatcher, tensor(1))
+    sent = await transport.next()
+    executions = [Execution(1, 0, 0.5), Execution(1, 0, 0.25)]
+    sent.answer.set_result(BundleResult([Success("fine")], executions, 0.125, 0.0, 0.0625))
+    answer = await task
+
+    assert answer.timeout_s == pytest.approx(30.0)
+    assert (answer.preprocess_s, answer.infer_s, answer.postprocess_s) == (0.125, 0.75, 0.0625)

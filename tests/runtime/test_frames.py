@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.payloads import (
+    DTYPES,
     Bundle,
     BundleResult,
     Embeddings,
@@ -230,3 +231,29 @@ def test_matrices() -> None:
     parts, _ = encode_bundle(1, Bundle([WireEntry(1, 1.0, 1, "", payload) for payload in sent]), None)
     arrived = decode_bundle(received(parts), None)
     assert [cast("Tensors", entry.payload)["x"].tolist() for entry in arrived.entries] == [[[0.0] * 3], [[1.0] * 3]]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_bfloat16_keeps_its_name(rows: int) -> None:
+    """Numpy has no letters for it: a frame names it in full."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3).astype(DTYPES["BF16"])
+    sent = Bundle([WireEntry(2, 1.0, 2, "", {"x": x}) for _ in range(rows)], "router")
+
+    parts, _ = encode_bundle(1, sent, None)
+    got = decode_bundle(received(parts), None)
+
+    assert all(same(entry.payload, {"x": x}) for entry in got.entries)
+    assert len(got.entries) == rows
+
+
+@needs_arena
+def test_bfloat16_lies_in_the_arena() -> None:
+    """As other numbers do."""
+    arena = Arena(1 << 20)
+    x = np.ones((SHARE_ABOVE, 1), DTYPES["BF16"])
+
+    parts, kept = encode_bundle(1, Bundle([WireEntry(2, 1.0, len(x), "", {"x": x})], "router"), arena)
+    got = decode_bundle(received(parts), ArenaReader(arena.fd, arena.nbytes))
+
+    assert len(kept) == 1
+    assert same(got.entries[0].payload, {"x": x})

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
-from pytriton.triton import Triton, TritonConfig
+from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 
 from benchmarks.peers.apps.settings import Session, Settings
 
@@ -40,7 +40,9 @@ def main(settings: Settings) -> None:
         metrics_port=metrics,
         log_verbose=0,
     )
-    with Triton(config=config) as triton:
+    # Otherwise statistics need a token, which Triton's own load generator cannot give.
+    security = TritonSecurityConfig(restricted_endpoints=[])
+    with Triton(config=config, security_config=security) as triton:
         triton.bind(
             model_name=settings.model,
             infer_func=infer,

@@ -7,7 +7,7 @@ than here. Messages name the field and what was expected.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -18,6 +18,8 @@ import orjson
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.payloads import DTYPES, Tensors, TensorSpec
 from serve_app.protocols.open_inference import wire
+from serve_app.protocols.open_inference.classification import check_classification
+from serve_app.protocols.open_inference.raw import decode_raw
 from serve_app.protocols.open_inference.tensors import (
     JsonData,
     datatype_of,
@@ -42,6 +44,8 @@ _ONE_PASS: Final[dict[type, Decoder]] = {
     element: msgspec.json.Decoder(wire.InferRequest[list[element]])  # type: ignore[valid-type] # known when it runs
     for element in (bool, int, float, str)
 }
+BINARY_ONLY: Final = frozenset({"BF16"})
+"""Datatypes that the protocol gives no JSON form."""
 _ANSWERS_REMEMBERED: Final = 256
 _NO_PARAMETERS: Final = wire.RequestParameters()
 _MAX_DIMENSION: Final = 2**31 - 1
@@ -50,6 +54,10 @@ _CHECKED: Final = frozenset({"BOOL", "BYTES"})
 """Datatypes whose binary form can be invalid."""
 _MAX_DIGITS: Final = 18
 _QUOTED_CHARS: Final = 64
+
+
+_RAW_REQUEST: Final[wire.InferRequest[Any]] = wire.InferRequest([])
+_RAW_PARAMETERS: Final = wire.RequestParameters(binary_data_output=True)
 
 
 class Parsed(NamedTuple):
@@ -75,10 +83,18 @@ class Encoded(NamedTuple):
     header_length: int | None
 
 
-class _Input(NamedTuple):
+class InputPlan(NamedTuple):
+    """What is known of an input before any request.
+
+    Attributes:
+        spec: Its part of the signature.
+        inner: Its shape without rows.
+        json: Decodes its data; ``None`` where the datatype has no JSON form.
+    """
+
     spec: TensorSpec
     inner: tuple[int, ...]
-    json: JsonData
+    json: JsonData | None
 
 
 def quoted(text: str) -> str:
@@ -101,6 +117,8 @@ def parse(body: bytes | memoryview, header_length: bytes | None, one_pass: Decod
     size = len(body)
     if header_length is not None:
         size = _header_size(header_length, len(body))
+        if size == 0:
+            return Parsed(_RAW_REQUEST, _RAW_PARAMETERS, body, 0)
     text = body if size == len(body) else memoryview(body)[:size]
     request = None
     if one_pass is not None and size <= _ONE_PASS_BYTES:
@@ -130,8 +148,6 @@ def _header_size(value: bytes, body_size: int) -> int:
     if not value.isdigit() or len(value) > _MAX_DIGITS:
         raise InvalidRequest("Inference-Header-Content-Length: expected a number of bytes")
     size = int(value)
-    if size == 0:
-        raise Unsupported("Inference-Header-Content-Length: raw requests (0) are not supported; send the JSON header")
     if size > body_size:
         raise InvalidRequest(f"Inference-Header-Content-Length: says {size} bytes, but the body has {body_size}")
     return size
@@ -146,6 +162,7 @@ class ModelCodec:
     Attributes:
         info: The model.
         walks: Whether decoding binary inputs takes time for every element. That of the others are views.
+        binary_only: Whether an output has no JSON form.
     """
 
     def __init__(self, info: ModelInfo) -> None:
@@ -159,10 +176,15 @@ class ModelCodec:
         # By name, datatype and shape: how the description of an output begins. The same few again and again.
         self._described: dict[tuple[str, np.dtype[Any], tuple[int, ...]], bytes] = {}
         self._inputs = {
-            spec.name: _Input(spec, spec.shape[1:], JsonData(spec.datatype, len(spec.shape)))
+            spec.name: InputPlan(
+                spec,
+                spec.shape[1:],
+                None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape)),
+            )
             for spec in info.signature.inputs
         }
-        self._outputs = tuple(spec.name for spec in info.signature.outputs)
+        self._outputs = {spec.name: spec for spec in info.signature.outputs}
+        self.binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
         self._all_outputs = {binary: [(name, binary) for name in self._outputs] for binary in (False, True)}
 
     def parse(self, body: bytes | memoryview, header_length: bytes | None) -> Parsed:
@@ -175,26 +197,13 @@ class ModelCodec:
         Raises:
             InvalidRequest: An input is missing, unknown, twice there, or does not fit the signature or its own data.
         """
+        if parsed.request is _RAW_REQUEST:
+            return decode_raw(self.info, parsed.body)
         tensors: Tensors = {}
         offset = parsed.offset
         for index, tensor in enumerate(parsed.request.inputs):
-            plan = self._inputs.get(tensor.name)
-            if plan is None:
-                raise InvalidRequest(
-                    f"inputs[{index}].name: model {self.info.name!r} has no input {quoted(tensor.name)};"
-                    f" it takes {_names(self._inputs)}"
-                )
-            where = _WHERE[index] if index < len(_WHERE) else f"inputs[{index}]"
-            if tensor.name in tensors:
-                raise InvalidRequest(f"{where}.name: input {tensor.name!r} is given twice")
-            if tensor.datatype != plan.spec.datatype:
-                raise self._wrong_datatype(where, tensor.datatype, plan.spec)
             shape = tuple(tensor.shape)
-            self._check_shape(where, shape, plan)
-            if tensors and shape[0] != len(first := next(iter(tensors.values()))):
-                raise InvalidRequest(
-                    f"{where}.shape: {shape[0]} rows, but inputs[0] has {len(first)}; dimension 0 is rows"
-                )
+            plan, where = self.check_input(index, tensor.name, tensor.datatype, shape, tensors)
             count = math.prod(shape)
             options, data = tensor.parameters, tensor.data
             if options is None or options.binary_data_size is None:
@@ -202,6 +211,8 @@ class ModelCodec:
                     raise Unsupported(f"{where}.parameters: shared memory is not supported here")
                 if data is msgspec.UNSET:
                     raise InvalidRequest(f"{where}.data: missing (or send binary data with binary_data_size)")
+                if plan.json is None:
+                    raise _no_json_form(f"{where}.data: {plan.spec.datatype}", "binary_data_size")
                 convert = plan.json.take if isinstance(data, list) else plan.json.decode
                 tensors[tensor.name] = convert(data, shape, count, where)
                 continue
@@ -215,11 +226,7 @@ class ModelCodec:
                 )
             tensors[tensor.name] = decode_binary(parsed.body, offset, size, tensor.datatype, shape, count, where)
             offset += size
-        if len(tensors) != len(self._inputs):
-            missing = [name for name in self._inputs if name not in tensors]
-            raise InvalidRequest(
-                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._inputs)}"
-            )
+        self.check_complete(tensors)
         if offset != len(parsed.body):
             raise InvalidRequest(
                 f"the body has {len(parsed.body) - offset} bytes of binary data that no input claims"
@@ -227,18 +234,70 @@ class ModelCodec:
             )
         return tensors
 
+    def check_input(
+        self, index: int, name: str, datatype: str, shape: tuple[int, ...], before: Tensors
+    ) -> tuple[InputPlan, str]:
+        """Check what a request says of one input, before its data is looked at.
+
+        Args:
+            index: Its place in the request.
+            name: Its name.
+            datatype: Its datatype.
+            shape: Its shape.
+            before: The inputs before it.
+
+        Returns:
+            What is known of the input, and its path in the request for messages.
+
+        Raises:
+            InvalidRequest: It is unknown, given twice, or does not fit the signature or the other inputs' rows.
+        """
+        plan = self._inputs.get(name)
+        if plan is None:
+            raise InvalidRequest(
+                f"inputs[{index}].name: model {self.info.name!r} has no input {quoted(name)};"
+                f" it takes {_names(self._inputs)}"
+            )
+        where = _WHERE[index] if index < len(_WHERE) else f"inputs[{index}]"
+        if name in before:
+            raise InvalidRequest(f"{where}.name: input {name!r} is given twice")
+        if datatype != plan.spec.datatype:
+            raise self._wrong_datatype(where, datatype, plan.spec)
+        self._check_shape(where, shape, plan)
+        if before and shape[0] != len(first := next(iter(before.values()))):
+            raise InvalidRequest(f"{where}.shape: {shape[0]} rows, but inputs[0] has {len(first)}; dimension 0 is rows")
+        return plan, where
+
+    def check_complete(self, tensors: Tensors) -> None:
+        """Check that no input is missing. Raises `InvalidRequest`."""
+        if len(tensors) != len(self._inputs):
+            missing = [name for name in self._inputs if name not in tensors]
+            raise InvalidRequest(
+                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._inputs)}"
+            )
+
     def select(self, parsed: Parsed) -> Selection:
+        """As `choose`, for a request in JSON."""
+        return self.choose(parsed.request.outputs, binary=parsed.parameters.binary_data_output)
+
+    def choose(self, outputs: Sequence[wire.RequestedOutput] | None, *, binary: bool) -> Selection:
         """The outputs to send, in order, and whether each is binary.
+
+        Args:
+            outputs: Those that are asked for; none: all.
+            binary: Whether those are that do not say it themselves.
 
         Raises:
             InvalidRequest: A requested output does not exist or is asked for twice.
             Unsupported: An output asks for an extension that is not served here.
         """
-        default = parsed.parameters.binary_data_output
-        if not parsed.request.outputs:
+        default = binary
+        if not outputs:
+            if self.binary_only and not default:
+                self._check_json_forms(self._all_outputs[False], {})
             return self._all_outputs[default]
         chosen: dict[str, bool] = {}
-        for index, output in enumerate(parsed.request.outputs):
+        for index, output in enumerate(outputs):
             where = f"outputs[{index}]"
             if output.name not in self._outputs:
                 raise InvalidRequest(
@@ -250,15 +309,44 @@ class ModelCodec:
             binary = default
             if output.parameters is not None:
                 if output.parameters.classification:
-                    raise Unsupported(f"{where}.parameters.classification is not supported here")
+                    check_classification(
+                        self._outputs[output.name],
+                        output.parameters.classification,
+                        f"{where}.parameters.classification",
+                    )
                 if output.parameters.shared_memory_region is not None:
                     raise Unsupported(f"{where}.parameters: shared memory is not supported here")
                 if output.parameters.binary_data is not None:
                     binary = output.parameters.binary_data
             chosen[output.name] = binary
-        return list(chosen.items())
+        selection = list(chosen.items())
+        if self.binary_only:
+            self._check_json_forms(selection, self.classifications(outputs))
+        return selection
 
-    def encode(self, request_id: str | None, selection: Selection, tensors: Tensors, variant: str = "") -> Encoded:
+    @staticmethod
+    def classifications(outputs: Sequence[wire.RequestedOutput] | None) -> dict[str, int]:
+        """By the name of an output: how many of its highest values are asked for in its place. See `classify`."""
+        return {
+            output.name: output.parameters.classification
+            for output in outputs or ()
+            if output.parameters is not None and output.parameters.classification
+        }
+
+    def _check_json_forms(self, selection: Selection, counts: Mapping[str, int]) -> None:
+        for name, binary in selection:
+            datatype = self._outputs[name].datatype
+            if not binary and name not in counts and datatype in BINARY_ONLY:
+                raise _no_json_form(f"output {name!r} is {datatype}, which", "binary_data, or binary_data_output")
+
+    def encode(
+        self,
+        request_id: str | None,
+        selection: Selection,
+        tensors: Tensors,
+        variant: str = "",
+        timings: Mapping[str, int] | None = None,
+    ) -> Encoded:
         """Encode a response. In JSON, NaN and infinities become null; ask for binary to get them.
 
         Args:
@@ -266,6 +354,7 @@ class ModelCodec:
             selection: As `select` returned it.
             tensors: The model's outputs.
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
+            timings: More of the response's parameters; ``None`` where the request did not ask for them.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -273,8 +362,9 @@ class ModelCodec:
         parts: list[bytes | memoryview] = [self._opening]
         if request_id:
             parts += (b',"id":', orjson.dumps(request_id))
-        if variant:
-            parts += (b',"parameters":', orjson.dumps({"variant": variant}))
+        if variant or timings:
+            told = {"variant": variant} if variant else {}
+            parts += (b',"parameters":', orjson.dumps({**told, **(timings or {})}))
         blobs: list[bytes | memoryview] = []
         separator = b',"outputs":['
         for name, binary in selection:
@@ -305,7 +395,7 @@ class ModelCodec:
             described = self._described[key] = orjson.dumps(output)[:-1] + b","
         return described
 
-    def _check_shape(self, where: str, shape: tuple[int, ...], plan: _Input) -> None:
+    def _check_shape(self, where: str, shape: tuple[int, ...], plan: InputPlan) -> None:
         expected = plan.spec.shape
         if not shape or (shape[1:] != plan.inner and not _fits(shape, expected)):
             wanted = ["rows", *("any" if size < 0 else size for size in expected[1:])]
@@ -320,11 +410,13 @@ class ModelCodec:
 
     def _wrong_datatype(self, where: str, datatype: str, spec: TensorSpec) -> InvalidRequest:
         problem = f"got {quoted(datatype)}"
-        if datatype == "BF16":
-            problem = "BF16 is not supported"
-        elif datatype not in DTYPES:
+        if datatype not in DTYPES:
             problem += f", which is none of {', '.join(DTYPES)}"
         return InvalidRequest(f"{where}.datatype: input {spec.name!r} takes {spec.datatype}; {problem}")
+
+
+def _no_json_form(what: str, parameters: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} has no JSON form: it travels as binary data; set parameters.{parameters}")
 
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:

@@ -11,9 +11,11 @@ from starlette.types import Receive
 from serve_app.payloads import Tensors
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import Rendered
-from serve_app.protocols.open_inference.codec import ModelCodec, Selection, json_size
+from serve_app.protocols.open_inference.classification import classify
+from serve_app.protocols.open_inference.codec import Encoded, ModelCodec, Parsed, Selection, json_size
 from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
-from serve_app.protocols.service import InferenceService, ModelInfo
+from serve_app.protocols.replies import server_timing, timings
+from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
 _JSON: Final = (b"content-type", b"application/json")
@@ -80,19 +82,30 @@ class InferEndpoint:
             bodies.release(len(body))
         selection = codec.select(parsed)
         # Numbers can take more room decoded than written.
-        nbytes = max(len(body), _nbytes(tensors))
+        nbytes = max(len(body), held_bytes(tensors))
         answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
-        value, priority, _, _, variant = answer
-        if bodies.is_large(_encoding_bytes(selection, value)):
-            encoded, length = await bodies.offload(codec.encode, parsed.request.id, selection, value, variant)
-        else:
-            encoded, length = codec.encode(parsed.request.id, selection, value, variant)
-        reply = [_JSON if length is None else _BINARY, (b"content-length", b"%d" % len(encoded)), _PRIORITY[priority]]
+        priority, variant = answer.priority, answer.variant
+        encoded, length = await self._encode(codec, parsed, selection, answer)
+        reply = [
+            _JSON if length is None else _BINARY,
+            (b"content-length", b"%d" % len(encoded)),
+            _PRIORITY[priority],
+            (b"server-timing", server_timing(answer)),
+        ]
         if variant:
             reply.append((b"x-variant", variant.encode()))
         if length is not None:
             reply.append((b"inference-header-content-length", b"%d" % length))
         return Rendered(200, reply, encoded)
+
+    async def _encode(self, codec: ModelCodec, parsed: Parsed, selection: Selection, answer: Answer) -> Encoded:
+        value, bodies = answer.value, self._bodies
+        if parsed.request.outputs and (counts := codec.classifications(parsed.request.outputs)):
+            value = await classified(value, counts, codec.info, bodies)
+        request_id, told = parsed.request.id, timings(answer) if parsed.parameters.timings else None
+        if bodies.is_large(encoding_bytes(selection, value)):
+            return await bodies.offload(codec.encode, request_id, selection, value, answer.variant, told)
+        return codec.encode(request_id, selection, value, answer.variant, told)
 
     async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes | memoryview:
         json_size = headers.get(b"inference-header-content-length")
@@ -109,14 +122,22 @@ class InferEndpoint:
         return codec
 
 
-def _nbytes(tensors: Tensors) -> int:
+async def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo, bodies: BodyReader) -> Tensors:
+    """As `classify`: outputs that are large in a thread."""
+    if bodies.is_large(held_bytes({name: tensors[name] for name in counts})):
+        return await bodies.offload(classify, tensors, counts, info.labels)
+    return classify(tensors, counts, info.labels)
+
+
+def held_bytes(tensors: Tensors) -> int:
+    """Bytes that tensors take in memory."""
     nbytes = 0
     for array in tensors.values():
         nbytes += array.nbytes
     return nbytes
 
 
-def _encoding_bytes(selection: Selection, tensors: Tensors) -> int:
+def encoding_bytes(selection: Selection, tensors: Tensors) -> int:
     """How much an answer takes to encode, in bytes of numbers that are written as JSON."""
     nbytes = 0
     for name, binary in selection:

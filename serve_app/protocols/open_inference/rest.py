@@ -10,24 +10,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serve_app import __version__
-from serve_app.errors import ModelUnavailable, Unsupported
+from serve_app.errors import ModelUnavailable
 from serve_app.payloads import TensorSpec
+from serve_app.protocols.open_inference.configuration import PLATFORM, model_config
 from serve_app.protocols.replies import json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics", "model_repository(index)", "schedule_policy")
-"""What `GET /v2` lists: the protocol's extensions that are served here."""
+__all__ = ["EXTENSIONS", "model_config", "model_metadata", "routes"]
 
-_UNSUPPORTED_PATHS = (
-    "/v2/repository/models/{model}/load",
-    "/v2/repository/models/{model}/unload",
-    "/v2/models/{model}/generate",
-    "/v2/models/{model}/generate_stream",
-    "/v2/models/{model}/trace/setting",
-    "/v2/trace/setting",
-    "/v2/logging",
-    "/v2/{kind:str}sharedmemory/{rest:path}",
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "logging",
+    "model_configuration",
+    "model_repository(index)",
+    "schedule_policy",
+    "statistics",
 )
+"""What `GET /v2` lists: the protocol's extensions that are served here."""
 
 
 def routes(service: InferenceService) -> list[Route]:
@@ -47,25 +47,7 @@ def routes(service: InferenceService) -> list[Route]:
     return [
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()),
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
-        *(Route(path, _unsupported, methods=["GET", "POST"], include_in_schema=False) for path in _UNSUPPORTED_PATHS),
     ]
-
-
-def model_config(info: ModelInfo) -> dict[str, Any]:
-    """A model's configuration as Triton's clients read it: dimension 0, the rows, is left out of ``dims``."""
-    return {
-        "name": info.name,
-        "platform": "onnxruntime_onnx",
-        "backend": "onnxruntime",
-        "max_batch_size": info.max_rows,
-        "input": [_config_tensor(spec) for spec in info.signature.inputs],
-        "output": [_config_tensor(spec) for spec in info.signature.outputs],
-        "dynamic_batching": {
-            "priority_levels": 3,
-            "default_priority_level": 2,
-        },
-        "parameters": {"task": {"string_value": info.task}},
-    }
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:
@@ -73,15 +55,31 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "versions": list(info.versions),
-        "platform": "onnxruntime_onnx",
+        "platform": PLATFORM,
         "inputs": _metadata_tensors(info.signature.inputs),
         "outputs": _metadata_tensors(info.signature.outputs),
     }
 
 
-def _config_tensor(spec: TensorSpec) -> dict[str, Any]:
-    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
-    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.shape[1:])}
+def server_metadata() -> dict[str, Any]:
+    """The server's metadata object."""
+    return {"name": "serve-app", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def repository_index(service: InferenceService) -> list[dict[str, str]]:
+    """What there is, and whether it can take work."""
+    entries = []
+    for name, info in service.models.items():
+        ready = service.model_ready(name)
+        entries.append(
+            {
+                "name": name,
+                "version": info.version,
+                "state": "READY" if ready else "UNAVAILABLE",
+                "reason": "" if ready else "no replica can take work",
+            }
+        )
+    return entries
 
 
 def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
@@ -89,16 +87,12 @@ def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
     return [{"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape[1:]]} for spec in specs]
 
 
-async def _unsupported(request: Request) -> Response:
-    raise Unsupported(f"{request.url.path} belongs to a protocol extension that is not served here; see GET /v2")
-
-
 class _Endpoints:
     def __init__(self, service: InferenceService) -> None:
         self._service = service
 
     async def server(self, _: Request) -> Response:
-        return json_response({"name": "serve-app", "version": __version__, "extensions": EXTENSIONS})
+        return json_response(server_metadata())
 
     async def live(self, _: Request) -> Response:
         if not self._service.live():
@@ -124,24 +118,13 @@ class _Endpoints:
         return json_response(model_config(self._find(request)))
 
     async def statistics(self, request: Request) -> Response:
-        return json_response({"model_stats": [self._service.statistics(self._find(request).name)]})
+        return json_response({"model_stats": await self._service.total_statistics([self._find(request).name])})
 
     async def all_statistics(self, _: Request) -> Response:
-        return json_response({"model_stats": [self._service.statistics(name) for name in self._service.models]})
+        return json_response({"model_stats": await self._service.total_statistics(self._service.models)})
 
     async def index(self, _: Request) -> Response:
-        entries = []
-        for name, info in self._service.models.items():
-            ready = self._service.model_ready(name)
-            entries.append(
-                {
-                    "name": name,
-                    "version": info.version,
-                    "state": "READY" if ready else "UNAVAILABLE",
-                    "reason": "" if ready else "no replica can take work",
-                }
-            )
-        return json_response(entries)
+        return json_response(repository_index(self._service))
 
     def _find(self, request: Request) -> ModelInfo:
         return self._service.find(request.path_params["model"], request.path_params.get("version"))

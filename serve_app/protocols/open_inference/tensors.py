@@ -25,7 +25,10 @@ _PIECE_ITEMS: Final = 16 * 1024
 _SPACE: Final = b" \t\r\n"
 _RAWS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LENGTH: Final = struct.Struct("<I")
-_ELEMENTS: Final[Mapping[str, type]] = MappingProxyType({"b": bool, "i": int, "u": int, "f": float, "O": str})
+# V is bfloat16, which numpy does not know as a float.
+_ELEMENTS: Final[Mapping[str, type]] = MappingProxyType(
+    {"b": bool, "i": int, "u": int, "f": float, "V": float, "O": str}
+)
 _DATATYPES: Final[Mapping[np.dtype[Any], str]] = MappingProxyType(
     {
         form: datatype
@@ -108,9 +111,11 @@ class JsonData:
             raise InvalidRequest(f"{where}: a number is too large for {self._datatype}")
         return array
 
-    def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
-        """As `decode`, of ``data`` that was a flat list of the datatype's elements and is decoded already."""
-        return self._flat(values, shape, count, f"{where}.data")
+    def take(
+        self, values: list[Any], shape: tuple[int, ...], count: int, where: str, field: str = "data"
+    ) -> npt.NDArray[Any]:
+        """As `decode`, of a ``field`` that was a flat list of the datatype's elements and is decoded already."""
+        return self._flat(values, shape, count, f"{where}.{field}")
 
     def _flat(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         if len(values) != count:
@@ -222,11 +227,19 @@ def _bytes_array(values: list[Any], where: str) -> npt.NDArray[Any]:
 
 
 def decode_binary(
-    body: bytes | memoryview, offset: int, size: int, datatype: str, shape: tuple[int, ...], count: int, where: str
+    body: bytes | memoryview,
+    offset: int,
+    size: int,
+    datatype: str,
+    shape: tuple[int, ...],
+    count: int,
+    where: str,
+    size_field: str = ".parameters.binary_data_size",
 ) -> npt.NDArray[Any]:
     """Make an array of little-endian bytes. Numbers are a read-only view of the body, not a copy.
 
     NaN and infinities pass through: they are valid IEEE 754 values and what they mean is the model's business.
+    ``size_field`` names, behind ``where``, what tells the size.
 
     Raises:
         InvalidRequest: The number of bytes does not match, or the content is no valid BOOL or BYTES.
@@ -236,8 +249,7 @@ def decode_binary(
     dtype = DTYPES[datatype]
     if size != count * dtype.itemsize:
         raise InvalidRequest(
-            f"{where}.parameters.binary_data_size: {size} bytes, but {datatype} of shape {list(shape)}"
-            f" needs {count * dtype.itemsize}"
+            f"{where}{size_field}: {size} bytes, but {datatype} of shape {list(shape)} needs {count * dtype.itemsize}"
         )
     array = np.frombuffer(body, dtype=dtype, count=count, offset=offset)
     if datatype == "BOOL" and (array.view(np.uint8) > 1).any():
@@ -270,10 +282,13 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
     """The JSON of an array: flat, in row-major order. NaN and infinities become null.
 
     Raises:
-        InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form.
+        InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form, or the array is bfloat16.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
-    if datatype_of(array) == "BYTES":
+    datatype = datatype_of(array)
+    if datatype == "BF16":
+        raise InvalidRequest(f"output {where!r} is BF16, which has no JSON form: ask for it as binary_data")
+    if datatype == "BYTES":
         try:
             texts = [item.decode() if isinstance(item, bytes) else str(item) for item in flat.tolist()]
         except UnicodeDecodeError:
@@ -290,8 +305,11 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
 
 def encode_binary(array: npt.NDArray[Any]) -> bytes | memoryview:
     """The little-endian bytes of an array, a view of it where that is possible; BYTES elements follow their length."""
-    if datatype_of(array) != "BYTES":
-        return array.data if array.flags.c_contiguous else array.tobytes()
+    datatype = datatype_of(array)
+    if datatype != "BYTES":
+        if not array.flags.c_contiguous:
+            return array.tobytes()
+        return array.view(np.uint16).data if datatype == "BF16" else array.data  # bfloat16 has no buffer format
     parts: list[bytes] = []
     for item in array.reshape(-1).tolist():
         element = item if isinstance(item, bytes) else str(item).encode()

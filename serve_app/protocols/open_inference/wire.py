@@ -65,6 +65,7 @@ class RequestParameters(msgspec.Struct, gc=False):
         binary_data_output: Whether outputs without their own setting come as binary.
         variant: Name of the model's variant to run; empty for the exact model.
         fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+        timings: Whether the response's parameters tell the class, the deadline and where the time went.
         sequence_id: Part of the protocol's sequence extension, which is refused.
     """
 
@@ -73,6 +74,7 @@ class RequestParameters(msgspec.Struct, gc=False):
     binary_data_output: bool = False
     variant: str = ""
     fallback: bool | None = None
+    timings: bool = False
     sequence_id: int | str = 0
 
 

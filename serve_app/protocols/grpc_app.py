@@ -1,0 +1,201 @@
+"""All gRPC services as one: the V2 service, gRPC's own health service, and reflection.
+
+Calls take and give serialized messages, so that the same methods serve the router's own port and Ray Serve's, which
+carries requests through other processes. Errors are made presentable here, in one place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from serve_app.errors import ServeAppError
+from serve_app.protocols.body import BodyReader
+from serve_app.protocols.errors import code_of, internal_error
+from serve_app.protocols.grpc_call import Call, Context, parse
+from serve_app.protocols.grpc_health import Health
+from serve_app.protocols.open_inference import inference_pb2
+from serve_app.protocols.open_inference.rpc import InferenceRpc, Stream, Unary
+from serve_app.protocols.request_id import RequestIds
+from serve_app.protocols.service import InferenceService
+
+_FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service in file.services_by_name.values())
+"""Descriptors of everything that is served."""
+
+
+class Rpc(NamedTuple):
+    """One call that is served.
+
+    Attributes:
+        service: Full name of its service.
+        name: Its own name, which no other service has.
+        streams: Whether it answers with a stream, whatever it takes.
+        takes_stream: Whether it takes a stream. All of these answer with one.
+    """
+
+    service: str
+    name: str
+    streams: bool
+    takes_stream: bool
+
+
+RPCS: Final[tuple[Rpc, ...]] = tuple(
+    Rpc(service.full_name, method.name, method.server_streaming, method.client_streaming)
+    for service in SERVICES
+    for method in service.methods
+)
+
+
+class GrpcApp:
+    """Answers every call. It must be made in the event loop that it is used in.
+
+    Args:
+        service: What it serves.
+        bodies: Limits large messages together with what other protocols hold.
+    """
+
+    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+        self._service = service
+        self._ids = RequestIds()
+        self._inference = InferenceRpc(service, bodies, self._explain)
+        self._health = Health(
+            service, tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values())
+        )
+        self._unary: Mapping[str, Unary] = MappingProxyType({**self._inference.unary, **self._health.unary})
+        self._streams: Mapping[str, Stream] = MappingProxyType(
+            {**self._inference.streams, "Watch": _of_one(self._health.watch), "ServerReflectionInfo": _reflect}
+        )
+
+    async def unary(self, name: str, body: bytes, context: Context) -> bytes:
+        """Answer a call that takes one message and gives one.
+
+        Args:
+            name: Of the call, as in `RPCS`.
+            body: The serialized request.
+            context: Of whoever carries the call. It is told how the call ended.
+
+        Returns:
+            The serialized answer; nothing where the call failed.
+        """
+        call = Call(context)
+        try:
+            return await self._unary[name](body, call)
+        except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
+            self._fail(error, call, name)
+            return b""
+
+    async def stream(self, name: str, request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Answer a call that gives a stream. Arguments as those of `unary`; some take a stream of requests."""
+        incoming = _only(request) if isinstance(request, bytes) else request
+        call = Call(context)
+        try:
+            async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    yield answer
+        except Exception as error:  # as above
+            self._fail(error, call, name)
+
+    def changed(self) -> None:
+        """Tell those who watch that a model may have become ready, or unready."""
+        self._health.changed()
+
+    def close(self) -> None:
+        """Let streams end; calls in work are not touched, and new ones are still answered."""
+        self._inference.close()
+        self._health.close()
+
+    def _fail(self, error: Exception, call: Call, name: str) -> None:
+        call.fail(self._explain(error, call, name), self._request_id(call))
+
+    def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
+        """Count what was refused on the way to the scheduler, and make what the client may see."""
+        if call.asked_model is not None and not (isinstance(error, ServeAppError) and error.counted):
+            self._service.refused(call.asked_model, code_of(error))
+        if isinstance(error, ServeAppError):
+            return error
+        return internal_error(error, self._request_id(call).decode(), name)
+
+    def _request_id(self, call: Call) -> bytes:
+        request_id = call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
+        return request_id
+
+
+class Server(Protocol):
+    """The part of `grpc.aio.Server` that Ray Serve's own server has, too."""
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Any) -> None:
+        """Serve what these handle."""
+
+
+def add_to_server(app: GrpcApp, server: Server) -> None:
+    """Have a server answer every call.
+
+    Ray Serve calls this, too, as one of its ``grpc_servicer_functions``: with nothing for ``app``, since its server
+    puts its own way to the router in place of every method. It looks at the first handler only of each call here.
+    """
+    for service in SERVICES:
+        methods = {rpc.name: _handler(app, rpc) for rpc in RPCS if rpc.service == service.full_name}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, methods),))
+
+
+def _handler(app: GrpcApp, rpc: Rpc) -> Any:
+    """Messages stay as they are: who parses them has to say what is wrong with them."""
+    name = rpc.name
+    if not rpc.streams:
+
+        async def unary(body: bytes, context: Context) -> bytes:
+            return await app.unary(name, body, context)
+
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def stream(request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        async for answer in app.stream(name, request, context):
+            yield answer
+
+    if rpc.takes_stream:
+        return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.unary_stream_rpc_method_handler(stream)
+
+
+async def _only(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _of_one(answer: Callable[[bytes, Call], AsyncIterator[bytes]]) -> Stream:
+    """A stream in answer to one message."""
+
+    async def streamed(incoming: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        async for body in incoming:
+            async for each in answer(body, call):
+                yield each
+
+    return streamed
+
+
+def _reflection_pool() -> DescriptorPool:
+    pool = DescriptorPool()
+    for file in _FILES:
+        pool.AddSerializedFile(file.serialized_pb)
+    return pool
+
+
+_REFLECTION: Final[Any] = reflection.aio.ReflectionServicer(
+    [service.full_name for service in SERVICES], pool=_reflection_pool()
+)
+
+
+async def _reflect(incoming: AsyncIterator[bytes], _: Call) -> AsyncIterator[bytes]:
+    async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        async for body in incoming:
+            yield parse(reflection_pb2.ServerReflectionRequest, body)
+
+    async for answer in _REFLECTION.ServerReflectionInfo(requests(), None):
+        yield answer.SerializeToString()

@@ -1,0 +1,88 @@
+"""Listens for gRPC by itself, and ends without losing a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc.aio
+
+from serve_app.protocols.grpc_app import GrpcApp, add_to_server
+from serve_app.protocols.listener import bind
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """What is allowed on a port for gRPC.
+
+    Attributes:
+        max_message: Most bytes of one message that is taken; what is sent is not limited.
+        calls: Most calls in work at once. More are refused with RESOURCE_EXHAUSTED.
+        keepalive_s: A connection on which nothing has come for this long is asked for a sign of life.
+        client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
+    """
+
+    max_message: int = 32 * 2**20
+    calls: int = 4096
+    keepalive_s: float = 60.0
+    client_ping_s: float = 10.0
+
+    def options(self) -> list[tuple[str, int]]:
+        """As gRPC takes them."""
+        return [
+            ("grpc.so_reuseport", 1),
+            ("grpc.max_receive_message_length", self.max_message),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.client_ping_s * 1e3)),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+
+
+class GrpcListener:
+    """Serves gRPC on a port, in the running event loop. Several processes of one user can share the port.
+
+    Args:
+        app: Answers calls.
+        host: Address of this machine.
+        port: The port; 0 for any that is free.
+        limits: What is allowed.
+
+    Raises:
+        OSError: Somebody has the port who does not share it, or the host is none of this machine.
+    """
+
+    def __init__(self, app: GrpcApp, host: str, port: int, limits: GrpcLimits | None = None) -> None:
+        self._app = app
+        self._limits = limits or GrpcLimits()
+        # gRPC listens as soon as it has a port, and clients whose connection is made then would wait for the start.
+        # Until then the port is only kept.
+        self._kept = bind(host, port)
+        self.port: int = self._kept.getsockname()[1]
+        self._address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self._server: grpc.aio.Server | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Listen. Does nothing when it listens already or was closed."""
+        if self._server is not None or self._closed:
+            return
+        server = grpc.aio.server(options=self._limits.options(), maximum_concurrent_rpcs=self._limits.calls)
+        add_to_server(self._app, server)
+        server.add_insecure_port(self._address)
+        self._server = server
+        await server.start()
+        self._kept.close()
+
+    async def close(self, limit_s: float) -> None:
+        """Stop taking calls, answer those that were taken, and let streams end when they are answered.
+
+        Args:
+            limit_s: After so many seconds, calls are cut.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._kept.close()
+        self._app.close()
+        if self._server is not None:
+            await self._server.stop(limit_s)

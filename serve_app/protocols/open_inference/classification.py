@@ -1,0 +1,73 @@
+"""The classification extension: the highest values of an output as text, with their places and labels.
+
+Triton's format: per row the ``k`` highest values, highest first, each as ``<value>:<index>[:<label>]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import Tensors, TensorSpec
+
+_NO_ORDER = frozenset({"BOOL", "BYTES"})
+
+
+def check_classification(spec: TensorSpec, count: int, where: str) -> None:
+    """Check that an output can be asked for as classes.
+
+    Args:
+        spec: The output.
+        count: How many are asked for; 0 asks for none, and is fine.
+        where: Of the parameter in the request, for the message.
+
+    Raises:
+        InvalidRequest: The count is negative, or the output's datatype has no order.
+    """
+    if count < 0:
+        raise InvalidRequest(f"{where}: expected the number of classes, 1 or more")
+    if count and spec.datatype in _NO_ORDER:
+        raise InvalidRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no highest values")
+
+
+def classify(tensors: Tensors, counts: Mapping[str, int], labels: Sequence[str]) -> Tensors:
+    """Replace outputs by their classes.
+
+    Args:
+        tensors: The model's outputs.
+        counts: By the name of an output: how many classes to tell.
+        labels: The model's class names, or none.
+    """
+    return {**tensors, **{name: top_classes(tensors[name], count, labels) for name, count in counts.items()}}
+
+
+def top_classes(array: npt.NDArray[Any], count: int, labels: Sequence[str] = ()) -> npt.NDArray[np.object_]:
+    """The highest values of every row.
+
+    Args:
+        array: Numbers, (rows, ...). The index of a value counts through all but the first dimension.
+        count: How many, at least 1; there are no more than a row has values.
+        labels: Names by index. They are left out unless there are as many as a row has values.
+
+    Returns:
+        UTF-8 texts, (rows, min(count, values of a row)), the highest value first. Of equal ones the first in the row
+        comes first; NaN comes last.
+    """
+    rows = array.reshape(len(array), -1)
+    if rows.dtype.kind not in "iu":
+        rows = rows.astype(np.float64)
+        order = np.argsort(-rows, axis=1, kind="stable")[:, :count]
+    else:  # the smallest integer has no opposite: sorted upwards from the end, and read from the end
+        order = rows.shape[1] - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+    form = "%d:%d" if rows.dtype.kind in "iu" else "%f:%d"
+    named = len(labels) == rows.shape[1]
+    texts = np.empty(order.shape, np.object_)
+    for row, places in enumerate(order.tolist()):
+        for column, place in enumerate(places):
+            text = form % (rows[row, place], place)
+            texts[row, column] = f"{text}:{labels[place]}".encode() if named and labels[place] else text.encode()
+    return texts

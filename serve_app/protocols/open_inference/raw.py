@@ -1,0 +1,57 @@
+"""Raw requests: the body is the only input of a model, one row of it, and the shape follows from its size.
+
+Triton's rules: a row's shape may leave one dimension open, and of BYTES the whole body is one element. The answer
+is in binary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import DTYPES, Tensors
+from serve_app.protocols.open_inference.tensors import decode_binary
+from serve_app.protocols.service import ModelInfo
+
+_WHERE = "Inference-Header-Content-Length: 0"
+
+
+def decode_raw(info: ModelInfo, body: bytes | memoryview) -> Tensors:
+    """Decode the body of a raw request. Numbers are a read-only view of it.
+
+    Raises:
+        InvalidRequest: The model has several inputs, the shape cannot be deduced, or the bytes do not fit it.
+    """
+    inputs = info.signature.inputs
+    if len(inputs) != 1:
+        names = ", ".join(repr(spec.name) for spec in inputs)
+        raise InvalidRequest(
+            f"{_WHERE} sends the only input of a model, but {info.name!r} takes {names}; send the JSON header"
+        )
+    name, datatype, (_, *inner) = inputs[0]
+    fixed = math.prod(size for size in inner if size >= 0)
+    if datatype == "BYTES":
+        if fixed != 1:
+            raise InvalidRequest(
+                f"{_WHERE} sends one element, but a row of input {name!r} has the shape {inner}; send the JSON header"
+            )
+        element = np.empty((1, *(1 for _ in inner)), np.object_)
+        element[...] = bytes(body)
+        return {name: element}
+    free = inner.count(-1)
+    if free > 1:
+        raise InvalidRequest(
+            f"{_WHERE}: {free} dimensions of a row of input {name!r} may vary ({inner}), so its shape cannot be deduced"
+            " from the size of the body; send the JSON header"
+        )
+    row_bytes = fixed * DTYPES[datatype].itemsize
+    varying, rest = divmod(len(body), row_bytes) if row_bytes else (1, len(body))
+    if rest or varying < 1 or (varying > 1 and not free):
+        raise InvalidRequest(
+            f"{_WHERE}: the body has {len(body)} bytes, but a row of input {name!r} ({datatype}, {inner}) has"
+            f" {row_bytes}{' or a multiple of it' if free else ''}"
+        )
+    shape = (1, *(varying if size < 0 else size for size in inner))
+    return {name: decode_binary(body, 0, len(body), datatype, shape, math.prod(shape), "the body")}

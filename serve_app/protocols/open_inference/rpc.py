@@ -1,0 +1,299 @@
+"""The V2 service of gRPC, `inference.GRPCInferenceService`: an adapter that holds no connection and no port.
+
+Calls take and give serialized messages. So it is here that messages are read, and that what cannot be read is refused;
+and the same code serves the router's own port and Ray Serve's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from time import monotonic
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, Unsupported
+from serve_app.protocols.body import BodyReader
+from serve_app.protocols.errors import code_of
+from serve_app.protocols.grpc_call import Call, parse, shown
+from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.protocols.open_inference import rest
+from serve_app.protocols.open_inference.infer import classified, encoding_bytes, held_bytes
+from serve_app.protocols.open_inference.messages import MessageCodec, delimited, request_parameters
+from serve_app.protocols.options import remaining, request_options
+from serve_app.protocols.service import InferenceService, ModelInfo
+from serve_app.scheduling.entry import Priority
+
+_M = TypeVar("_M", bound=Message)
+
+Unary: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
+Stream: TypeAlias = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
+Explain: TypeAlias = Callable[[Exception, Call, str], ServeAppError]
+"""Makes what a client may see of an exception, given the call and what it asked for."""
+
+AHEAD: Final = 256
+"""Requests of one stream that may be in work at once. What comes beyond that waits in the connection."""
+
+_PRIORITY: Final = {priority: ("x-priority", priority.label) for priority in Priority}
+_RESPONSE: Final = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
+_FINAL: Final = pb.ModelInferResponse(
+    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
+).SerializeToString()
+"""What every answer in a stream carries: it is the only one to its request."""
+
+_LOAD: Final = "models are loaded and unloaded by a change of the server's configuration, not by clients"
+_SHARED_MEMORY: Final = "shared memory is not supported here: send tensors in the message"
+_TRACE: Final = "trace settings cannot be changed here"
+_LOG: Final = "log settings cannot be changed here"
+
+
+class InferenceRpc:
+    """Answers the calls of the service.
+
+    Args:
+        service: Runs inference requests, and knows the models.
+        bodies: Counts large messages, and decodes them outside the event loop.
+        explain: Makes errors presentable; needed where one ends a request of a stream and not the call.
+    """
+
+    def __init__(self, service: InferenceService, bodies: BodyReader, explain: Explain) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._explain = explain
+        self._codecs: dict[str, MessageCodec] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+        self._closing = False
+        refusals = {
+            "RepositoryModelLoad": _LOAD,
+            "RepositoryModelUnload": _LOAD,
+            "SystemSharedMemoryRegister": _SHARED_MEMORY,
+            "CudaSharedMemoryRegister": _SHARED_MEMORY,
+        }
+        self.unary: Mapping[str, Unary] = {
+            "ModelInfer": self.infer,
+            "ServerLive": _answering(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=service.live())),
+            "ServerReady": _answering(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=service.ready())),
+            "ModelReady": _answering(pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": _answering(pb.ServerMetadataRequest, _server_metadata),
+            "ModelMetadata": _answering(pb.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": _answering(pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": _answering(pb.ModelStatisticsRequest, self._statistics),
+            "RepositoryIndex": _answering(pb.RepositoryIndexRequest, self._index),
+            "SystemSharedMemoryStatus": _answering(
+                pb.SystemSharedMemoryStatusRequest, lambda _: pb.SystemSharedMemoryStatusResponse()
+            ),
+            "CudaSharedMemoryStatus": _answering(
+                pb.CudaSharedMemoryStatusRequest, lambda _: pb.CudaSharedMemoryStatusResponse()
+            ),
+            # There are no regions: all of them are unregistered already, and no single one can be found.
+            "SystemSharedMemoryUnregister": _answering(pb.SystemSharedMemoryUnregisterRequest, _unregister_system),
+            "CudaSharedMemoryUnregister": _answering(pb.CudaSharedMemoryUnregisterRequest, _unregister_cuda),
+            "TraceSetting": _answering(pb.TraceSettingRequest, self._trace),
+            "LogSettings": _answering(pb.LogSettingsRequest, _log_settings),
+            **{name: _refusing(reason) for name, reason in refusals.items()},
+        }
+        self.streams: Mapping[str, Stream] = {"ModelStreamInfer": self.stream_infer}
+
+    async def infer(self, body: bytes, call: Call) -> bytes:
+        """Answer one infer request.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        answer, priority, variant = await self._infer(body, call)
+        if variant:
+            call.tell(_PRIORITY[priority], ("x-variant", variant))
+        else:
+            call.tell(_PRIORITY[priority])
+        return answer
+
+    async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Priority, str]:
+        """Read, schedule and answer one request: a serialized response, its class and its variant."""
+        arrived = monotonic()
+        service, bodies = self._service, self._bodies
+        call.asked_model = ""
+        bodies.hold(len(body))
+        try:
+            request = parse(pb.ModelInferRequest, body)
+            call.asked_model, call.asked_id = request.model_name, request.id
+            codec = self._codec(service.find(request.model_name, request.model_version or None))
+            info = codec.info
+            parameters = request_parameters(request.parameters)
+            options = request_options(
+                info,
+                call.headers,
+                len(body),
+                priority=parameters.priority,
+                timeout_us=parameters.timeout,
+                variant=parameters.variant,
+                fallback=parameters.fallback,
+                wish=call.wish(),
+            )
+            # Most of the work is still to be done.
+            service.precheck(info.name, options.priority, len(body))
+            if bodies.is_large(len(body)) and (codec.walks or not request.raw_input_contents):
+                tensors = await bodies.offload(codec.decode, request)
+            else:
+                tensors = codec.decode(request)
+        finally:
+            bodies.release(len(body))
+        selection = codec.select(request, parameters)
+        nbytes = max(len(body), held_bytes(tensors))
+        answer = await service.submit(info.name, tensors, remaining(info, options, monotonic() - arrived, nbytes))
+        value = answer.value
+        if counts := codec.classifications(request):
+            value = await classified(value, counts, info, bodies)
+        if bodies.is_large(encoding_bytes(selection, value)):
+            encoded = await bodies.offload(codec.encode, request.id, selection, value, answer.variant)
+        else:
+            encoded = codec.encode(request.id, selection, value, answer.variant)
+        return encoded, answer.priority, answer.variant
+
+    async def stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
+
+        A request that fails does not end the stream: its answer says so. The stream ends when the client's side of it
+        has ended and everything is answered, or when the server is closing.
+
+        Raises:
+            ModelUnavailable: The server is closing; what was read has been answered.
+        """
+        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(AHEAD)
+        running: set[asyncio.Task[bytes]] = set()
+
+        async def read() -> None:
+            try:
+                async for body in requests:
+                    await room.acquire()
+                    task = asyncio.create_task(self._answer_in_stream(body, call.again()))
+                    running.add(task)
+                    answers.put_nowait(task)
+            finally:
+                answers.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        self._reading.add(reader)
+        if self._closing:
+            reader.cancel()
+        try:
+            while (task := await answers.get()) is not None:
+                yield await task
+                running.discard(task)
+                room.release()
+            if self._closing:
+                raise ModelUnavailable("the server is closing; open the stream again")
+            await reader  # to hear why it ended, if not because the client was done
+        finally:
+            self._reading.discard(reader)
+            for each in (reader, *running):
+                each.cancel()
+            await asyncio.gather(reader, *running, return_exceptions=True)
+
+    async def _answer_in_stream(self, body: bytes, call: Call) -> bytes:
+        try:
+            response, _, _ = await self._infer(body, call)
+        except Exception as error:  # whatever it is, it concerns this request only
+            explained = self._explain(error, call, "ModelStreamInfer")
+            failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
+            failed.parameters["code"].string_param = code_of(explained)
+            return pb.ModelStreamInferResponse(
+                error_message=shown(explained), infer_response=failed
+            ).SerializeToString()
+        return b"".join((delimited(_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
+
+    def close(self) -> None:
+        """Read no more requests from streams, and let them end when what was read is answered."""
+        self._closing = True
+        for reader in self._reading:
+            reader.cancel()
+
+    def _codec(self, info: ModelInfo) -> MessageCodec:
+        codec = self._codecs.get(info.name)
+        if codec is None or codec.info is not info:
+            codec = self._codecs[info.name] = MessageCodec(info)
+        return codec
+
+    def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        try:
+            info = self._service.find(request.name, request.version or None)
+        except ModelNotFound:  # clients poll this until it is there
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self._service.model_ready(info.name))
+
+    def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        info = self._service.find(request.name, request.version or None)
+        return _filled(pb.ModelMetadataResponse(), rest.model_metadata(info))
+
+    def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        info = self._service.find(request.name, request.version or None)
+        return _filled(pb.ModelConfigResponse(), {"config": rest.model_config(info)})
+
+    def _statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        service = self._service
+        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
+        statistics = [service.statistics(name) for name in names]
+        return _filled(pb.ModelStatisticsResponse(), {"model_stats": statistics})
+
+    def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        entries = [
+            entry for entry in rest.repository_index(self._service) if not request.ready or entry["state"] == "READY"
+        ]
+        return _filled(pb.RepositoryIndexResponse(), {"models": entries})
+
+    def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        if request.model_name:
+            self._service.find(request.model_name)
+        if request.settings:
+            raise Unsupported(_TRACE)
+        return pb.TraceSettingResponse()
+
+
+def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:
+    """A call that is answered at once."""
+
+    async def called(body: bytes, _: Call) -> bytes:
+        return answer(parse(kind, body)).SerializeToString()
+
+    return called
+
+
+def _refusing(reason: str) -> Unary:
+    """A call that is not served, whatever it asks."""
+
+    async def called(_: bytes, __: Call) -> NoReturn:
+        raise Unsupported(reason)
+
+    return called
+
+
+def _filled(message: _M, content: dict[str, Any]) -> _M:
+    """A message with what the same question is answered with over HTTP. Keys that it has no field for are left out."""
+    return json_format.ParseDict(content, message, ignore_unknown_fields=True)
+
+
+def _server_metadata(_: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+    return pb.ServerMetadataResponse(**rest.server_metadata())
+
+
+def _unregister_system(request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
+    _no_region(request.name)
+    return pb.SystemSharedMemoryUnregisterResponse()
+
+
+def _unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+    _no_region(request.name)
+    return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _no_region(name: str) -> None:
+    if name:
+        raise InvalidRequest(f"there is no shared-memory region {name[:64]!r}: {_SHARED_MEMORY}")
+
+
+def _log_settings(request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+    if request.settings:
+        raise Unsupported(_LOG)
+    return pb.LogSettingsResponse()

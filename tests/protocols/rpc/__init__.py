@@ -1,0 +1,1 @@
+"""gRPC: over real connections, in one process."""

@@ -1,0 +1,125 @@
+"""Infer requests in a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from protocols.protocol_service import NumpyService
+from protocols.rpc.conftest import Client, request_of
+from serve_app.errors import QueueFull
+from serve_app.protocols.grpc_listener import GrpcListener
+from serve_app.protocols.open_inference import inference_pb2 as pb
+
+
+def numbered(number: int, model: str = "double") -> bytes:
+    """A request that tells its number in its id and in its tensor."""
+    return request_of(model, [("x", "FP32", np.full((1, 4), number, np.float32))], id=str(number)).SerializeToString()
+
+
+async def next_of(stream: Any) -> pb.ModelStreamInferResponse:
+    """The next answer."""
+    return pb.ModelStreamInferResponse.FromString(await stream.read())
+
+
+async def test_answers_come_in_the_order_of_requests(client: Client) -> None:
+    """More of them than may be in work at once, each answered once and for good."""
+    stream = client.stream()
+    for number in range(300):
+        await stream.write(numbered(number))
+    await stream.done_writing()
+    answers = [pb.ModelStreamInferResponse.FromString(each) async for each in stream]
+    assert [answer.infer_response.id for answer in answers] == [str(number) for number in range(300)]
+    assert {answer.error_message for answer in answers} == {""}
+    assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers)
+    values = [np.frombuffer(answer.infer_response.raw_output_contents[0], np.float32)[0] for answer in answers]
+    assert values == [2.0 * number for number in range(300)]
+
+
+async def test_several_are_in_work_at_once(client: Client, service: NumpyService) -> None:
+    """The second request does not wait for the answer to the first."""
+    service.gate.clear()
+    stream = client.stream()
+    for number in range(2):
+        service.waiting.clear()
+        await stream.write(numbered(number))
+        await service.waiting.wait()
+    assert len(service.calls) == 2
+    service.gate.set()
+    assert [(await next_of(stream)).infer_response.id for _ in range(2)] == ["0", "1"]
+    stream.cancel()
+
+
+async def test_a_request_that_fails_does_not_end_the_stream(client: Client, service: NumpyService) -> None:
+    """Its answer has the message, the id and the code; the next request is served."""
+    stream = client.stream()
+    await stream.write(numbered(1, "nothing"))
+    failed = await next_of(stream)
+    assert "nothing" in failed.error_message
+    assert (failed.infer_response.id, failed.infer_response.parameters["code"].string_param) == ("1", "model_not_found")
+    await stream.write(b"\xff\xff")
+    assert "not a valid message" in (await next_of(stream)).error_message
+    service.refuse = QueueFull("no room", 1.0)
+    await stream.write(numbered(2))
+    assert (await next_of(stream)).error_message == "no room"
+    service.refuse = None
+    await stream.write(numbered(3))
+    assert (await next_of(stream)).infer_response.id == "3"
+    await stream.done_writing()
+    assert await stream.code() == grpc.StatusCode.OK
+    assert service.refusals == [("nothing", "model_not_found"), ("", "invalid_request")]
+
+
+async def test_a_bug_in_a_stream_is_logged_and_not_shown(
+    client: Client, service: NumpyService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for a single call."""
+    service.fail = RuntimeError("a secret")
+    stream = client.stream(metadata=(("x-request-id", "mine"),))
+    await stream.write(numbered(1))
+    assert (await next_of(stream)).error_message == "internal error (request id mine)"
+    assert "a secret" in caplog.text
+    stream.cancel()
+
+
+async def test_options_of_a_stream_are_those_of_each_request(client: Client, service: NumpyService) -> None:
+    """Metadata of the stream count for all of its requests, parameters for one."""
+    stream = client.stream(metadata=(("x-priority", "low"),))
+    await stream.write(numbered(1))
+    request = request_of()
+    request.parameters["priority"].int64_param = 1
+    await stream.write(request.SerializeToString())
+    for _ in range(2):
+        await next_of(stream)
+    assert [options.priority and options.priority.label for _, _, options in service.calls] == ["low", "high"]
+    stream.cancel()
+
+
+async def test_a_client_that_leaves_cancels_all_of_its_work(client: Client, service: NumpyService) -> None:
+    """Nothing is left running."""
+    service.gate.clear()
+    stream = client.stream()
+    await stream.write(numbered(1))
+    await service.waiting.wait()
+    stream.cancel()
+    await service.cancelled.wait()
+
+
+async def test_what_was_read_is_answered_before_the_server_closes(
+    client: Client, service: NumpyService, listener: GrpcListener
+) -> None:
+    """Then the stream ends, and its client knows that it may open another."""
+    service.gate.clear()
+    stream = client.stream()
+    await stream.write(numbered(1))
+    await service.waiting.wait()
+    closing = asyncio.create_task(listener.close(20.0))
+    await asyncio.sleep(0)
+    service.gate.set()
+    assert (await next_of(stream)).infer_response.id == "1"
+    assert await stream.code() == grpc.StatusCode.UNAVAILABLE
+    await closing
