@@ -1,9 +1,9 @@
 """The server beside Triton as Triton's own load generator sees them: ``python -m benchmarks.perf_analyzer``.
 
 perf_analyzer sends the model `tiny` one row per request, 64 at once, by gRPC and by binary HTTP. Both servers are up,
-one way into one of them is under load at a time, in turns. Triton is PyTriton's, as in `benchmarks.peers`. What counts is
-the rate that perf_analyzer reports and the latencies that it saw; every run is of the same length, whether its windows
-agree or not. Writes ``perf_analyzer.json`` and ``perf_analyzer.md``.
+and one way into one of them is under load at a time, in turns. Triton is PyTriton's, as in `benchmarks.peers`. What
+counts is what perf_analyzer reports; every run is of the same length, whether its windows agree or not. Writes
+``perf_analyzer.json`` and ``perf_analyzer.md``.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def _medians(way: Way, figures: Sequence[tuple[float, float, float]]) -> Measure
 def page(measured: Sequence[Measured], machine: Machine, settings: Mapping[str, float]) -> str:
     """The report, in Markdown."""
     how = (
-        f"{settings['at_once']:.0f} requests at once, {settings['repetitions']:.0f} runs of {settings['seconds']:g} s per"
-        f" line, in turns; {machine.cpu}, {machine.cores} cores, load generator included."
+        f"{settings['at_once']:.0f} requests at once, {settings['repetitions']:.0f} runs of {settings['seconds']:g} s"
+        f" per line, in turns; {machine.cpu}, {machine.cores} cores, load generator included."
     )
     lines = [
         "# Beside Triton, by Triton's load generator",

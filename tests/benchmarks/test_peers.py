@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,7 +300,7 @@ def test_alone_tries_all_cores_in_both_ways() -> None:
 
 def test_a_direct_port_becomes_a_second_way_in() -> None:
     """On a free port; without one there is only the proxy."""
-    document = {
+    document: dict[str, Any] = {
         "grpc_options": {"port": 9001},
         "applications": [{"args": {"router": {"direct_port": 8001, "direct_grpc_port": 9101}}}],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_other_reports_are_refused(text: str) -> None:
 def test_every_run_has_the_same_length() -> None:
     """Three windows, whether they agree or not."""
     words = command(Way("serve_app", "grpc", "127.0.0.1:9100"), 64, 6.0, Path("out.csv"))
-    told = dict(zip(words[1:-1], words[2:], strict=True))
+    told = dict(pairwise(words))
     assert (told["-i"], told["-u"], told["-m"]) == ("grpc", "127.0.0.1:9100", "tiny")
     assert (told["--measurement-interval"], told["--max-trials"], told["--concurrency-range"]) == ("2000", "3", "64")
 

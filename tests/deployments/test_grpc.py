@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import httpx
 import pytest
@@ -14,7 +16,8 @@ pytestmark = pytest.mark.cluster
 
 def call(address: str, name: str, body: bytes, timeout: float = 30.0, *metadata: tuple[str, str]) -> bytes:
     """Make one call."""
-    with grpc.insecure_channel(address) as channel:
+    channel: Any = grpc.insecure_channel(address)
+    with channel:
         answer: bytes = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(
             body, timeout=timeout, metadata=metadata
         )
@@ -57,9 +60,10 @@ def test_errors_tell_their_code(grpc_address: str) -> None:
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call(grpc_address, "ModelInfer", body)
-        assert caught.value.code() == status
-        assert dict(caught.value.trailing_metadata())["code"] == code
-        assert "Traceback" not in caught.value.details()
+        error: Any = caught.value
+        assert error.code() == status
+        assert dict(error.trailing_metadata())["code"] == code
+        assert "Traceback" not in error.details()
 
 
 def test_messages_over_the_limit_are_refused(grpc_address: str) -> None:
