@@ -11,13 +11,13 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from kserve import (  # type: ignore[import-not-found] # in the clients' environment only
+from kserve import (  # in the clients' environment only
     InferenceRESTClient,
     InferInput,
     InferRequest,
     RESTConfig,
 )
-from kserve.protocol.infer_type import RequestedOutput  # type: ignore[import-not-found]
+from kserve.protocol.infer_type import RequestedOutput
 
 
 async def _infer(client: InferenceRESTClient, url: str, *, binary: bool) -> None:

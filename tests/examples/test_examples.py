@@ -11,14 +11,13 @@ from typing import Literal, NamedTuple
 
 import pytest
 import yaml
-from serve_process import ROOT, ServeProcess, free_ports
+from serve_process import ROOT, ServeProcess
 
-from serve_app.config.router import RouterConfig
+from benchmarks.ports import free_ports
 
 EXAMPLES = ROOT / "examples"
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 PERF_ANALYZER = ROOT / ".venv-perf-analyzer" / "bin" / "perf_analyzer"
-HAS_GRPC = "direct_grpc_port" in RouterConfig.model_fields
 
 pytestmark = pytest.mark.cluster
 
@@ -97,7 +96,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
     args = demo["applications"][0]["args"]
     direct, grpc = free_ports(2)
-    args["router"] = {"direct_port": direct, **({"direct_grpc_port": grpc} if HAS_GRPC else {})}
+    args["router"] = {"direct_port": direct, "direct_grpc_port": grpc}
     for model in args["models"]:
         model.setdefault("resources", {})["cpus"] = 0.1
         model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
@@ -135,7 +134,6 @@ def test_example(example: Example, served: Served) -> None:
     check(example, served)
 
 
-@pytest.mark.skipif(not HAS_GRPC, reason="this server has no gRPC")
 @pytest.mark.parametrize("example", GRPC_SCRIPTS, ids=[example.script for example in GRPC_SCRIPTS])
 def test_grpc_example(example: Example, served: Served) -> None:
     """Prints what it should."""
