@@ -229,6 +229,7 @@ async def test_faults_are_named(client: Client, service: NumpyService, change: A
         ("FP16", "fp32", "FP16 has no field there; send it in raw_input_contents"),
         ("INT8", "int64", "INT8 belongs in int_contents, not in int64_contents"),
         ("INT8", "int", "inputs[0].contents.int_contents: a number does not fit INT8"),
+        ("UINT8", "uint", "inputs[0].contents.uint_contents: a number does not fit UINT8"),
         ("BYTES", "bytes", "inputs[0].contents.bytes_contents: 1 values, but shape [2, 1, 2] needs 4"),
     ],
 )  # fmt: skip
@@ -258,6 +259,19 @@ async def test_extensions_that_are_not_served(client: Client, change: Any, messa
     code, details, metadata = await failure(client.infer(request))
     assert (code, metadata["code"]) == (grpc.StatusCode.UNIMPLEMENTED, "unsupported")
     assert message in details
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+@pytest.mark.parametrize("raw", [True, False])
+async def test_dimensions_that_may_vary_are_not_negative(client: Client, datatype: str, raw: bool) -> None:
+    """The size that stands for any in a model's metadata is none that a tensor can have."""
+    request = pb.ModelInferRequest(model_name="mirror")
+    request.inputs.add(name=f"in_{datatype}", datatype=datatype, shape=(1, -1, 2))
+    if raw:
+        request.raw_input_contents.append(b"")
+    code, details, _ = await failure(client.infer(request))
+    assert code == INVALID
+    assert "has the shape [rows, any, 2], got [1, -1, 2]" in details
 
 
 async def test_bytes_that_are_no_message(client: Client, service: NumpyService) -> None:
