@@ -281,6 +281,44 @@ async def test_bytes_that_are_no_message(client: Client, service: NumpyService) 
     assert service.refusals == [("", "invalid_request")]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"\x2a\0",  # an input
+        b"\x32\0",  # an output
+        b"\x22\0",  # a parameter
+        b"\x3a\0",  # a raw input
+        b"\x78\1",  # a field that nobody knows
+        b"\x2a\x04\x1a\x02\1\1",  # an input of two dimensions
+    ],
+)
+async def test_messages_of_very_many_parts(client: Client, service: NumpyService, part: bytes) -> None:
+    """Parsed they would take many times the memory, and the time of all requests."""
+    many = part * 8193
+    for body in (many, pb.ModelInferRequest(id="x").SerializeToString() + many):
+        code, details, _ = await failure(client.raw("ModelInfer", body))
+        assert code == INVALID
+        assert "more than 4096 parts" in details
+    assert service.refusals == [("", "invalid_request")] * 2
+
+
+async def test_shapes_of_very_many_dimensions(client: Client) -> None:
+    """As parts: packed, a dimension takes one byte."""
+    request = request_of("wide")
+    request.inputs[0].shape.extend([1] * 20_000)
+    _, details, _ = await failure(client.infer(request))
+    assert "more than 4096 parts" in details
+
+
+@pytest.mark.parametrize("cut", [1, 2, 90_000])
+async def test_messages_that_are_cut_off(client: Client, cut: int) -> None:
+    """A client's fault, wherever they end."""
+    body = request_of("wide", [("x", "FP32", np.zeros((1, 24_000), np.float32))]).SerializeToString()
+    code, details, _ = await failure(client.raw("ModelInfer", body[:-cut]))
+    assert code == INVALID
+    assert "not a valid message" in details
+
+
 async def test_unknown_models_and_versions(client: Client) -> None:
     """NOT_FOUND, whatever else is wrong."""
     for request in (request_of("nothing"), request_of(model_version="2")):
