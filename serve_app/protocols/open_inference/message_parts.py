@@ -18,7 +18,7 @@ _VARINT, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
 _LONGEST_VARINT: Final = 10
 _REQUEST: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
 _TENSORS: Final = frozenset(_REQUEST[name].number << 3 | _DELIMITED for name in ("inputs", "outputs"))
-_SHAPE: Final = _REQUEST["inputs"].message_type.fields_by_name["shape"].number << 3 | _DELIMITED
+_SHAPE: Final = pb.ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name["shape"].number << 3 | _DELIMITED
 
 
 def check_parts(body: bytes) -> None:

@@ -37,6 +37,9 @@ Explain: TypeAlias = Callable[[Exception, Call, str], ServeAppError]
 AHEAD: Final = 256
 """Requests of one stream that may be in work at once. What comes beyond that waits in the connection."""
 
+UNREAD_BYTES: Final = 8 * 2**20
+"""While the client of a stream has more than so many bytes of answers to read, no more requests are read from it."""
+
 _FEW_PARTS_BYTES: Final = 16 * 1024
 """Messages up to this size are parsed whatever they are made of: it takes 2 ms at most."""
 
@@ -160,6 +163,8 @@ class InferenceRpc:
     async def stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
 
+        A client that reads no answers is soon asked for no more requests: see `UNREAD_BYTES`.
+
         A request that fails does not end the stream: its answer says so. The stream ends when the client's side of it
         has ended and everything is answered, or when the server is closing.
 
@@ -169,12 +174,24 @@ class InferenceRpc:
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
         room = asyncio.Semaphore(AHEAD)
         running: set[asyncio.Task[bytes]] = set()
+        unread = 0
+        mostly_read = asyncio.Event()
+        mostly_read.set()
+
+        async def answered(body: bytes) -> bytes:
+            nonlocal unread
+            answer = await self._answer_in_stream(body, call.again())
+            unread += len(answer)
+            if unread > UNREAD_BYTES:
+                mostly_read.clear()
+            return answer
 
         async def read() -> None:
             try:
                 async for body in requests:
                     await room.acquire()
-                    task = asyncio.create_task(self._answer_in_stream(body, call.again()))
+                    await mostly_read.wait()
+                    task = asyncio.create_task(answered(body))
                     running.add(task)
                     answers.put_nowait(task)
             finally:
@@ -186,8 +203,13 @@ class InferenceRpc:
             reader.cancel()
         try:
             while (task := await answers.get()) is not None:
-                yield await task
+                answer = await task
                 running.discard(task)
+                del task  # it holds the answer, which the client may take its time to read
+                yield answer
+                unread -= len(answer)
+                if unread <= UNREAD_BYTES:
+                    mostly_read.set()
                 room.release()
             if self._closing:
                 raise ModelUnavailable("the server is closing; open the stream again")
