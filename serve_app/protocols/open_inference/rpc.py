@@ -86,7 +86,7 @@ class InferenceRpc:
             "ServerMetadata": _answering(pb.ServerMetadataRequest, _server_metadata),
             "ModelMetadata": _answering(pb.ModelMetadataRequest, self._model_metadata),
             "ModelConfig": _answering(pb.ModelConfigRequest, self._model_config),
-            "ModelStatistics": _answering(pb.ModelStatisticsRequest, self._statistics),
+            "ModelStatistics": self.statistics,
             "RepositoryIndex": _answering(pb.RepositoryIndexRequest, self._index),
             "SystemSharedMemoryStatus": _answering(
                 pb.SystemSharedMemoryStatusRequest, lambda _: pb.SystemSharedMemoryStatusResponse()
@@ -159,6 +159,17 @@ class InferenceRpc:
         else:
             encoded = codec.encode(request.id, selection, value, answer.variant)
         return encoded, answer.priority, answer.variant
+
+    async def statistics(self, body: bytes, _: Call) -> bytes:
+        """The statistics of a model, or of all, over all routers.
+
+        Raises:
+            ModelNotFound: There is no such model or version.
+        """
+        request, service = parse(pb.ModelStatisticsRequest, body), self._service
+        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
+        statistics = await service.total_statistics(names)
+        return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
 
     async def stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
@@ -258,12 +269,6 @@ class InferenceRpc:
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         info = self._service.find(request.name, request.version or None)
         return _filled(pb.ModelConfigResponse(), {"config": rest.model_config(info)})
-
-    def _statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        service = self._service
-        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
-        statistics = [service.statistics(name) for name in names]
-        return _filled(pb.ModelStatisticsResponse(), {"model_stats": statistics})
 
     def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         entries = [
