@@ -111,7 +111,7 @@ def decode_answer(body: bytes, head_length: str | None) -> tuple[dict[str, Any],
             blob = memoryview(body)[offset : offset + size]
             outputs[described["name"]] = _from_bytes(blob, described["datatype"], shape)
             offset += size
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise InvalidAnswer(f"the answer is no V2 infer response: {type(error).__name__}: {error}") from None
     if offset != len(body):
         raise InvalidAnswer(f"the answer has {len(body) - offset} bytes of binary data that no output claims")

@@ -162,3 +162,10 @@ def test_nonsense_is_an_invalid_answer(head: bytes, tail: bytes, length: str) ->
     except InvalidAnswer:
         return
     assert all(isinstance(array, np.ndarray) for array in outputs.values())
+
+
+def test_a_number_that_does_not_fit_is_no_answer() -> None:
+    """As anything else that a server of this protocol does not send."""
+    output = {"name": "y", "datatype": "INT8", "shape": [1], "data": [300]}
+    with pytest.raises(InvalidAnswer, match="no V2 infer response"):
+        decode_answer(orjson.dumps({"outputs": [output]}), None)
