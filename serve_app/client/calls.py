@@ -38,6 +38,8 @@ Priority: TypeAlias = Literal["high", "normal", "low"]
 
 _PRIORITIES: Final = ("high", "normal", "low")
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"([\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?)?")
 _SHAPELESS: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What comes of looking for things in JSON data of another form."""
 
@@ -159,7 +161,7 @@ class Calls:
         """``POST /v1/models/{model}/predict``."""
         deadline = self._deadline(options)
         content, content_type = body_of(media, parameters, sampling_rate)
-        path = f"/v1/models/{quote(model, safe='')}/predict"
+        path = f"/v1/models/{_segment(model)}/predict"
         return self._post(path, content, {"content-type": content_type}, options, deadline, _read_predict)
 
     def embed(
@@ -229,9 +231,7 @@ class Calls:
             headers["x-priority"] = checked_priority(priority)
         variant, fallback = options.get("variant"), options.get("fallback")
         if variant:
-            if not variant.isascii():
-                raise ValueError("variant: expected ASCII")
-            headers["x-variant"] = variant
+            headers["x-variant"] = _header_value("variant", variant)
         if fallback is not None:
             headers["x-fallback"] = "allow" if fallback else "never"
         headers["x-request-id"] = _request_id(options.get("request_id"))
@@ -239,11 +239,26 @@ class Calls:
 
 
 def default_headers(api_key: str | None, further: Mapping[str, str] | None) -> dict[str, str]:
-    """The headers of every request of a client, by lower-case name."""
+    """The headers of every request of a client, by lower-case name.
+
+    Raises:
+        ValueError: One cannot be sent. Later it would look like a connection that broke, and be tried again.
+    """
     headers = {"user-agent": f"serve-app-python/{__version__}", "accept-encoding": "identity"}
     if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
-    return headers | {name.lower(): value for name, value in (further or {}).items()}
+        headers["authorization"] = f"Bearer {_header_value('api_key', api_key)}"
+    for name, value in (further or {}).items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"headers: {name!r} is no name of a header")
+        headers[name.lower()] = _header_value(f"headers[{name!r}]", value)
+    return headers
+
+
+def _header_value(what: str, value: str) -> str:
+    """The value, if a header can have it. The message does not show it: it may be a secret."""
+    if not _HEADER_VALUE.fullmatch(value):
+        raise ValueError(f"{what}: expected printable ASCII, without spaces at its ends")
+    return value
 
 
 def checked_priority(priority: Priority) -> Priority:
@@ -262,8 +277,13 @@ def _request_id(given: str | None) -> str:
 
 
 def _model_path(model: str, version: str | None) -> str:
-    path = f"/v2/models/{quote(model, safe='')}"
-    return path if version is None else f"{path}/versions/{quote(version, safe='')}"
+    path = f"/v2/models/{_segment(model)}"
+    return path if version is None else f"{path}/versions/{_segment(version)}"
+
+
+def _segment(name: str) -> str:
+    """A name as one segment of a path; dots alone would lead to another."""
+    return name.replace(".", "%2E") if name in {".", ".."} else quote(name, safe="")
 
 
 # --- Answers ---------------------------------------------------------------------------------------------------------

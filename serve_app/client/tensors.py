@@ -64,7 +64,7 @@ def encode_request(
     """
     described, blobs = [], []
     for name, value in inputs.items():
-        array = np.asarray(value)
+        array = _array_of(value)
         blob = _to_bytes(array)
         blobs.append(blob)
         described.append(
@@ -111,7 +111,7 @@ def decode_answer(body: bytes, head_length: str | None) -> tuple[dict[str, Any],
             blob = memoryview(body)[offset : offset + size]
             outputs[described["name"]] = _from_bytes(blob, described["datatype"], shape)
             offset += size
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise InvalidAnswer(f"the answer is no V2 infer response: {type(error).__name__}: {error}") from None
     if offset != len(body):
         raise InvalidAnswer(f"the answer has {len(body) - offset} bytes of binary data that no output claims")
@@ -125,6 +125,14 @@ def _dtype_of(datatype: str) -> np.dtype[Any]:
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
     return DTYPES[datatype]
+
+
+def _array_of(value: npt.ArrayLike) -> Array:
+    array = np.asarray(value)
+    if array.dtype.kind in "SU" and not isinstance(value, np.ndarray):
+        # numpy's own texts lose the NULs at their end, and make texts of the numbers beside them.
+        return np.array(value, np.object_)
+    return array
 
 
 def _to_bytes(array: Array) -> bytes:

@@ -6,6 +6,7 @@ carries requests through other processes. Errors are made presentable here, in o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from serve_app.errors import ServeAppError
-from serve_app.protocols.body import BodyReader
+from serve_app.protocols.body import SLOWEST, BodyReader
 from serve_app.protocols.errors import code_of, internal_error
 from serve_app.protocols.grpc_call import Call, Context, parse
 from serve_app.protocols.grpc_health import Health
@@ -29,6 +30,10 @@ from serve_app.protocols.service import InferenceService
 _FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
 SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service in file.services_by_name.values())
 """Descriptors of everything that is served."""
+
+STALL_S: Final = 30.0
+_STALLING_BYTES: Final = 64 * 1024
+"""Single answers up to this size leave for the connection at once, whether or not they are read."""
 
 
 class Rpc(NamedTuple):
@@ -135,34 +140,55 @@ class Server(Protocol):
         """Serve what these handle."""
 
 
-def add_to_server(app: GrpcApp, server: Server) -> None:
+def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S) -> None:
     """Have a server answer every call.
+
+    Args:
+        app: Answers.
+        server: Carries the calls.
+        stall_s: How long a client may take nothing of an answer, seconds, beyond 1 s for every 64 KiB of it. Then its
+            call is cut: what it does not read would be held for ever, as many calls have no deadline.
 
     Ray Serve calls this, too, as one of its ``grpc_servicer_functions``: with nothing for ``app``, since its server
     puts its own way to the router in place of every method. It looks at the first handler only of each call here.
     """
     for service in SERVICES:
-        methods = {rpc.name: _handler(app, rpc) for rpc in RPCS if rpc.service == service.full_name}
+        methods = {rpc.name: _handler(app, rpc, stall_s) for rpc in RPCS if rpc.service == service.full_name}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, methods),))
 
 
-def _handler(app: GrpcApp, rpc: Rpc) -> Any:
+def _handler(app: GrpcApp, rpc: Rpc, stall_s: float) -> Any:
     """Messages stay as they are: who parses them has to say what is wrong with them."""
     name = rpc.name
     if not rpc.streams:
 
         async def unary(body: bytes, context: Context) -> bytes:
-            return await app.unary(name, body, context)
+            answer = await app.unary(name, body, context)
+            if len(answer) > _STALLING_BYTES:
+                _cut_later(stall_s, answer)  # without effect once the answer is sent
+            return answer
 
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def stream(request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        async for answer in app.stream(name, request, context):
-            yield answer
+        async with contextlib.aclosing(app.stream(name, request, context)) as answers:  # type: ignore[type-var]
+            async for answer in answers:
+                cut = _cut_later(stall_s, answer)
+                try:
+                    yield answer
+                finally:
+                    cut.cancel()
 
     if rpc.takes_stream:
         return grpc.stream_stream_rpc_method_handler(stream)
     return grpc.unary_stream_rpc_method_handler(stream)
+
+
+def _cut_later(stall_s: float, answer: bytes) -> asyncio.TimerHandle:
+    """End the call of this task unless its client has taken an answer by then. That of a call that ended is no more."""
+    task = asyncio.current_task()
+    assert task is not None
+    return asyncio.get_running_loop().call_later(stall_s + len(answer) / SLOWEST, task.cancel)
 
 
 async def _only(body: bytes) -> AsyncIterator[bytes]:

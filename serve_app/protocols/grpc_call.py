@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from serve_app.errors import InvalidRequest, ServeAppError
+from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.protocols.errors import code_of, retry_after, status_of
 from serve_app.protocols.options import MAX_TIMEOUT_S, Wish, header_wish
 
@@ -19,6 +19,8 @@ _HEADERS: Final = MappingProxyType(
     {name: name.encode() for name in ("x-priority", "x-timeout-ms", "x-variant", "x-fallback", "x-request-id")}
 )
 """Metadata that mean something here, as the HTTP headers of the same names do."""
+QUESTION_BYTES: Final = 16 * 1024
+"""Largest message of a call that takes no tensors. Calls that watch keep theirs for as long as they last."""
 _LONGEST_DETAILS: Final = 2000
 """Characters: clients refuse a call whose end takes more than 8 KiB, percent signs included."""
 
@@ -110,8 +112,15 @@ def shown(error: ServeAppError) -> str:
     return message if len(message) <= _LONGEST_DETAILS else f"{message[:_LONGEST_DETAILS]}..."
 
 
-def parse(kind: type[_M], body: bytes) -> _M:
-    """Read a message. Raises `InvalidRequest` when it is none of that kind."""
+def parse(kind: type[_M], body: bytes, most_bytes: int = QUESTION_BYTES) -> _M:
+    """Read a message.
+
+    Raises:
+        PayloadTooLarge: It has more than ``most_bytes``.
+        InvalidRequest: It is no message of that kind.
+    """
+    if len(body) > most_bytes:
+        raise PayloadTooLarge(f"the message has {len(body)} bytes; {kind.DESCRIPTOR.name} may have {most_bytes}")
     try:
         return kind.FromString(body)
     except DecodeError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from serve_app.protocols.grpc_app import GrpcApp, add_to_server
+from serve_app.protocols.grpc_app import STALL_S, GrpcApp, add_to_server
 from serve_app.protocols.listener import bind
 
 
@@ -19,12 +19,14 @@ class GrpcLimits:
         calls: Most calls in work at once. More are refused with RESOURCE_EXHAUSTED.
         keepalive_s: A connection on which nothing has come for this long is asked for a sign of life.
         client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
+        stall_s: How long a client may take nothing of an answer, beyond 1 s for every 64 KiB of it.
     """
 
     max_message: int = 32 * 2**20
     calls: int = 4096
     keepalive_s: float = 60.0
     client_ping_s: float = 10.0
+    stall_s: float = STALL_S
 
     def options(self) -> list[tuple[str, int]]:
         """As gRPC takes them."""
@@ -67,7 +69,7 @@ class GrpcListener:
         if self._server is not None or self._closed:
             return
         server = grpc.aio.server(options=self._limits.options(), maximum_concurrent_rpcs=self._limits.calls)
-        add_to_server(self._app, server)
+        add_to_server(self._app, server, self._limits.stall_s)
         server.add_insecure_port(self._address)
         self._server = server
         await server.start()

@@ -192,7 +192,7 @@ class _Answering:
         if message["type"] == "http.response.start":
             self.started = True
             message["headers"] = [*message.get("headers", ()), *self._extra]
-            if self._coding is not None:
+            if self._coding is not None and message["status"] != 206:  # a part of a body that is not compressed
                 self._held_back = message  # what it says depends on the body
                 return
         elif self._head:

@@ -110,7 +110,7 @@ class Predict:
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             parsed = await self._parse(request, media_type(headers), content)
-            info = choose(parsed)
+            info = await self._offload_large(content, choose, parsed)
             request.state.asked_model = info.name
             self._service.precheck(info.name, wish[0], len(content))
             asked = await self._offload_large(content, payload_of, info, kind_of(info.task), parsed)

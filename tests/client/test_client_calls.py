@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any
+from urllib.parse import unquote
 
+import httpx
 import numpy as np
 import orjson
 import pytest
@@ -63,6 +65,7 @@ def test_defaults_are_the_clients() -> None:
         ({"request_id": "a b"}, "request_id"),
         ({"request_id": "a\r\nx: y"}, "request_id"),
         ({"variant": "ä"}, "variant"),
+        ({"variant": "a\r\nx: y"}, "variant"),
         ({"timeout": -1}, "timeout"),
     ],
 )
@@ -102,12 +105,36 @@ def test_address_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"priority": "urgent"}, {"timeout": 0.0}, {"patience": float("nan")}],
+    [
+        {"priority": "urgent"},
+        {"timeout": 0.0},
+        {"patience": float("nan")},
+        {"api_key": "a\r\nx: y"},
+        {"api_key": "ключ"},
+        {"headers": {"x": "a\n"}},
+    ],
 )
 def test_nonsense_settings_are_refused(settings: Any) -> None:
     """When the client is made."""
     with pytest.raises(ValueError, match="expected"):
         Client("h", **settings)
+
+
+def test_a_key_that_cannot_be_sent_is_not_shown() -> None:
+    """It is a secret all the same. Names of headers are none."""
+    with pytest.raises(ValueError, match="api_key") as caught:
+        Client("h", api_key="secret\n")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match="'a b' is no name"):
+        Client("h", headers={"a b": "x"})
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "?"])
+def test_a_name_is_one_segment_of_the_path(name: str) -> None:
+    """Whatever it is made of, it leads nowhere else."""
+    path = CALLS.model(name, name).path
+    assert path == httpx.URL("http://h").join(path).raw_path.decode()
+    assert unquote(path) == f"/v2/models/{name}/versions/{name}"
 
 
 @pytest.mark.parametrize("wish", [-1.0, float("nan"), float("inf")])

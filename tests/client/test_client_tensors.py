@@ -84,6 +84,22 @@ def test_bfloat16_survives() -> None:
     assert outputs["y"].tobytes() == array.tobytes()
 
 
+@pytest.mark.parametrize("texts", [[b"a\0\0", b""], ["a\0"], [[b"\0"], [b"b"]]])
+def test_lists_of_texts_keep_their_last_nuls(texts: list[Any]) -> None:
+    """Which numpy's own texts do not."""
+    body, length = encode_request({"x": texts})
+    _, outputs = decode_answer(body.replace(b'"inputs"', b'"outputs"'), str(length + 1))
+    assert [item.decode() for item in outputs["x"].reshape(-1)] == [
+        item.decode() if isinstance(item, bytes) else item for item in np.array(texts, np.object_).reshape(-1)
+    ]
+
+
+def test_lists_of_texts_and_numbers_are_refused() -> None:
+    """The numbers would arrive as texts."""
+    with pytest.raises(TypeError, match="must hold str or bytes, got int"):
+        encode_request({"x": np.array(["a", 1], np.object_).tolist()})
+
+
 @pytest.mark.parametrize(
     ("array", "message"),
     [
@@ -146,3 +162,10 @@ def test_nonsense_is_an_invalid_answer(head: bytes, tail: bytes, length: str) ->
     except InvalidAnswer:
         return
     assert all(isinstance(array, np.ndarray) for array in outputs.values())
+
+
+def test_a_number_that_does_not_fit_is_no_answer() -> None:
+    """As anything else that a server of this protocol does not send."""
+    output = {"name": "y", "datatype": "INT8", "shape": [1], "data": [300]}
+    with pytest.raises(InvalidAnswer, match="no V2 infer response"):
+        decode_answer(orjson.dumps({"outputs": [output]}), None)

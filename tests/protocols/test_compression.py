@@ -85,3 +85,11 @@ async def test_others_stay_as_they_are(client: httpx.AsyncClient, method: str, p
 
     assert "content-encoding" not in reply.headers
     assert body.startswith(b"{") or method == "HEAD"
+
+
+async def test_a_part_of_a_body_stays_as_it_is(client: httpx.AsyncClient) -> None:
+    """Its bytes are counted in the body that is not compressed."""
+    headers = {"Accept-Encoding": "gzip", "Range": "bytes=0-1999"}
+    reply = await client.get("/docs/swagger-ui.css", headers=headers)
+    assert (reply.status_code, len(reply.content)) == (206, 2000)
+    assert "content-encoding" not in reply.headers

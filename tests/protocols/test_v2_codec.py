@@ -326,6 +326,8 @@ def _binary(datatype: str, size: int, shape: tuple[int, ...] = (1, 1, 2)) -> dic
         (_binary("FP32", 8, (1, 2**31 - 1, 2)), bytes(8), "needs 17179869176"),
         (_binary("FP32", 8, (1, 2**31, 2)), bytes(8), "has the shape [rows, any, 2], got [1, 2147483648, 2]"),
         (_binary("FP32", 8, (1, 0, 2)), bytes(8), "has the shape [rows, any, 2], got [1, 0, 2]"),
+        (_binary("FP32", 8, (1, -1, 2)), bytes(8), "has the shape [rows, any, 2], got [1, -1, 2]"),
+        (_binary("BYTES", 0, (1, -1, 2)), b"", "has the shape [rows, any, 2], got [1, -1, 2]"),
         (_binary("BOOL", 2), b"\x01\x02", "BOOL bytes must be 0 or 1"),
         (_binary("BYTES", 4), bytes(4), "4 bytes of BYTES data are too few for 2 elements"),
         (_binary("BYTES", 9), bytes(9), "1 bytes follow the last of 2 BYTES elements"),

@@ -88,12 +88,12 @@ class InputPlan(NamedTuple):
 
     Attributes:
         spec: Its part of the signature.
-        inner: Its shape without rows.
+        inner: Its shape without rows; ``None`` where that may vary.
         json: Decodes its data; ``None`` where the datatype has no JSON form.
     """
 
     spec: TensorSpec
-    inner: tuple[int, ...]
+    inner: tuple[int, ...] | None
     json: JsonData | None
 
 
@@ -178,7 +178,7 @@ class ModelCodec:
         self._inputs = {
             spec.name: InputPlan(
                 spec,
-                spec.shape[1:],
+                None if any(size < 0 for size in spec.shape[1:]) else spec.shape[1:],
                 None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape)),
             )
             for spec in info.signature.inputs

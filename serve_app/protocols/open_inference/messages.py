@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.errors import InvalidRequest, Unsupported
-from serve_app.payloads import Tensors
+from serve_app.payloads import DTYPES, Tensors
 from serve_app.protocols.open_inference import inference_pb2 as pb
 from serve_app.protocols.open_inference import wire
 from serve_app.protocols.open_inference.codec import InputPlan, ModelCodec, Selection
@@ -32,6 +32,14 @@ _CONTENTS: Final[Mapping[str, str]] = MappingProxyType(
     | {"INT64": "int64_contents", "UINT64": "uint64_contents"}
 )
 """The field of `InferTensorContents` for each datatype that has one."""
+_NUMBERS: Final[Mapping[str, np.dtype[Any]]] = MappingProxyType(
+    {"int_contents": np.dtype(np.int32), "uint_contents": np.dtype(np.uint32)}
+)
+"""What the fields hold that several datatypes share."""
+_LIMITS: Final = MappingProxyType(
+    {datatype: np.iinfo(DTYPES[datatype]) for datatype in ("INT8", "INT16", "UINT8", "UINT16")}
+)
+"""Of the datatypes that are narrower than their field."""
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
     {
         "priority": ((int,), "int64_param or uint64_param"),
@@ -46,6 +54,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
 _RAW: Final = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2
 _ID: Final = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2
 _ANSWERS_REMEMBERED: Final = 256
+_PIECE_ITEMS: Final = 16 * 1024
 _NO_PARAMETERS: Final = wire.RequestParameters()
 
 
@@ -205,10 +214,12 @@ class MessageCodec:
     def _typed_answer(self, request_id: str, arrays: list[tuple[str, npt.NDArray[Any]]], variant: str) -> bytes:
         response = self._described(request_id, arrays, variant)
         for output, (_, array) in zip(response.outputs, arrays, strict=True):
-            elements: list[Any] = array.reshape(-1).tolist()
-            if output.datatype == "BYTES":
-                elements = [item if isinstance(item, bytes) else str(item).encode() for item in elements]
-            getattr(output.contents, _CONTENTS[output.datatype]).extend(elements)
+            field, flat = getattr(output.contents, _CONTENTS[output.datatype]), array.reshape(-1)
+            for start in range(0, flat.size, _PIECE_ITEMS):  # others get their turn in between
+                elements: list[Any] = flat[start : start + _PIECE_ITEMS].tolist()
+                if output.datatype == "BYTES":
+                    elements = [item if isinstance(item, bytes) else str(item).encode() for item in elements]
+                field.extend(elements)
         return response.SerializeToString()
 
 
@@ -237,11 +248,16 @@ def _typed(
     others = [name.name for name, _ in contents.ListFields() if name.name != field]
     if others:
         raise InvalidRequest(f"{where}.contents: {datatype} belongs in {field}, not in {', '.join(others)}")
-    elements = list(getattr(contents, field))
-    if plan.json is not None and datatype != "BYTES":
-        return plan.json.take(elements, shape, count, where, f"contents.{field}")
+    elements = getattr(contents, field)
     if len(elements) != count:
         raise InvalidRequest(f"{where}.contents.{field}: {len(elements)} values, but shape {list(shape)} needs {count}")
-    array = np.empty(count, dtype=np.object_)
-    array[:] = elements
-    return array.reshape(shape)
+    if datatype == "BYTES":
+        array = np.empty(count, dtype=np.object_)
+        array[:] = list(elements)
+        return array.reshape(shape)
+    dtype, limits = DTYPES[datatype], _LIMITS.get(datatype)
+    # At once in C: as a list, a message of 32 MiB would keep the interpreter, and with it all requests, for a second.
+    numbers = np.array(elements, dtype=_NUMBERS.get(field, dtype))
+    if limits is not None and not (limits.min <= numbers.min() and numbers.max() <= limits.max):
+        raise InvalidRequest(f"{where}.contents.{field}: a number does not fit {datatype}")
+    return numbers.astype(dtype, copy=False).reshape(shape)

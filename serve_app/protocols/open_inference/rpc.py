@@ -21,6 +21,7 @@ from serve_app.protocols.grpc_call import Call, parse, shown
 from serve_app.protocols.open_inference import inference_pb2 as pb
 from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import classified, encoding_bytes, held_bytes
+from serve_app.protocols.open_inference.message_parts import check_parts
 from serve_app.protocols.open_inference.messages import MessageCodec, delimited, request_parameters
 from serve_app.protocols.options import remaining, request_options
 from serve_app.protocols.service import InferenceService, ModelInfo
@@ -35,6 +36,12 @@ Explain: TypeAlias = Callable[[Exception, Call, str], ServeAppError]
 
 AHEAD: Final = 256
 """Requests of one stream that may be in work at once. What comes beyond that waits in the connection."""
+
+UNREAD_BYTES: Final = 8 * 2**20
+"""While the client of a stream has more than so many bytes of answers to read, no more requests are read from it."""
+
+_FEW_PARTS_BYTES: Final = 16 * 1024
+"""Messages up to this size are parsed whatever they are made of: it takes 2 ms at most."""
 
 _PRIORITY: Final = {priority: ("x-priority", priority.label) for priority in Priority}
 _RESPONSE: Final = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
@@ -79,7 +86,7 @@ class InferenceRpc:
             "ServerMetadata": _answering(pb.ServerMetadataRequest, _server_metadata),
             "ModelMetadata": _answering(pb.ModelMetadataRequest, self._model_metadata),
             "ModelConfig": _answering(pb.ModelConfigRequest, self._model_config),
-            "ModelStatistics": _answering(pb.ModelStatisticsRequest, self._statistics),
+            "ModelStatistics": self.statistics,
             "RepositoryIndex": _answering(pb.RepositoryIndexRequest, self._index),
             "SystemSharedMemoryStatus": _answering(
                 pb.SystemSharedMemoryStatusRequest, lambda _: pb.SystemSharedMemoryStatusResponse()
@@ -116,7 +123,9 @@ class InferenceRpc:
         call.asked_model = ""
         bodies.hold(len(body))
         try:
-            request = parse(pb.ModelInferRequest, body)
+            if len(body) > _FEW_PARTS_BYTES:
+                check_parts(body)
+            request = parse(pb.ModelInferRequest, body, len(body))
             call.asked_model, call.asked_id = request.model_name, request.id
             codec = self._codec(service.find(request.model_name, request.model_version or None))
             info = codec.info
@@ -151,8 +160,21 @@ class InferenceRpc:
             encoded = codec.encode(request.id, selection, value, answer.variant)
         return encoded, answer.priority, answer.variant
 
+    async def statistics(self, body: bytes, _: Call) -> bytes:
+        """The statistics of a model, or of all, over all routers.
+
+        Raises:
+            ModelNotFound: There is no such model or version.
+        """
+        request, service = parse(pb.ModelStatisticsRequest, body), self._service
+        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
+        statistics = await service.total_statistics(names)
+        return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
+
     async def stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
+
+        A client that reads no answers is soon asked for no more requests: see `UNREAD_BYTES`.
 
         A request that fails does not end the stream: its answer says so. The stream ends when the client's side of it
         has ended and everything is answered, or when the server is closing.
@@ -163,12 +185,24 @@ class InferenceRpc:
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
         room = asyncio.Semaphore(AHEAD)
         running: set[asyncio.Task[bytes]] = set()
+        unread = 0
+        mostly_read = asyncio.Event()
+        mostly_read.set()
+
+        async def answered(body: bytes) -> bytes:
+            nonlocal unread
+            answer = await self._answer_in_stream(body, call.again())
+            unread += len(answer)
+            if unread > UNREAD_BYTES:
+                mostly_read.clear()
+            return answer
 
         async def read() -> None:
             try:
                 async for body in requests:
                     await room.acquire()
-                    task = asyncio.create_task(self._answer_in_stream(body, call.again()))
+                    await mostly_read.wait()
+                    task = asyncio.create_task(answered(body))
                     running.add(task)
                     answers.put_nowait(task)
             finally:
@@ -180,8 +214,13 @@ class InferenceRpc:
             reader.cancel()
         try:
             while (task := await answers.get()) is not None:
-                yield await task
+                answer = await task
                 running.discard(task)
+                del task  # it holds the answer, which the client may take its time to read
+                yield answer
+                unread -= len(answer)
+                if unread <= UNREAD_BYTES:
+                    mostly_read.set()
                 room.release()
             if self._closing:
                 raise ModelUnavailable("the server is closing; open the stream again")
@@ -230,12 +269,6 @@ class InferenceRpc:
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         info = self._service.find(request.name, request.version or None)
         return _filled(pb.ModelConfigResponse(), {"config": rest.model_config(info)})
-
-    def _statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        service = self._service
-        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
-        statistics = [service.statistics(name) for name in names]
-        return _filled(pb.ModelStatisticsResponse(), {"model_stats": statistics})
 
     def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         entries = [

@@ -111,11 +111,9 @@ class JsonData:
             raise InvalidRequest(f"{where}: a number is too large for {self._datatype}")
         return array
 
-    def take(
-        self, values: list[Any], shape: tuple[int, ...], count: int, where: str, field: str = "data"
-    ) -> npt.NDArray[Any]:
-        """As `decode`, of a ``field`` that was a flat list of the datatype's elements and is decoded already."""
-        return self._flat(values, shape, count, f"{where}.{field}")
+    def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+        """As `decode`, of data that was a flat list of the datatype's elements and is decoded already."""
+        return self._flat(values, shape, count, f"{where}.data")
 
     def _flat(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         if len(values) != count:

@@ -145,6 +145,21 @@ async def test_bytes_that_are_no_message_are_the_clients_fault(client: Client, n
     assert code in {grpc.StatusCode.INVALID_ARGUMENT, UNIMPLEMENTED}
 
 
+@pytest.mark.parametrize("name", ["ServerLive", "ModelReady", "LogSettings"])
+async def test_questions_are_short(client: Client, name: str) -> None:
+    """What takes no tensors has no use for more bytes than a few names have."""
+    code, details, metadata = await failure(client.raw(name, bytes(16 * 1024 + 1)))
+    assert (code, metadata["code"]) == (grpc.StatusCode.INVALID_ARGUMENT, "payload_too_large")
+    assert "16385 bytes" in details
+
+
+async def test_nobody_watches_a_name_without_end(client: Client) -> None:
+    """It would be kept for as long as the call lasts."""
+    request = health_pb2.HealthCheckRequest(service="x" * 20_000).SerializeToString()
+    watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch")(request, timeout=20)
+    assert (await failure(watch.read()))[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_the_standard_health_service(client: Client, service: NumpyService) -> None:
     """The server, its service and its models; what is unknown is NOT_FOUND."""
     stub: Any = health_pb2_grpc.HealthStub(client.channel)

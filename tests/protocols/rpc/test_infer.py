@@ -229,6 +229,7 @@ async def test_faults_are_named(client: Client, service: NumpyService, change: A
         ("FP16", "fp32", "FP16 has no field there; send it in raw_input_contents"),
         ("INT8", "int64", "INT8 belongs in int_contents, not in int64_contents"),
         ("INT8", "int", "inputs[0].contents.int_contents: a number does not fit INT8"),
+        ("UINT8", "uint", "inputs[0].contents.uint_contents: a number does not fit UINT8"),
         ("BYTES", "bytes", "inputs[0].contents.bytes_contents: 1 values, but shape [2, 1, 2] needs 4"),
     ],
 )  # fmt: skip
@@ -260,11 +261,62 @@ async def test_extensions_that_are_not_served(client: Client, change: Any, messa
     assert message in details
 
 
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+@pytest.mark.parametrize("raw", [True, False])
+async def test_dimensions_that_may_vary_are_not_negative(client: Client, datatype: str, raw: bool) -> None:
+    """The size that stands for any in a model's metadata is none that a tensor can have."""
+    request = pb.ModelInferRequest(model_name="mirror")
+    request.inputs.add(name=f"in_{datatype}", datatype=datatype, shape=(1, -1, 2))
+    if raw:
+        request.raw_input_contents.append(b"")
+    code, details, _ = await failure(client.infer(request))
+    assert code == INVALID
+    assert "has the shape [rows, any, 2], got [1, -1, 2]" in details
+
+
 async def test_bytes_that_are_no_message(client: Client, service: NumpyService) -> None:
     """A client's fault, which is counted for no model."""
     code, details, _ = await failure(client.raw("ModelInfer", b"\xff\xff\xff"))
     assert (code, details) == (INVALID, "this is not a valid message inference.ModelInferRequest")
     assert service.refusals == [("", "invalid_request")]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"\x2a\0",  # an input
+        b"\x32\0",  # an output
+        b"\x22\0",  # a parameter
+        b"\x3a\0",  # a raw input
+        b"\x78\1",  # a field that nobody knows
+        b"\x2a\x04\x1a\x02\1\1",  # an input of two dimensions
+    ],
+)
+async def test_messages_of_very_many_parts(client: Client, service: NumpyService, part: bytes) -> None:
+    """Parsed they would take many times the memory, and the time of all requests."""
+    many = part * 8193
+    for body in (many, pb.ModelInferRequest(id="x").SerializeToString() + many):
+        code, details, _ = await failure(client.raw("ModelInfer", body))
+        assert code == INVALID
+        assert "more than 4096 parts" in details
+    assert service.refusals == [("", "invalid_request")] * 2
+
+
+async def test_shapes_of_very_many_dimensions(client: Client) -> None:
+    """As parts: packed, a dimension takes one byte."""
+    request = request_of("wide")
+    request.inputs[0].shape.extend([1] * 20_000)
+    _, details, _ = await failure(client.infer(request))
+    assert "more than 4096 parts" in details
+
+
+@pytest.mark.parametrize("cut", [1, 2, 90_000])
+async def test_messages_that_are_cut_off(client: Client, cut: int) -> None:
+    """A client's fault, wherever they end."""
+    body = request_of("wide", [("x", "FP32", np.zeros((1, 24_000), np.float32))]).SerializeToString()
+    code, details, _ = await failure(client.raw("ModelInfer", body[:-cut]))
+    assert code == INVALID
+    assert "not a valid message" in details
 
 
 async def test_unknown_models_and_versions(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
@@ -12,8 +13,13 @@ import pytest
 from protocols.protocol_service import NumpyService
 from protocols.rpc.conftest import Client, request_of
 from serve_app.errors import QueueFull
-from serve_app.protocols.grpc_listener import GrpcListener
+from serve_app.payloads import Payload
+from serve_app.protocols.body import BodyReader
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.protocols.open_inference.rpc import AHEAD, UNREAD_BYTES
+from serve_app.protocols.service import Answer, RequestOptions
 
 
 def numbered(number: int, model: str = "double") -> bytes:
@@ -123,3 +129,69 @@ async def test_what_was_read_is_answered_before_the_server_closes(
     assert (await next_of(stream)).infer_response.id == "1"
     assert await stream.code() == grpc.StatusCode.UNAVAILABLE
     await closing
+
+
+class Nobody:
+    """Whoever carries a call, saying nothing and listening to nothing."""
+
+    def invocation_metadata(self) -> None:
+        """None came."""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Not told to anybody."""
+
+    def set_details(self, details: str) -> None:
+        """Not told to anybody."""
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """Not told to anybody."""
+
+
+class Halting(NumpyService):
+    """Answers so many requests, and then none."""
+
+    halt_after = 80
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """Compute, or wait."""
+        if len(self.calls) == self.halt_after:
+            self.gate.clear()
+        return await super().submit(model, payload, options)
+
+
+LARGE = request_of("wide", [("x", "FP32", np.zeros((1, 24_000), np.float32))]).SerializeToString()
+
+
+async def test_a_client_that_never_reads_is_cut(bodies: BodyReader) -> None:
+    """What it should read is not kept for ever, and what else it asked for is not run."""
+    service = Halting()
+    listener = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, GrpcLimits(stall_s=0.1))
+    await listener.start()
+    client = Client(listener.port)
+    stream = client.stream()
+    for _ in range(service.halt_after + 1):
+        await stream.write(LARGE)
+    async with asyncio.timeout(15):  # less than the stream's own deadline
+        await service.cancelled.wait()
+    stream.cancel()
+    await client.channel.close()
+    await listener.close(0.0)
+
+
+async def test_nothing_more_is_read_while_answers_are_not(service: NumpyService, bodies: BodyReader) -> None:
+    """Where answers are large, it takes fewer of them than requests may be in work."""
+    pulled = 0
+
+    async def requests() -> AsyncIterator[bytes]:
+        nonlocal pulled
+        for _ in range(2 * AHEAD):
+            await asyncio.sleep(0)  # as a connection, it lets what came before begin
+            pulled += 1
+            yield LARGE
+
+    answers = GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), Nobody())
+    await anext(answers)
+    for _ in range(10 * AHEAD):  # turns of the event loop: all of this is done in it
+        await asyncio.sleep(0)
+    assert UNREAD_BYTES < pulled * len(LARGE) < 1.1 * UNREAD_BYTES
+    assert len([answer async for answer in answers]) == 2 * AHEAD - 1
