@@ -216,10 +216,10 @@ async def _repeated(retrying: tenacity.AsyncRetrying, function: Callable[[], Awa
 
 
 async def _first_answer(tasks: set[asyncio.Task[T]]) -> T:
-    """The result of the first that says something; a failure that another attempt can mend only if all have it."""
+    """The result of the first that says something; a failure only where none has one, the more telling one first."""
     pending = tasks
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         answered = [task for task in done if not isinstance(task.exception(), RETRYABLE)]
         if answered or not pending:
-            return (answered or [*done])[0].result()
+            return min(answered or done, key=lambda task: task.exception() is not None).result()

@@ -47,6 +47,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = MappingProxyType(
         "variant": ((str,), "string_param"),
         "fallback": ((bool,), "bool_param"),
         "binary_data_output": ((bool,), "bool_param"),
+        "timings": ((bool,), "bool_param"),
         "sequence_id": ((int, str), "int64_param, uint64_param or string_param"),
     }
 )
@@ -168,7 +169,14 @@ class MessageCodec:
         """By the name of an output: how many of its highest values are asked for in its place."""
         return self._codec.classifications(_requested_outputs(request)) if request.outputs else {}
 
-    def encode(self, request_id: str, selection: Selection, tensors: Tensors, variant: str = "") -> bytes:
+    def encode(
+        self,
+        request_id: str,
+        selection: Selection,
+        tensors: Tensors,
+        variant: str = "",
+        timings: Mapping[str, int] | None = None,
+    ) -> bytes:
         """Encode a response: a serialized `ModelInferResponse`.
 
         Args:
@@ -176,12 +184,15 @@ class MessageCodec:
             selection: As `select` returned it. Where one output is raw or has no typed form, all are raw.
             tensors: The model's outputs.
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
+            timings: More of the response's parameters; ``None`` where the request did not ask for them.
         """
         arrays = [(name, tensors[name]) for name, _ in selection]
         raw = any(binary for _, binary in selection) or any(datatype_of(array) not in _CONTENTS for _, array in arrays)
+        # Messages that stand one behind the other are one message.
+        told = b"" if timings is None else _parameters(timings)
         if not raw:
-            return self._typed_answer(request_id, arrays, variant)
-        parts: list[bytes | memoryview] = [self._opening(arrays, variant)]
+            return self._typed_answer(request_id, arrays, variant) + told
+        parts: list[bytes | memoryview] = [self._opening(arrays, variant), told]
         if request_id:
             text = request_id.encode()
             parts += (delimited(_ID, len(text)), text)
@@ -221,6 +232,12 @@ class MessageCodec:
                     elements = [item if isinstance(item, bytes) else str(item).encode() for item in elements]
                 field.extend(elements)
         return response.SerializeToString()
+
+
+def _parameters(values: Mapping[str, int]) -> bytes:
+    """A serialized response that has nothing but these parameters."""
+    parameters = {name: pb.InferParameter(int64_param=value) for name, value in values.items()}
+    return pb.ModelInferResponse(parameters=parameters).SerializeToString()
 
 
 def _requested_outputs(request: pb.ModelInferRequest) -> list[wire.RequestedOutput]:

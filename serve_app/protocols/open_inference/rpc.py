@@ -18,13 +18,14 @@ from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, Se
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import code_of
 from serve_app.protocols.grpc_call import Call, parse, shown
+from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference import inference_pb2 as pb
-from serve_app.protocols.open_inference import rest
 from serve_app.protocols.open_inference.infer import classified, encoding_bytes, held_bytes
 from serve_app.protocols.open_inference.message_parts import check_parts
 from serve_app.protocols.open_inference.messages import MessageCodec, delimited, request_parameters
 from serve_app.protocols.options import remaining, request_options
-from serve_app.protocols.service import InferenceService, ModelInfo
+from serve_app.protocols.replies import server_timing, timings
+from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
 _M = TypeVar("_M", bound=Message)
@@ -52,8 +53,10 @@ _FINAL: Final = pb.ModelInferResponse(
 
 _LOAD: Final = "models are loaded and unloaded by a change of the server's configuration, not by clients"
 _SHARED_MEMORY: Final = "shared memory is not supported here: send tensors in the message"
-_TRACE: Final = "trace settings cannot be changed here"
-_LOG: Final = "log settings cannot be changed here"
+_SETTING: Final = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+"""The field of a log setting for each type of value."""
+_TRACE_LEVEL: Final = "trace_level"
+"""The one trace setting that is a list."""
 
 
 class InferenceRpc:
@@ -109,15 +112,15 @@ class InferenceRpc:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
-        answer, priority, variant = await self._infer(body, call)
-        if variant:
-            call.tell(_PRIORITY[priority], ("x-variant", variant))
-        else:
-            call.tell(_PRIORITY[priority])
-        return answer
+        encoded, answer = await self._infer(body, call)
+        told = [_PRIORITY[answer.priority], ("server-timing", server_timing(answer).decode())]
+        if answer.variant:
+            told.append(("x-variant", answer.variant))
+        call.tell(*told)
+        return encoded
 
-    async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Priority, str]:
-        """Read, schedule and answer one request: a serialized response, its class and its variant."""
+    async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Answer]:
+        """Read, schedule and answer one request: a serialized response, and what it is made from."""
         arrived = monotonic()
         service, bodies = self._service, self._bodies
         call.asked_model = ""
@@ -154,11 +157,12 @@ class InferenceRpc:
         value = answer.value
         if counts := codec.classifications(request):
             value = await classified(value, counts, info, bodies)
+        told = timings(answer) if parameters.timings else None
         if bodies.is_large(encoding_bytes(selection, value)):
-            encoded = await bodies.offload(codec.encode, request.id, selection, value, answer.variant)
+            encoded = await bodies.offload(codec.encode, request.id, selection, value, answer.variant, told)
         else:
-            encoded = codec.encode(request.id, selection, value, answer.variant)
-        return encoded, answer.priority, answer.variant
+            encoded = codec.encode(request.id, selection, value, answer.variant, told)
+        return encoded, answer
 
     async def statistics(self, body: bytes, _: Call) -> bytes:
         """The statistics of a model, or of all, over all routers.
@@ -233,7 +237,7 @@ class InferenceRpc:
 
     async def _answer_in_stream(self, body: bytes, call: Call) -> bytes:
         try:
-            response, _, _ = await self._infer(body, call)
+            response, _ = await self._infer(body, call)
         except Exception as error:  # whatever it is, it concerns this request only
             explained = self._explain(error, call, "ModelStreamInfer")
             failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
@@ -279,9 +283,15 @@ class InferenceRpc:
     def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         if request.model_name:
             self._service.find(request.model_name)
-        if request.settings:
-            raise Unsupported(_TRACE)
-        return pb.TraceSettingResponse()
+        asked = {
+            name: [*setting.value] if name == _TRACE_LEVEL else next(iter(setting.value), None)
+            for name, setting in request.settings.items()
+        }
+        settings = administration.update_trace_settings(asked)
+        response = pb.TraceSettingResponse()
+        for name, value in settings.items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
 
 
 def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:
@@ -327,6 +337,11 @@ def _no_region(name: str) -> None:
 
 
 def _log_settings(request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-    if request.settings:
-        raise Unsupported(_LOG)
-    return pb.LogSettingsResponse()
+    asked: dict[str, Any] = {}
+    for name, setting in request.settings.items():
+        choice = setting.WhichOneof("parameter_choice")
+        asked[name] = None if choice is None else getattr(setting, choice)
+    response = pb.LogSettingsResponse()
+    for name, value in administration.update_log_settings(asked).items():
+        setattr(response.settings[name], _SETTING[type(value)], value)
+    return response

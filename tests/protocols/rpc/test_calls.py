@@ -96,13 +96,13 @@ async def test_unknown_models(client: Client, name: str) -> None:
         ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="r"), "shared memory"),
         (
             "TraceSetting",
-            pb.TraceSettingRequest(settings={"trace_level": pb.TraceSettingRequest.SettingValue(value=["OFF"])}),
-            "trace settings",
+            pb.TraceSettingRequest(settings={"trace_level": pb.TraceSettingRequest.SettingValue(value=["TIMESTAMPS"])}),
+            "not traced",
         ),
         (
             "LogSettings",
-            pb.LogSettingsRequest(settings={"log_info": pb.LogSettingsRequest.SettingValue(bool_param=True)}),
-            "log settings",
+            pb.LogSettingsRequest(settings={"log_file": pb.LogSettingsRequest.SettingValue(string_param="a")}),
+            "log_file cannot be changed",
         ),
     ],
 )  # fmt: skip
@@ -127,9 +127,19 @@ async def test_questions_about_shared_memory_are_answered(client: Client, kind: 
 
 
 async def test_settings_that_are_only_asked_for(client: Client) -> None:
-    """There are none."""
-    assert not (await client.call("TraceSetting", pb.TraceSettingRequest(model_name="double"))).settings
-    assert not (await client.call("LogSettings", pb.LogSettingsRequest())).settings
+    """They are those of HTTP: nothing is traced, and errors are logged."""
+    traced = (await client.call("TraceSetting", pb.TraceSettingRequest(model_name="double"))).settings
+    assert traced["trace_level"].value == ["OFF"]
+    assert (await client.call("LogSettings", pb.LogSettingsRequest())).settings["log_error"].bool_param
+
+
+async def test_how_much_is_logged_can_be_changed(client: Client) -> None:
+    """And what it is then is the answer."""
+    before = (await client.call("LogSettings", pb.LogSettingsRequest())).settings["log_info"].bool_param
+    for wanted in (not before, before):
+        change = {"log_info": pb.LogSettingsRequest.SettingValue(bool_param=wanted)}
+        changed = await client.call("LogSettings", pb.LogSettingsRequest(settings=change))
+        assert changed.settings["log_info"].bool_param is wanted
 
 
 async def test_calls_that_nobody_knows(client: Client) -> None:

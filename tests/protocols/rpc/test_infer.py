@@ -118,6 +118,27 @@ async def test_what_has_no_typed_form_makes_all_outputs_raw(client: Client) -> N
     assert len(answer.raw_output_contents) == len(EVERY_DATATYPE)
 
 
+@pytest.mark.parametrize("raw", [True, False])
+async def test_timings_come_where_they_are_asked_for(client: Client, service: NumpyService, raw: bool) -> None:
+    """Among the parameters of the answer, which is otherwise the same."""
+    service.took = service.took._replace(queue_s=0.25, infer_s=0.5, timeout_s=2.0)
+    request = request_of(parameters={"binary_data_output": parameter(value=raw, kind="bool")})
+    plain = await client.infer(request)
+    request.parameters["timings"].bool_param = True
+    request.parameters["priority"].int64_param = 1
+    answer = await client.infer(request)
+    told = {name: value.int64_param for name, value in answer.parameters.items()}
+    assert told == {
+        "priority": 1,
+        "timeout": 2_000_000,
+        "queue_us": 250_000,
+        "preprocess_us": 0,
+        "infer_us": 500_000,
+        "postprocess_us": 0,
+    }
+    assert (answer.outputs, answer.raw_output_contents) == (plain.outputs, plain.raw_output_contents)
+
+
 async def test_id_and_variant_come_back(client: Client, service: NumpyService) -> None:
     """The id as it was sent, the variant where it is not the exact model."""
     answer = await client.infer(request_of(id="nr. 5 ü"))
@@ -126,7 +147,9 @@ async def test_id_and_variant_come_back(client: Client, service: NumpyService) -
     call = client.raw("ModelInfer", request_of(id="6").SerializeToString())
     answer = pb.ModelInferResponse.FromString(await call)
     assert (answer.id, answer.parameters["variant"].string_param) == ("6", "int8")
-    assert dict(await call.trailing_metadata()) == {"x-priority": "normal", "x-variant": "int8"}
+    told = dict(await call.trailing_metadata())
+    assert (told["x-priority"], told["x-variant"]) == ("normal", "int8")
+    assert told["server-timing"].startswith("queue;dur=")
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, 20_000])
