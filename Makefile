@@ -158,6 +158,11 @@ fuzz-codec: env ## Feed the V2 codec with bytes that try to break it, 10 minutes
 	@mkdir -p build
 	@$(BIN)/python tests/fuzz/fuzz_v2_codec.py -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/
 
+.PHONY: fuzz-grpc
+fuzz-grpc: env ## Feed every gRPC call with bytes that try to break it, 10 minutes (FUZZ_SECONDS)
+	@mkdir -p build
+	@$(BIN)/python tests/fuzz/fuzz_grpc.py -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/
+
 .PHONY: schema
 schema: env ## Write configs/schema.json again
 	@$(BIN)/serve-app schema > configs/schema.json.new

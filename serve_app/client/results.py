@@ -17,7 +17,7 @@ class Timings(NamedTuple):
         preprocess_us: Making tensors of media.
         infer_us: In the backend.
         postprocess_us: Making the answer.
-        timeout_us: The deadline that counted, from the arrival on.
+        timeout_us: Until the deadline, from when the request had been read and was queued.
     """
 
     queue_us: int

@@ -60,8 +60,8 @@ def test_tensors_pass_through_the_servers_codec_unchanged(inputs: dict[str, npt.
 
 
 def test_datatypes_are_those_of_the_server() -> None:
-    """The client's own table says what the server's says."""
-    assert dict(DTYPES) == payloads.DTYPES
+    """The client's own table says what the server's says. BF16 is not numpy's own."""
+    assert dict(DTYPES) == {name: dtype for name, dtype in payloads.DTYPES.items() if name != "BF16"}
 
 
 def test_texts_are_sent_as_bytes() -> None:

@@ -25,7 +25,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "bfloat16": "bfloat16",
         "image_logits": "image_logits",
     }
-    models: list[dict[str, object]] = [{"name": name, "path": str(folder / name)} for name in [*kinds, "mirror"]]
+    models: list[dict[str, object]] = [
+        {"name": name, "path": str(folder / name), "batching": {"max_rows": 8}} for name in [*kinds, "mirror"]
+    ]
     for name, kind in kinds.items():
         onnx_models.make(folder / name / "1" / "model.onnx", kind)
     onnx_models.identity(folder / "mirror" / "1" / "model.onnx", TYPES)

@@ -28,7 +28,7 @@ TEXT = TensorSpec("text", "BYTES", (-1, 1))
         (VARYING, True, False, False, "input 'ids' has axes of any size, and no processor pads them to a few"),
         (VARYING, True, True, True, "input 'ids' has axes that vary, and convolutions are prepared anew for each size"),
         (FIXED, False, True, False, "batches have any number of rows: name resources.row_sizes"),
-        (TEXT, True, True, False, "it takes or gives text"),
+        (TEXT, True, True, False, "it takes or gives text or BF16"),
     ],
 )
 def test_graphs_are_for_few_shapes(

@@ -39,6 +39,7 @@ _TRACE: Final[Mapping[str, Any]] = MappingProxyType(
     }
 )
 
+_SHARED_MEMORY: Final = ("systemsharedmemory", "cudasharedmemory")
 _KINDS: Final = {bool: "true or false", int: "an integer", str: "a string"}
 
 _BY_CONFIGURATION = "models come and go with the configuration; change it and deploy it again"
@@ -139,18 +140,20 @@ def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
         Route("/v2/models/{model}/trace/setting", endpoints.trace, methods=["GET", "POST"]),
         Route("/v2/repository/index", endpoints.index, methods=["POST"]),
     ]
-    for kind in ("systemsharedmemory", "cudasharedmemory"):
+    for kind in _SHARED_MEMORY:
         found += [
             Route(f"/v2/{kind}/status", endpoints.no_regions, methods=["GET"]),
             Route(f"/v2/{kind}/region/{{region}}/status", endpoints.no_region, methods=["GET"]),
             Route(f"/v2/{kind}/unregister", endpoints.unregister, methods=["POST"]),
             Route(f"/v2/{kind}/region/{{region}}/unregister", endpoints.unregister, methods=["POST"]),
-            Route(f"/v2/{kind}/region/{{region}}/register", endpoints.unsupported, methods=["POST"]),
         ]
     paths: tuple[str, ...] = ("repository/models/{model}/load", "repository/models/{model}/unload")
     versions = ("models/{model}", "models/{model}/versions/{version}")
     paths += tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
-    return found + [Route(f"/v2/{path}", endpoints.unsupported, methods=["POST"]) for path in paths]
+    paths += tuple(f"{kind}/region/{{region}}/register" for kind in _SHARED_MEMORY)
+    # Not in the description: there is nothing to do with them.
+    refuse = endpoints.unsupported
+    return found + [Route(f"/v2/{path}", refuse, methods=["POST"], include_in_schema=False) for path in paths]
 
 
 class _Endpoints:

@@ -68,6 +68,11 @@ def embeddings(models: Sequence[ModelInfo]) -> dict[str, Any]:
     return _body({JSON: {"schema": schema, **_shown(examples)}}, "")
 
 
+def settings(_: Sequence[ModelInfo]) -> dict[str, Any]:
+    """Of changes to settings."""
+    return _body({JSON: {"schema": {"type": "object"}}}, "Names of settings and their new values.")
+
+
 _BINARY: Final[dict[str, Any]] = {"type": "string", "format": "binary"}
 _FORM: Final[dict[str, Any]] = {
     "type": "object",

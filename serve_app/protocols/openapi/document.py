@@ -119,7 +119,8 @@ def _path_parameter(name: str, models: Sequence[ModelInfo]) -> dict[str, Any]:
         "task": list(dict.fromkeys(task for info in models for task in tasks_of(info))),
         "asset": list(ASSETS),
     }
-    schema = {"type": "string", **({"enum": known[name]} if known[name] else {})}
+    values = known.get(name)
+    schema = {"type": "string", **({"enum": values} if values else {})}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
@@ -153,7 +154,8 @@ def _header(description: str, schema: dict[str, Any]) -> dict[str, Any]:
 _HEADER_LENGTH: Final[dict[str, Any]] = {
     "name": "Inference-Header-Content-Length",
     **_header(
-        "Bytes of JSON before binary tensors; without it the whole body is JSON", {"type": "integer", "minimum": 1}
+        "Bytes of JSON before binary tensors; without it the whole body is JSON. 0: the body is the one input's data",
+        {"type": "integer", "minimum": 0},
     ),
 }
 
@@ -182,7 +184,7 @@ _HEADERS: Final[dict[str, Any]] = {
 
 def _headers_of(path: str, operation: Operation) -> list[str]:
     names = ["X-Request-Id"]
-    if operation.body is not None:
+    if operation.runs:
         names += ["X-Priority", "X-Variant", "Server-Timing"]
     return [*names, "Inference-Header-Content-Length"] if path.endswith("/infer") else names
 

@@ -85,6 +85,26 @@ def _v2_model(path: str) -> dict[tuple[str, str], Operation]:
 _ANSWERS: Final = _json("Labels", "LabelsOfTexts", "Vectors", "Similarities")
 
 
+def _settings(path: str, what: str) -> dict[tuple[str, str], Operation]:
+    """The routes that show settings and change them."""
+    content: Content = {JSON: {"type": "object"}}
+    return {
+        ("GET", path): Operation(V2, f"{what} (Triton's extension)", content),
+        ("POST", path): Operation(V2, f"Change {what.lower()}", content, (400, 413, 501), bodies.settings),
+    }
+
+
+def _shared_memory(kind: str) -> dict[tuple[str, str], Operation]:
+    """The routes that tell that no memory is shared with clients."""
+    path = f"/v2/{kind}sharedmemory"
+    return {
+        ("GET", f"{path}/status"): Operation(V2, "Memory shared with clients: none", {JSON: {"type": "array"}}),
+        ("GET", f"{path}/region/{{region}}/status"): Operation(V2, "One region of it: there is none", {}),
+        ("POST", f"{path}/unregister"): Operation(V2, "Share none", {}),
+        ("POST", f"{path}/region/{{region}}/unregister"): Operation(V2, "Do not share this one", {}),
+    }
+
+
 def _media(tag: str, summary: str, note: str = "") -> Operation:
     return Operation(tag, summary, _ANSWERS, INFERENCE, bodies.predict, media=True, note=note)
 
@@ -98,6 +118,11 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = MappingProxyType(
         ("POST", "/v2/repository/index"): Operation(V2, "Every model", _json("RepositoryIndex")),
         **_v2_model("/v2/models/{model}"),
         **_v2_model("/v2/models/{model}/versions/{version}"),
+        **_settings("/v2/logging", "How much is logged"),
+        **_settings("/v2/trace/setting", "What is traced"),
+        **_settings("/v2/models/{model}/trace/setting", "What is traced of a model"),
+        **_shared_memory("system"),
+        **_shared_memory("cuda"),
         ("POST", "/v1/models/{model}/predict"): _media(
             PREDICT,
             "Classify a picture, a sound or a text, or embed texts",
