@@ -184,7 +184,7 @@ async def test_the_asyncio_client(address: str) -> None:
             assert np.array_equal(values + values, result.as_numpy("OUTPUT0"))
         statistics = await client.get_inference_statistics("simple")
         assert statistics["model_stats"][0]["inference_count"] >= 3
-        with pytest.raises(InferenceServerException, match="^.404. Request for unknown model"):
+        with pytest.raises(InferenceServerException, match=r"^\[404\] Request for unknown model"):
             await client.infer("nothing", inputs)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from protocols.protocol_service import NumpyService
+
 LOGGER = logging.getLogger("serve_app")
 
 
