@@ -17,6 +17,7 @@ from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.inference.signature import read_signature
 from serve_app.payloads import Execution
+from serve_app.processors.image import ImageProcessor
 from serve_app.protocols.service import ModelInfo, ModelServing
 
 _log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         labels=() if processor is None else processor.labels,
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
+        layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
     )
 
 

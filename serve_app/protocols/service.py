@@ -48,6 +48,7 @@ class ModelInfo(NamedTuple):
         labels: Class names, empty where the model has none.
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
         serving: How it is served.
+        layout: Order of the axes of the one input of a model of pictures, ``NCHW`` or ``NHWC``; empty for others.
     """
 
     name: str
@@ -61,6 +62,7 @@ class ModelInfo(NamedTuple):
     labels: tuple[str, ...]
     variants: tuple[str, ...] = ()
     serving: ModelServing = ModelServing()
+    layout: str = ""
 
 
 class RequestOptions(NamedTuple):

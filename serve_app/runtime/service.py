@@ -70,10 +70,14 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            raise ModelNotFound(f"there is no model {model[:64]!r} here; models: {', '.join(self._models)}")
+            # Programs written for Triton look for its words, with which both messages begin.
+            raise ModelNotFound(
+                f"Request for unknown model: there is no {model[:64]!r} here; models: {', '.join(self._models)}"
+            )
         if version is not None and version not in info.versions:
             raise ModelNotFound(
-                f"model {model!r} has no version {version[:64]!r} here; versions: {', '.join(info.versions)}"
+                f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
+                f" versions: {', '.join(info.versions)}"
             )
         return info
 

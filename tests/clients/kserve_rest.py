@@ -45,7 +45,7 @@ async def _all(url: str) -> None:
     assert await client.is_model_ready(url, "simple") is True
     for binary in (False, True):
         await _infer(client, url, binary=binary)
-    with pytest.raises(httpx.HTTPStatusError, match="there is no model 'nothing' here") as caught:
+    with pytest.raises(httpx.HTTPStatusError, match="there is no 'nothing' here") as caught:
         await client.infer(url, {"inputs": []}, model_name="nothing")
     assert caught.value.response.status_code == 404
     await client.close()

@@ -55,6 +55,8 @@ def test_metadata(client: triton.InferenceServerClient) -> None:
     assert levels["1"]["default_timeout_microseconds"] == 1_000_000  # the class high's own
     index = {model["name"]: model["state"] for model in client.get_model_repository_index()}
     assert index["simple"] == "READY"
+    formats = {name: client.get_model_config(name)["input"][0]["format"] for name in ("simple", "image_logits")}
+    assert formats == {"simple": "FORMAT_NONE", "image_logits": "FORMAT_NCHW"}
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
@@ -182,7 +184,7 @@ async def test_the_asyncio_client(address: str) -> None:
             assert np.array_equal(values + values, result.as_numpy("OUTPUT0"))
         statistics = await client.get_inference_statistics("simple")
         assert statistics["model_stats"][0]["inference_count"] >= 3
-        with pytest.raises(InferenceServerException, match="there is no model"):
+        with pytest.raises(InferenceServerException, match=r"^\[404\] Request for unknown model"):
             await client.infer("nothing", inputs)
 
 
@@ -262,7 +264,7 @@ def test_no_memory_is_shared(client: triton.InferenceServerClient) -> None:
 @pytest.mark.parametrize(
     ("model", "inputs", "message", "status"),
     [
-        ("nothing", [_input("x", "FP32", np.ones((1, 2), np.float32))], "there is no model 'nothing' here", "404"),
+        ("nothing", [_input("x", "FP32", np.ones((1, 2), np.float32))], "there is no 'nothing' here", "404"),
         ("wide", [_input("x", "FP64", np.ones((1, 2)))], "input 'x' takes FP32; got 'FP64'", "400"),
         ("wide", [_input("x", "FP32", np.ones((2,), np.float32))], "input 'x' has the shape", "400"),
     ],

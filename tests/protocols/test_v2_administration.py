@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from protocols.protocol_service import NumpyService
+
 LOGGER = logging.getLogger("serve_app")
 
 
@@ -67,6 +69,39 @@ async def test_other_changes_are_refused(
     reply = await client.post(path, content=content)
 
     assert (reply.status_code, LOGGER.level) == (status, logging.INFO)
+    assert message in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "ready", "found"),
+    [
+        (b"", False, True),
+        (b"{}", False, True),
+        (b'{"ready": false}', False, True),
+        (b'{"ready": true}', False, False),
+        (b'{"ready": true}', True, True),
+    ],
+)
+async def test_the_index_can_be_of_ready_models_only(
+    client: httpx.AsyncClient, service: NumpyService, content: bytes, ready: bool, found: bool
+) -> None:
+    """As the body says, which may be missing."""
+    service.is_ready = ready
+
+    reply = await client.post("/v2/repository/index", content=content)
+
+    assert reply.status_code == 200
+    assert {model["name"] for model in reply.json()} == (set(service.models) if found else set())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b'{"ready": 1}', "ready: expected true or false"), (b"[]", "expected object")]
+)
+async def test_a_wrong_wish_for_the_index_is_refused(client: httpx.AsyncClient, content: bytes, message: str) -> None:
+    """By name."""
+    reply = await client.post("/v2/repository/index", content=content)
+
+    assert reply.status_code == 400
     assert message in reply.json()["error"]
 
 

@@ -75,9 +75,11 @@ async def test_a_request_is_answered_with_its_class_and_times() -> None:
 async def test_unknown_models_and_versions_are_named_with_what_there_is() -> None:
     """A typo shows in the message."""
     service = make_service(Transport())
-    with pytest.raises(ModelNotFound, match="there is no model 'modle' here; models: model"):
+    with pytest.raises(ModelNotFound, match=r"^Request for unknown model: there is no 'modle' here; models: model"):
         service.find("modle")
-    with pytest.raises(ModelNotFound, match="has no version '4' here; versions: 3"):
+    with pytest.raises(
+        ModelNotFound, match=r"^Request for unknown model: 'model' has no version '4' here; versions: 3"
+    ):
         service.find(MODEL, "4")
 
 

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.errors import RouteNotFound
+from serve_app.protocols.open_inference.rest import repository_index
 from serve_app.protocols.open_inference.wire import invalid
 from serve_app.protocols.replies import json_response
 from serve_app.protocols.service import InferenceService
@@ -137,6 +138,7 @@ def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
         Route("/v2/logging", endpoints.logging, methods=["GET", "POST"]),
         Route("/v2/trace/setting", endpoints.trace, methods=["GET", "POST"]),
         Route("/v2/models/{model}/trace/setting", endpoints.trace, methods=["GET", "POST"]),
+        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
     ]
     for kind in _SHARED_MEMORY:
         found += [
@@ -171,6 +173,13 @@ class _Endpoints:
             return json_response(trace_settings())
         return json_response(update_trace_settings(await self._settings(request)))
 
+    async def index(self, request: Request) -> Response:
+        wanted = await self._settings(request, may_be_empty=True)
+        ready_only = wanted.get("ready") or False
+        if not isinstance(ready_only, bool):
+            raise InvalidRequest("ready: expected true or false")
+        return json_response(repository_index(self._service, ready_only=ready_only))
+
     async def no_regions(self, _: Request) -> Response:
         return json_response([])
 
@@ -186,10 +195,10 @@ class _Endpoints:
         verb = request.url.path.rstrip("/").rpartition("/")[2]
         raise Unsupported(f"{verb} is not served here: {_WHY[verb]}")
 
-    async def _settings(self, request: Request) -> dict[str, Any]:
+    async def _settings(self, request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
         body = await self._bodies.read(request.receive, dict(request.scope["headers"]), _PATIENCE_S)
         try:
-            return _OBJECT.decode(body)
+            return {} if may_be_empty and not len(body) else _OBJECT.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error) from None
         finally:

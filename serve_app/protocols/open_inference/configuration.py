@@ -28,7 +28,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
         "input": [
             {
                 **_tensor(spec),
-                "format": "FORMAT_NONE",
+                "format": f"FORMAT_{info.layout or 'NONE'}",
                 "is_shape_tensor": False,
                 "allow_ragged_batch": False,
                 "optional": False,

@@ -1,4 +1,4 @@
-"""The V2 routes beside infer: health, metadata, configuration, statistics and the repository index."""
+"""The V2 routes beside infer: health, metadata, configuration and statistics."""
 
 from __future__ import annotations
 
@@ -44,10 +44,7 @@ def routes(service: InferenceService) -> list[Route]:
         paths[f"{prefix}/ready"] = endpoints.model_ready
         paths[f"{prefix}/config"] = endpoints.config
         paths[f"{prefix}/stats"] = endpoints.statistics
-    return [
-        *(Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()),
-        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
-    ]
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:
@@ -66,11 +63,13 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "serve-app", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
-def repository_index(service: InferenceService) -> list[dict[str, str]]:
-    """What there is, and whether it can take work."""
+def repository_index(service: InferenceService, *, ready_only: bool = False) -> list[dict[str, str]]:
+    """What there is, and whether it can take work. ``ready_only`` leaves out what cannot."""
     entries = []
     for name, info in service.models.items():
         ready = service.model_ready(name)
+        if ready_only and not ready:
+            continue
         entries.append(
             {
                 "name": name,
@@ -122,9 +121,6 @@ class _Endpoints:
 
     async def all_statistics(self, _: Request) -> Response:
         return json_response({"model_stats": await self._service.total_statistics(self._service.models)})
-
-    async def index(self, _: Request) -> Response:
-        return json_response(repository_index(self._service))
 
     def _find(self, request: Request) -> ModelInfo:
         return self._service.find(request.path_params["model"], request.path_params.get("version"))

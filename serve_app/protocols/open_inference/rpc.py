@@ -275,9 +275,7 @@ class InferenceRpc:
         return _filled(pb.ModelConfigResponse(), {"config": rest.model_config(info)})
 
     def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        entries = [
-            entry for entry in rest.repository_index(self._service) if not request.ready or entry["state"] == "READY"
-        ]
+        entries = rest.repository_index(self._service, ready_only=request.ready)
         return _filled(pb.RepositoryIndexResponse(), {"models": entries})
 
     def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:

@@ -150,7 +150,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(
 
 def test_unknown_models(server: LocalServer) -> None:
     """404, naming those that there are."""
-    with pytest.raises(HfHubHTTPError, match="there is no model 'nothing' here; models: digits"):
+    with pytest.raises(HfHubHTTPError, match="there is no 'nothing' here; models: digits"):
         _ask(server, "/models/nothing").feature_extraction("a")
 
 

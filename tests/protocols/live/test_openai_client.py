@@ -92,7 +92,7 @@ def test_headers_and_variants(api: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "code", "words"),
     [
-        ({"model": "nothing", "input": "a"}, openai.NotFoundError, "model_not_found", "there is no model 'nothing'"),
+        ({"model": "nothing", "input": "a"}, openai.NotFoundError, "model_not_found", "there is no 'nothing'"),
         ({"model": "digits", "input": "a"}, openai.BadRequestError, "invalid_request", "models that do: words"),
         ({"model": "words", "input": []}, openai.BadRequestError, "invalid_request", "expected 1 to 1024 texts"),
         ({"model": "words", "input": [99]}, openai.BadRequestError, "invalid_request", "99 is no token id"),
