@@ -7,6 +7,10 @@ from pathlib import Path
 
 import onnx_models
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else runs
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -192,13 +192,19 @@ def wait_arguments(timeout: float) -> WaitArguments:
     There is nothing to wait on but the answers: HTTP has no notice of readiness.
     """
     end = monotonic() + checked_timeout(timeout)
+    reasons: list[str] = []
 
-    def give_up(state: tenacity.RetryCallState) -> str:
-        reason = "" if state.outcome is None else state.outcome.result()
-        raise DeadlineExceeded(f"not ready after {timeout:g} s: {reason}")
+    def unready(reason: str) -> bool:
+        # Near the end there is no time for an answer; what the server said before tells more.
+        if monotonic() < end or not reasons:
+            reasons[:] = [reason]
+        return bool(reason)
+
+    def give_up(_: tenacity.RetryCallState) -> str:
+        raise DeadlineExceeded(f"not ready after {timeout:g} s: {reasons[0]}")
 
     return {
-        "retry": tenacity.retry_if_result(bool),
+        "retry": tenacity.retry_if_result(unready),
         "wait": tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
         "stop": lambda state: monotonic() + state.upcoming_sleep >= end,
         "retry_error_callback": give_up,

@@ -13,7 +13,7 @@ import orjson
 import pytest
 import typer
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -293,7 +293,6 @@ def test_the_summary_has_every_class_and_status() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import __version__
@@ -168,7 +168,6 @@ _JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(
     call=st.sampled_from(_READS),
     status=st.sampled_from([200, 200, 200, 204, 302, 404, 503]),
@@ -197,7 +196,6 @@ def test_typed_views_of_answers() -> None:
         _ = PredictResult(None, Served()).label_lists
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=300), st.floats(0.01, 0.99), st.integers(1, 50))
 def test_percentile_of_the_latest_calls(seconds: list[float], part: float, samples: int) -> None:
     """So many of them took no longer; and nothing is hedged before there are enough."""

@@ -7,7 +7,7 @@ import threading
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.client import DeadlineExceeded
@@ -21,7 +21,6 @@ def _left(timeout: float | None = None) -> float:
     return deadline_of(timeout, 60.0, 0.0).at
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1e-6, 86400.0), min_size=1, max_size=5))
 def test_the_tightest_of_nested_scopes_counts(seconds: list[float]) -> None:
     """Going in can only tighten, and going out restores."""
@@ -66,7 +65,6 @@ def test_without_a_deadline_the_server_is_told_none() -> None:
     assert "x-timeout-ms" not in call.attempt_headers(call.deadline.at - 1.0)
 
 
-@settings(deadline=None)
 @given(at=st.floats(0.0, 1e9), passed=st.floats(0.0, 1e5))
 def test_every_attempt_is_told_what_is_left(at: float, passed: float) -> None:
     """In milliseconds, never nothing, never more than the server takes; and past the deadline none is sent."""

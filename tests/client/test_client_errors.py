@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.client import (
@@ -94,7 +94,6 @@ def test_retry_after_is_seconds_or_a_date(value: str, seconds: float | None) -> 
     assert retry_after_s({"retry-after": value}, now) == seconds
 
 
-@settings(deadline=None)
 @given(st.integers(201, 599), st.binary(), st.text(st.characters(codec="latin-1")))
 def test_any_answer_becomes_an_exception(status: int, body: bytes, hint: str) -> None:
     """Nothing that a stranger answers breaks the reading of it."""

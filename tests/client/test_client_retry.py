@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import tenacity
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.client import (
@@ -74,7 +74,6 @@ def run(
 _FAILURES = st.sampled_from([ConnectionFailed, QueueFull, ModelUnavailable, Unavailable, Refused])
 
 
-@settings(deadline=None)
 @given(
     kinds=st.lists(_FAILURES, max_size=8),
     hints=st.lists(st.none() | st.floats(0.0, 2.0), min_size=8, max_size=8),
@@ -106,7 +105,6 @@ def test_attempts_stay_within_every_bound(
         assert error is failures[len(began) - 1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["call", "retry"]), st.floats(0.0, 5.0)), max_size=200))
 def test_budget_bounds_the_extra_load(steps: list[tuple[str, float]]) -> None:
     """Retries never exceed the reserve, a part of the calls, and a rate; and what is saved up is bounded."""

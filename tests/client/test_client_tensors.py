@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from protocols.protocol_service import EVERY_DATATYPE, MIRROR
 
@@ -40,7 +40,6 @@ def tensors(draw: st.DrawFn) -> dict[str, npt.NDArray[Any]]:
     return drawn
 
 
-@settings(deadline=None)
 @given(inputs=tensors())
 def test_tensors_pass_through_the_servers_codec_unchanged(inputs: dict[str, npt.NDArray[Any]]) -> None:
     """What is encoded arrives at the server to the bit, and what the server encodes is read the same."""
@@ -148,7 +147,6 @@ _OUTPUT = st.fixed_dictionaries(
 _HEAD = st.fixed_dictionaries({"outputs": st.lists(_OUTPUT | _JSON, max_size=2) | _JSON})
 
 
-@settings(deadline=None)
 @given(
     head=_HEAD.map(json.dumps).map(str.encode) | st.binary(),
     tail=st.binary(max_size=20),

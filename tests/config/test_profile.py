@@ -12,7 +12,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.config import ModelConfig, ModelLocation
@@ -182,7 +182,6 @@ def test_a_fault_is_one_line_with_its_field(
 TIMES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50)
 
 
-@settings(deadline=None)
 @given(seconds=TIMES, quantiles=st.lists(st.floats(0.001, 0.999).map(lambda value: round(value, 3)), max_size=5))
 def test_any_times_make_a_point_that_can_be_read_again(seconds: list[float], quantiles: list[float]) -> None:
     """Rounding never makes a point that its own check refuses."""
@@ -191,7 +190,6 @@ def test_any_times_make_a_point_that_can_be_read_again(seconds: list[float], qua
     assert (made.runs, made.min_s, made.max_s) == (len(seconds), min(seconds), max(seconds))
 
 
-@settings(deadline=None)
 @given(seconds=TIMES, parts=st.lists(st.floats(0, 1), min_size=2).map(sorted))
 def test_quantiles_rise_from_the_shortest_to_the_longest_run(seconds: list[float], parts: list[float]) -> None:
     """Also between those that were kept."""

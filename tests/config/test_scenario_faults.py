@@ -322,7 +322,7 @@ RICH = {
 NONSENSE = [None, True, -1, 0, 1, 0.5, 10**12, float("nan"), "", "x", "high", [], [1], {}, {"a": 1}]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_stands_in_a_file_there_are_readable_faults_or_none(data: st.DataObject) -> None:
     """One value of a shipped scenario is replaced by nonsense: it is refused in single lines, or simulated."""

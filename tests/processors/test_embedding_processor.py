@@ -361,7 +361,7 @@ def test_texts_can_be_cut_at_their_beginning(text_folder: Path) -> None:
     words=st.lists(st.sampled_from(["hello", "world", "playing", "a", "?"]), min_size=1, max_size=40),
     most=st.integers(3, 12),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_left_of_a_text_is_its_end(text_folder: Path, words: list[str], most: int) -> None:
     """As the tokenizer itself would cut it, were it told to."""
     made = processor(text_folder, {"max_length": most})

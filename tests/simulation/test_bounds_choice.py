@@ -107,7 +107,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Wish], list[int]]:
     return wishes, draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(sorted))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(problems())
 def test_no_schedule_of_one_replica_exceeds_it(problem: tuple[list[Wish], list[int]]) -> None:
     """Whatever the order of deadlines: sorting them is in the planner's favour."""

@@ -140,7 +140,7 @@ _SCENARIOS = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(_SCENARIOS, st.integers(0, 1000), st.sampled_from([0.05, 30.0]))
 def test_whatever_fails_every_request_ends_once_and_none_is_run_too_late(
     scenario: Scenario, seed: int, bundle_timeout_s: float
