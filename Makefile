@@ -176,6 +176,10 @@ bench: env models | .venv-uv/.made ## Measure beside other servers, an hour (BEN
 bench-smoke: env models ## Measure against stock Ray Serve on this machine
 	@$(BIN)/python -m benchmarks.smoke
 
+.PHONY: bench-perf-analyzer
+bench-perf-analyzer: env models clients | .venv-uv/.made ## Measure gRPC and binary HTTP beside Triton, by Triton's load generator
+	@$(BIN)/python -m benchmarks.perf_analyzer --publish
+
 .PHONY: bench-scheduling
 bench-scheduling: env ## Compare the scheduler with others in the simulator (two cores, half an hour)
 	@$(BIN)/python -m benchmarks.scheduling
