@@ -9,14 +9,13 @@ counts is what perf_analyzer reports; every run is of the same length, whether i
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -29,13 +28,14 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine, describe
 from benchmarks.peers.cases import TRITON
 from benchmarks.peers.systems import CONFIG, PeerServer, Subject
-from benchmarks.server import DIRECT, OUT, PROXY, ROOT, SERVE_APP_RUN, Server
+from benchmarks.publishing import folders, table, write_report
+from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
 from benchmarks.session import ending_in_order, quiet_machine
 
 MODEL = "tiny"
 ENVIRONMENT = ROOT / ".venv-perf-analyzer"
 
-_PUBLISHED = ROOT / "docs" / "benchmarks"
+_HEADER = ("protocol", "server", "answers/s", "lowest to highest run", "p50 / p99, ms")
 _WINDOWS = 3
 _START_WITHIN_S = 300.0
 _ASK_EVERY_S = 1.0
@@ -196,16 +196,18 @@ def page(measured: Sequence[Measured], machine: Machine, settings: Mapping[str, 
         "",
         f"Made by `python -m benchmarks.perf_analyzer`. `tiny` (64-128-10, float32), one row per request, {how}",
         "",
-        "| protocol | server | answers/s | lowest to highest run | p50 / p99, ms |",
-        "|---|---|---|---|---|",
     ]
-    for each in measured:
-        spread = f"{min(each.rates):,.0f} to {max(each.rates):,.0f}"
-        line = (
-            f"| {each.protocol} | {each.name} | {each.rate:,.0f} | {spread} | {each.p50_ms:.1f} / {each.p99_ms:.1f} |"
-        )
-        lines.append(line)
-    return "\n".join([*lines, ""])
+    rows = [
+        [
+            each.protocol,
+            each.name,
+            f"{each.rate:,.0f}",
+            f"{min(each.rates):,.0f} to {max(each.rates):,.0f}",
+            f"{each.p50_ms:.1f} / {each.p99_ms:.1f}",
+        ]
+        for each in measured
+    ]
+    return "\n".join([*lines, table(_HEADER, rows), ""])
 
 
 def main(
@@ -221,11 +223,10 @@ def main(
         machine = describe({})
         measured = measure(at_once, seconds, repetitions, console)
         settings = {"at_once": at_once, "seconds": seconds, "repetitions": repetitions}
-        folder = _PUBLISHED if publish else OUT
-        document = {"machine": asdict(machine), "settings": settings, "measured": [asdict(each) for each in measured]}
-        (folder / "perf_analyzer.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         text = page(measured, machine, settings)
-        (folder / "perf_analyzer.md").write_text(text, encoding="utf-8")
+        for folder in folders(publish=publish):
+            figures = {"machine": machine, "settings": settings, "measured": measured}
+            write_report(folder, "perf_analyzer", figures, text)
         console.print(text, highlight=False, markup=False)
 
 

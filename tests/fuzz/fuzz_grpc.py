@@ -8,9 +8,7 @@ libFuzzer writes the input to a file. Arguments are libFuzzer's, e.g. ``-max_tot
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 with atheris.instrument_imports(include=["serve_app.protocols"]):
+    from fuzz.fuzzing import fuzz, one_row
     from protocols.protocol_service import DOUBLE, MIRROR, WIDE, NumpyService
 
-    from serve_app.payloads import DTYPES
     from serve_app.protocols.body import BodyReader
     from serve_app.protocols.grpc_app import RPCS, GrpcApp
     from serve_app.protocols.open_inference import inference_pb2 as pb
@@ -117,32 +115,19 @@ def seeds() -> list[bytes]:
     for info in MODELS:
         request = pb.ModelInferRequest(model_name=info.name, id="a")
         request.parameters["priority"].int64_param = 1
-        for name, datatype, shape in info.signature.inputs:
-            sizes = [1, *(2 if size < 0 else size for size in shape[1:])]
-            count = math.prod(sizes)
-            request.inputs.add(name=name, datatype=datatype, shape=sizes)
-            content = b"\x01\0\0\0a" * count if datatype == "BYTES" else bytes(count * DTYPES[datatype].itemsize)
+        for spec in info.signature.inputs:
+            sizes, content = one_row(spec)
+            request.inputs.add(name=spec.name, datatype=spec.datatype, shape=sizes)
             request.raw_input_contents.append(content)
         message = request.SerializeToString()
         found.append(bytes([infer, 1, 104, 105, 103, 104]) + message)
         found.append(bytes([stream, 0, 0, 0, 0, 0]) + message + BOUNDARY + message)
     typed = pb.ModelInferRequest(model_name=DOUBLE.name)
-    spec = DOUBLE.signature.inputs[0]
-    width = max(spec.shape[1], 1)
-    tensor = typed.inputs.add(name=spec.name, datatype=spec.datatype, shape=[1, width])
-    tensor.contents.fp32_contents.extend([1.0] * width)
+    tensor = typed.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    tensor.contents.fp32_contents.extend([1.0] * 4)
     found.append(bytes([infer, 0, 0, 0, 0, 0]) + typed.SerializeToString())
     return found
 
 
-def main() -> None:
-    """Run libFuzzer, from a few good requests on."""
-    with tempfile.TemporaryDirectory() as corpus:
-        for number, seed in enumerate(seeds()):
-            Path(corpus, str(number)).write_bytes(seed)
-        atheris.Setup([*sys.argv, corpus], one_input)
-        atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    fuzz(one_input, seeds())

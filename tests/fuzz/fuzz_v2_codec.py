@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 with atheris.instrument_imports(include=["serve_app.protocols"]):
+    from fuzz.fuzzing import fuzz, one_row
     from protocols.protocol_service import BRAIN, DOUBLE, MIRROR, SCORES, TEXT, WIDE
 
     from serve_app.errors import ServeAppError
-    from serve_app.payloads import DTYPES
     from serve_app.protocols.body import BodyReader
     from serve_app.protocols.compression import asked_coding
     from serve_app.protocols.open_inference.classification import classify
@@ -89,12 +88,11 @@ def seeds() -> list[bytes]:
         in_json: list[dict[str, Any]] = []
         in_binary: list[dict[str, Any]] = []
         tail = b""
-        for name, datatype, shape in codec.info.signature.inputs:
-            sizes = [1, *(2 if size < 0 else size for size in shape[1:])]
+        for spec in codec.info.signature.inputs:
+            sizes, data = one_row(spec)
             count = math.prod(sizes)
-            value: Any = {"BOOL": True, "BYTES": "a"}.get(datatype, 1)
-            data = b"\x01\0\0\0a" * count if datatype == "BYTES" else bytes(count * DTYPES[datatype].itemsize)
-            tensor = {"name": name, "datatype": datatype, "shape": sizes}
+            value: Any = {"BOOL": True, "BYTES": "a"}.get(spec.datatype, 1)
+            tensor = {"name": spec.name, "datatype": spec.datatype, "shape": sizes}
             in_json.append({**tensor, "data": [value] * count})
             in_binary.append({**tensor, "parameters": {"binary_data_size": len(data)}})
             tail += data
@@ -108,14 +106,5 @@ def seeds() -> list[bytes]:
     return found
 
 
-def main() -> None:
-    """Run libFuzzer, from a few good requests on."""
-    with tempfile.TemporaryDirectory() as corpus:
-        for number, seed in enumerate(seeds()):
-            Path(corpus, str(number)).write_bytes(seed)
-        atheris.Setup([*sys.argv, corpus], one_input)
-        atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    main()
+    fuzz(one_input, seeds())
