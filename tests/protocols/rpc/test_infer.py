@@ -201,7 +201,7 @@ async def test_the_clients_own_deadline_counts(client: Client, service: NumpySer
     first, second = (options.timeout_s for _, _, options in service.calls)
     assert first is not None
     assert second is not None
-    assert second <= 1.0 < first <= 3.0
+    assert second <= 1.0 < first < 4.0  # the client rounds its own up before it tells it
 
 
 async def test_a_client_that_leaves_cancels_its_work(client: Client, service: NumpyService) -> None:
