@@ -99,11 +99,10 @@ def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes
     Raises:
         DeadlineExceeded: Nothing is left of it.
     """
-    priority, timeout_s, held, variant, fallback = options
-    left = _allowed_s(info, priority, timeout_s) - elapsed_s
+    left = allowed_s(info, options) - elapsed_s
     if left <= 0.0:
         raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
-    return RequestOptions(priority, left, held if nbytes is None else nbytes, variant, fallback)
+    return options._replace(timeout_s=left, nbytes=options.nbytes if nbytes is None else nbytes)
 
 
 def _allowed_s(info: ModelInfo, priority: Priority | None, timeout_s: float | None) -> float:

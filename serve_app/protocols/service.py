@@ -75,6 +75,10 @@ class RequestOptions(NamedTuple):
         nbytes: Bytes of the body, as it was held in memory.
         variant: Name of the model's variant to run; empty for the exact model.
         fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+        cacheable: Whether an answer may come from, and go to, the response cache.
+        request_id: As in the answer's ``X-Request-Id``; empty where there is none.
+        trace_parent: W3C ``traceparent`` of the request's span here; empty where there is none.
+        key: Name of the API key that it came with; empty where none is needed.
     """
 
     priority: Priority | None = None
@@ -82,6 +86,10 @@ class RequestOptions(NamedTuple):
     nbytes: int = 0
     variant: str = ""
     fallback: bool = True
+    cacheable: bool = True
+    request_id: str = ""
+    trace_parent: str = ""
+    key: str = ""
 
 
 class Answer(NamedTuple):
@@ -97,6 +105,9 @@ class Answer(NamedTuple):
         preprocess_s: Preprocessing of the bundle it travelled in, seconds; 0.0 where unknown.
         infer_s: The model's runs for that bundle, seconds; 0.0 where unknown.
         postprocess_s: From the end of those runs to the replica's answer, seconds; 0.0 where unknown.
+        cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
+            was the same; else empty.
+        overload: The step of the overload ladder that it was answered under; empty where there was none.
     """
 
     value: Any
@@ -108,6 +119,8 @@ class Answer(NamedTuple):
     preprocess_s: float = 0.0
     infer_s: float = 0.0
     postprocess_s: float = 0.0
+    cache: str = ""
+    overload: str = ""
 
 
 class InferenceService(Protocol):

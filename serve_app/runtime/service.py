@@ -109,8 +109,7 @@ class Service:
             ServeAppError: As `serve_app.errors` says.
         """
         info = self._models.get(model) or self.find(model)
-        wanted, timeout_s, nbytes, variant, fallback = options
-        priority = wanted or _NORMAL
+        priority, timeout_s = options.priority or _NORMAL, options.timeout_s
         if timeout_s is None:
             timeout_s = info.default_timeout_s[priority]
         rows, bucket = self._cost(info, payload)
@@ -126,9 +125,9 @@ class Service:
                 timeout_s=timeout_s,
                 rows=rows,
                 bucket=bucket,
-                nbytes=nbytes or _nbytes(payload),
-                variant=variant,
-                exact=not fallback,
+                nbytes=options.nbytes or _nbytes(payload),
+                variant=options.variant,
+                exact=not options.fallback,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer

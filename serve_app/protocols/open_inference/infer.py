@@ -14,7 +14,7 @@ from serve_app.protocols.errors import Rendered
 from serve_app.protocols.open_inference.classification import classify
 from serve_app.protocols.open_inference.codec import Encoded, ModelCodec, Parsed, Selection, json_size
 from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
-from serve_app.protocols.replies import server_timing, timings
+from serve_app.protocols.replies import peculiarities, server_timing, timings
 from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
@@ -86,16 +86,15 @@ class InferEndpoint:
         # Numbers can take more room decoded than written.
         nbytes = max(len(body), held_bytes(tensors))
         answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
-        priority, variant = answer.priority, answer.variant
         encoded, length = await self._encode(codec, parsed, selection, answer)
         reply = [
             _JSON if length is None else _BINARY,
             (b"content-length", b"%d" % len(encoded)),
-            _PRIORITY[priority],
+            _PRIORITY[answer.priority],
             (b"server-timing", server_timing(answer)),
         ]
-        if variant:
-            reply.append((b"x-variant", variant.encode()))
+        if answer.variant or answer.cache or answer.overload:
+            reply += [(name.encode(), value.encode()) for name, value in peculiarities(answer)]
         if length is not None:
             reply.append((b"inference-header-content-length", b"%d" % length))
         return Rendered(200, reply, encoded)

@@ -24,7 +24,7 @@ from serve_app.protocols.open_inference.infer import classified, encoding_bytes,
 from serve_app.protocols.open_inference.message_parts import check_parts
 from serve_app.protocols.open_inference.messages import MessageCodec, delimited, request_parameters
 from serve_app.protocols.options import remaining, request_options
-from serve_app.protocols.replies import server_timing, timings
+from serve_app.protocols.replies import peculiarities, server_timing, timings
 from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
@@ -114,9 +114,7 @@ class InferenceRpc:
         """
         encoded, answer = await self._infer(body, call)
         told = [_PRIORITY[answer.priority], ("server-timing", server_timing(answer).decode())]
-        if answer.variant:
-            told.append(("x-variant", answer.variant))
-        call.tell(*told)
+        call.tell(*told, *peculiarities(answer))
         return encoded
 
     async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Answer]:

@@ -169,6 +169,14 @@ _HEADERS: Final[dict[str, Any]] = {
         "schema": {"type": "string", "enum": _CLASSES},
     },
     "X-Variant": {"description": "What answered, where it was not the exact model", "schema": {"type": "string"}},
+    "X-Cache": {
+        "description": "Whether the answer came from the response cache, where the model has one",
+        "schema": {"type": "string", "enum": ["hit", "miss", "shared"]},
+    },
+    "X-Overload": {
+        "description": "The step of the overload ladder that it was answered under, if any",
+        "schema": {"type": "string"},
+    },
     "Server-Timing": {"description": "Where the time went, milliseconds", "schema": {"type": "string"}},
     "Inference-Header-Content-Length": {
         "description": "Bytes of JSON before binary tensors",
@@ -185,7 +193,7 @@ _HEADERS: Final[dict[str, Any]] = {
 def _headers_of(path: str, operation: Operation) -> list[str]:
     names = ["X-Request-Id"]
     if operation.runs:
-        names += ["X-Priority", "X-Variant", "Server-Timing"]
+        names += ["X-Priority", "X-Variant", "X-Cache", "X-Overload", "Server-Timing"]
     return [*names, "Inference-Header-Content-Length"] if path.endswith("/infer") else names
 
 
