@@ -73,6 +73,9 @@ class RouterConfig(Section):
     bundle_timeout_s: Seconds = 60.0
     """A replica that has not answered a bundle for this long gets no more work until it answers."""
 
+    drain_timeout_s: Seconds = 20.0
+    """How long what a router has accepted may take to be answered when it stops."""
+
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
 

@@ -46,9 +46,6 @@ _METRICS_WAIT_S = 2.0
 _OPEN_ANYWAY_S = 30.0
 """After so many seconds the direct ports are opened even if some model has no replica yet."""
 
-_CLOSE_WITHIN_S = 10.0
-"""How long the direct ports' last requests may take when this router stops. Serve ends a router after 20 s."""
-
 
 @answers_grpc
 class RouterDeployment:
@@ -165,9 +162,26 @@ class RouterDeployment:
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
-        self.grpc_app.close()
-        await asyncio.gather(*(each.close(_CLOSE_WITHIN_S) for each in self._direct))
+        await self._close_direct(self._config.router.drain_timeout_s)
         self._links.close()
+
+    async def drain(self, limit_s: float) -> int:
+        """Be ready no more, answer what was accepted, and refuse what comes after that. Called when all is to end.
+
+        Args:
+            limit_s: After so many seconds, what is not answered is left to its fate.
+
+        Returns:
+            How many requests that is.
+        """
+        loop, until = self._loop, self._loop.time() + limit_s
+        self._service.stop_being_ready()
+        await self._close_direct(limit_s)
+        return await self._service.finish(max(0.0, until - loop.time()))
+
+    async def _close_direct(self, limit_s: float) -> None:
+        self.grpc_app.close()
+        await asyncio.gather(*(each.close(limit_s) for each in self._direct))
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
@@ -56,6 +58,9 @@ class Service:
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
+        self._in_work = 0
+        self._ending = False  # not ready any more, though what comes is still answered
+        self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -90,6 +95,8 @@ class Service:
         """
         if model not in self._models:
             self.find(model)
+        if self._finished is not None:
+            raise _stopping()
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
@@ -117,6 +124,9 @@ class Service:
             raise InvalidRequest(
                 f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
+        if self._finished is not None:
+            raise _stopping()
+        self._in_work += 1
         try:
             return await self._dispatcher.submit(
                 model,
@@ -132,23 +142,51 @@ class Service:
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
             raise
+        finally:
+            self._in_work -= 1
+            if self._finished is not None and not self._in_work:
+                self._finished.set()
 
     def live(self) -> bool:
-        """Whether this process works at all."""
-        return True
+        """Whether this process works at all: whoever can ask has had an answer from its event loop."""
+        return not self._dispatcher.broken
 
     def ready(self) -> bool:
-        """Whether every model that should be running can take work."""
+        """Whether every model that should be running can take work, and this router will go on taking it."""
         return all(self.model_ready(model) for model in self._models)
 
     def model_ready(self, model: str) -> bool:
-        """Whether this model can take work; a model that starts on demand always can.
+        """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
 
         Raises:
             ModelNotFound: No such model.
         """
         self.find(model)
+        if self._ending or self._dispatcher.broken:
+            return False
         return model in self._on_demand or self._scheduler.usable(model) > 0
+
+    def stop_being_ready(self) -> None:
+        """Say that no more work should be sent here, though what comes is still done."""
+        self._ending = True
+
+    async def finish(self, limit_s: float) -> int:
+        """Refuse what comes from now on, and wait until what was taken is answered.
+
+        Args:
+            limit_s: For how long at most, seconds.
+
+        Returns:
+            How many requests are left then.
+        """
+        self._ending = True
+        if self._finished is None:
+            self._finished = asyncio.Event()
+        if self._in_work:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._finished.wait()
+        return self._in_work
 
     def status(self) -> Mapping[str, Any]:
         """A picture of the models, JSON-able.
@@ -206,6 +244,10 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+def _stopping() -> ModelUnavailable:
+    return ModelUnavailable("this server is stopping; send the request again, or elsewhere", 1.0)
 
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
