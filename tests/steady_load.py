@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import grpc
 
@@ -118,13 +119,14 @@ class SteadyLoad:
         body = request.SerializeToString()
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
-            infer = channel.unary_unary(f"{_SERVICE}ModelInfer")
+            infer: Any = channel.unary_unary(f"{_SERVICE}ModelInfer")
             while not self._done.is_set():
                 try:
                     infer(body, timeout=TIMEOUT_S, metadata=[("x-timeout-ms", str(self._timeout_ms))])
                 except grpc.RpcError as error:
                     code, details = error.code().name, error.details() or ""
-                    known = next((value for name, value in error.trailing_metadata() or () if name == "code"), None)
+                    metadata: Any = error.trailing_metadata() or ()
+                    known = dict(metadata).get("code")
                     if known is None and code == "UNAVAILABLE":
                         unconnected = "onnect" in details and "reset" not in details.lower()
                         self._count(port, "refused" if unconnected else "lost", details)

@@ -95,8 +95,7 @@ class Ending:
         self.asked = True
         router = self._file.args.router
         self._console.print(
-            f"stopping: what was accepted has {router.drain_timeout_s:g} s to be answered;"
-            " once more to end at once"
+            f"stopping: what was accepted has {router.drain_timeout_s:g} s to be answered; once more to end at once"
         )
         threading.Thread(target=self._drain, args=(router.drain_timeout_s,), name="drain", daemon=True).start()
 

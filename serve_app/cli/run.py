@@ -24,6 +24,7 @@ from rich.console import Console
 from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
+from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
 from serve_app.errors import ConfigError
@@ -61,6 +62,7 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
         for line in obstacles:
             _say_error(console, line)
         return 1
+    watchdog = watch(_RUN_VARIABLE)
     ending = Ending(file, _RUN_VARIABLE, console)
     watcher = _Watcher(file, console, ending)
     with _noted(pid_file(file.http_address[1], os.environ)), ending.by_signals():
@@ -84,6 +86,7 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
             pass
         if ending.at_once:
             ending.kill()
+    watchdog.communicate()  # it finds nothing to end, and ends
     if ending.at_once:
         sys.stderr.flush()
         os._exit(1)  # Ray would wait at the interpreter's exit for processes that are gone

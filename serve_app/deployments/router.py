@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,7 +17,7 @@ from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
-from serve_app.deployments.log import join_serve_log
+from serve_app.deployments.log import join_serve_log, serve_log_folder
 from serve_app.deployments.model import LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
@@ -28,13 +29,16 @@ from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.line_writer import LineWriter
 from serve_app.runtime.links import Links
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.runtime.statistics import Statistics
+from serve_app.runtime.trail import Trails, configured_tracer
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -85,6 +89,11 @@ class RouterDeployment:
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        self._log_lines = self._request_log_writer()
+        log = None
+        if self._log_lines is not None:
+            log = RequestLog(config.logging.settings(), self._log_lines, self._loop.call_later)
+        tracer = configured_tracer()
         self._service = Service(
             models=infos,
             processors=_processors(config, infos),
@@ -95,6 +104,7 @@ class RouterDeployment:
             scheduling=models,
             groups=groups,
             peer_statistics=self._peer_statistics,
+            trails=None if log is None and tracer is None else Trails(log, tracer),
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -117,10 +127,11 @@ class RouterDeployment:
             decode_threads=router.decode_threads,
             in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             send_request_id=False,  # Serve adds its own
+            door="http",
         )
-        self._app = create_app(self._service, settings, allocate=self._allocate)
-        self.grpc_app = GrpcApp(self._service, self._app.bodies)
-        self._direct = [each for each in (self._listener(settings), self._grpc_listener()) if each is not None]
+        self._app = create_app(self._service, settings, allocate=self._allocate, log=log)
+        self.grpc_app = GrpcApp(self._service, self._app.bodies, log)
+        self._direct = [each for each in (self._listener(settings, log), self._grpc_listener()) if each is not None]
         self._opening: list[asyncio.Task[None]] = []
         if self._direct:
             self._loop.call_later(_OPEN_ANYWAY_S, self._open_direct)
@@ -128,7 +139,17 @@ class RouterDeployment:
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
-    def _listener(self, settings: HttpSettings) -> Listener | None:
+    def _request_log_writer(self) -> LineWriter | None:
+        """What writes the request log, if there is to be one and a place for it."""
+        config = self._config.logging
+        folder = serve_log_folder() if config.folder is None else Path(config.folder)
+        if not config.requests or folder is None:
+            return None
+        context = serve.get_replica_context()
+        name = f"requests_{context.app_name}_{context.replica_id.unique_id}.log"
+        return LineWriter(folder / name, int(config.max_bytes), config.files - 1)
+
+    def _listener(self, settings: HttpSettings, log: RequestLog | None) -> Listener | None:
         """Take the direct port. It is opened when the models can take work: other routers may be serving on it."""
         router = self._config.router
         if router.direct_port is None:
@@ -137,7 +158,8 @@ class RouterDeployment:
             sock = bind(router.direct_host, router.direct_port)
         except OSError as error:
             raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
-        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies)
+        direct = replace(settings, send_request_id=True, door="direct-http")
+        app = create_app(self._service, direct, self._app.bodies, log=log)
         return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
 
     def _grpc_listener(self) -> GrpcListener | None:
@@ -164,6 +186,8 @@ class RouterDeployment:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
         await self._close_direct(self._config.router.drain_timeout_s)
         self._links.close()
+        if self._log_lines is not None:
+            await asyncio.to_thread(self._log_lines.close)
 
     async def drain(self, limit_s: float) -> int:
         """Be ready no more, answer what was accepted, and refuse what comes after that. Called when all is to end.

@@ -25,6 +25,7 @@ from serve_app.protocols.grpc_health import Health
 from serve_app.protocols.open_inference import inference_pb2
 from serve_app.protocols.open_inference.rpc import InferenceRpc, Stream, Unary
 from serve_app.protocols.request_id import RequestIds
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
 
 _FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
@@ -65,10 +66,12 @@ class GrpcApp:
     Args:
         service: What it serves.
         bodies: Limits large messages together with what other protocols hold.
+        log: Is told of requests that are refused before they reach the service.
     """
 
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+    def __init__(self, service: InferenceService, bodies: BodyReader, log: RequestLog | None = None) -> None:
         self._service = service
+        self._log = log
         self._ids = RequestIds()
         self._inference = InferenceRpc(service, bodies, self._explain)
         self._health = Health(
@@ -91,6 +94,7 @@ class GrpcApp:
             The serialized answer; nothing where the call failed.
         """
         call = Call(context)
+        self._request_id(call)
         try:
             return await self._unary[name](body, call)
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
@@ -101,6 +105,7 @@ class GrpcApp:
         """Answer a call that gives a stream. Arguments as those of `unary`; some take a stream of requests."""
         incoming = _only(request) if isinstance(request, bytes) else request
         call = Call(context)
+        self._request_id(call)
         try:
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
@@ -118,19 +123,22 @@ class GrpcApp:
         self._health.close()
 
     def _fail(self, error: Exception, call: Call, name: str) -> None:
-        call.fail(self._explain(error, call, name), self._request_id(call))
+        call.fail(self._explain(error, call, name))
 
     def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
         """Count what was refused on the way to the scheduler, and make what the client may see."""
-        if call.asked_model is not None and not (isinstance(error, ServeAppError) and error.counted):
-            self._service.refused(call.asked_model, code_of(error))
+        model = call.asked_model
+        if model is not None:
+            if not (isinstance(error, ServeAppError) and error.counted):
+                self._service.refused(model, code_of(error))
+            if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
+                self._log.refused(model if model in self._service.models else "", code_of(error), call.headers)
         if isinstance(error, ServeAppError):
             return error
-        return internal_error(error, self._request_id(call).decode(), name)
+        return internal_error(error, call.request_id, name)
 
-    def _request_id(self, call: Call) -> bytes:
-        request_id = call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
-        return request_id
+    def _request_id(self, call: Call) -> None:
+        call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
 
 
 class Server(Protocol):

@@ -15,6 +15,7 @@ from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
+from serve_app.runtime.trail import Trails, origin_of
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
@@ -32,6 +33,7 @@ class Service:
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
+        trails: Follow every request, for the log and for traces.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
     """
@@ -48,6 +50,7 @@ class Service:
         scheduling: Mapping[str, ModelScheduling] | None = None,
         groups: Iterable[DeviceGroup] = (),
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
+        trails: Trails | None = None,
     ) -> None:
         self._models = models
         self._processors = processors
@@ -58,6 +61,7 @@ class Service:
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
+        self._trails = trails
         self._in_work = 0
         self._ending = False  # not ready any more, though what comes is still answered
         self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
@@ -126,9 +130,10 @@ class Service:
             )
         if self._finished is not None:
             raise _stopping()
+        trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
         self._in_work += 1
         try:
-            return await self._dispatcher.submit(
+            answer = await self._dispatcher.submit(
                 model,
                 payload,
                 priority=priority,
@@ -138,14 +143,24 @@ class Service:
                 nbytes=options.nbytes or _nbytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
+                origin=origin_of(options) if trail is None else trail.origin,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
+            if trail is not None:
+                trail.failed(error)
+            raise
+        except asyncio.CancelledError:
+            if trail is not None:
+                trail.cancelled()
             raise
         finally:
             self._in_work -= 1
             if self._finished is not None and not self._in_work:
                 self._finished.set()
+        if trail is not None:
+            trail.answered(answer)
+        return answer
 
     def live(self) -> bool:
         """Whether this process works at all: whoever can ask has had an answer from its event loop."""

@@ -113,7 +113,11 @@ class InferenceRpc:
             ServeAppError: As `serve_app.errors` says.
         """
         encoded, answer = await self._infer(body, call)
-        told = [_PRIORITY[answer.priority], ("server-timing", server_timing(answer).decode())]
+        told = [
+            _PRIORITY[answer.priority],
+            ("server-timing", server_timing(answer).decode()),
+            ("x-request-id", call.request_id),
+        ]
         call.tell(*told, *peculiarities(answer))
         return encoded
 
