@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -53,6 +54,8 @@ class Server:
 
     Attributes:
         opened: What it opened, in words.
+        tracebacks: The last lines of tracebacks in its log.
+        logged: Bytes of its log.
         url: Where it listens.
     """
 
@@ -61,6 +64,8 @@ class Server:
     def __init__(self, opens: Path | None = None) -> None:
         self._arguments = [] if opens is None else [str(opens)]
         self.opened: list[str] = []
+        self.tracebacks: Counter[str] = Counter()
+        self.logged = 0
         self._ready = threading.Event()
 
     def __enter__(self) -> Server:
@@ -69,12 +74,15 @@ class Server:
             [sys.executable, "-m", "hostile.server", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             env=environment,
             cwd=_TESTS.parent,
         )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._threads = [threading.Thread(target=listen, daemon=True) for listen in (self._listen, self._read_log)]
+        for thread in self._threads:
+            thread.start()
         self._ready.wait()
         if not hasattr(self, "url"):
             raise SystemExit("the server did not start")
@@ -89,9 +97,11 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._listener.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
 
     def alive(self) -> bool:
         """Whether it runs."""
@@ -112,6 +122,17 @@ class Server:
             else:
                 self.opened.append(said["opened"])
         self._ready.set()
+
+    def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        inside = False
+        for line in self._process.stderr:
+            self.logged += len(line)
+            if line.startswith("Traceback"):
+                inside = True
+            elif inside and not line.startswith(" "):
+                self.tracebacks[line.strip()] += 1
+                inside = False
 
 
 def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Findings, list[_Look]]:
@@ -165,6 +186,7 @@ def faults(findings: Findings, server: Server, looks: Sequence[_Look], most_grow
     if findings.faulty > len(found):
         found.append(f"... and {findings.faulty - len(found)} more")
     found += [f"the server opened something: {what}" for what in sorted(set(server.opened))[:20]]
+    found += [f"{times} tracebacks in its log: {line}" for line, times in server.tracebacks.most_common(20)]
     if not server.alive():
         found.append("the server has ended")
     grown = growth(looks)
@@ -191,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         findings, looks = run(server, numbers, options.seed, options.connections)
         took_s = time.monotonic() - began
         found = faults(findings, server, looks, int(options.most_growth * _MIB))
-    _show(findings, looks, took_s)
+    _show(findings, looks, took_s, server.logged)
     for fault in found:
         print(f"FAULT: {fault}", file=sys.stderr)
     if options.out is not None:
@@ -199,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if found else 0
 
 
-def _show(findings: Findings, looks: Sequence[_Look], took_s: float) -> None:
+def _show(findings: Findings, looks: Sequence[_Look], took_s: float, logged: int) -> None:
     statuses = sorted({status for _, status in findings.statuses})
     table = Table(title=f"{findings.asked.total():,} hostile requests in {took_s:.0f} s")
     table.add_column("kind")
@@ -214,7 +236,7 @@ def _show(findings: Findings, looks: Sequence[_Look], took_s: float) -> None:
         f"memory {looks[0].rss / _MIB:.0f} MiB before, {looks[-1].rss / _MIB:.0f} MiB after,"
         f" {grown.rss / _MIB:+.1f} MiB over the second half;"
         f" descriptors {looks[-1].descriptors - looks[0].descriptors:+d},"
-        f" threads {looks[-1].threads - looks[0].threads:+d}"
+        f" threads {looks[-1].threads - looks[0].threads:+d}; {logged / 1024:.0f} KiB of log"
     )
 
 

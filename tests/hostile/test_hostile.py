@@ -24,6 +24,7 @@ def test_every_kind_is_survived() -> None:
         assert not findings.faults
         assert server.alive()
     assert not server.opened
+    assert not server.tracebacks
     assert findings.asked.total() == 50 * len(KINDS)
     assert {status for _, status in findings.statuses} >= {200, 400, 404, 413, 415}
 
