@@ -26,7 +26,7 @@ class LoggingConfig(Section):
     """Most lines per second of one router. What is beyond is counted, and the number stands in a line of its own."""
 
     folder: str | None = Field(default=None, min_length=1)
-    """Folder of the files, `requests_<application>_<router>.log`. By default Ray Serve's log folder."""
+    """Folder of the files, `requests_<application>_router_<replica>.log`. By default Ray Serve's log folder."""
 
     max_bytes: Size = ByteSize(32 * 1024**2)
     """How large a file grows before the next one is begun."""

@@ -21,10 +21,10 @@ def join_serve_log() -> None:
     ours.propagate = False
 
 
-def serve_log_folder() -> Path | None:
+def serve_log_file() -> Path | None:
     """Where Serve writes this process's log; ``None`` where it writes none."""
     for handler in logging.getLogger(_SERVE_LOGGER).handlers:
         target = handler.target if isinstance(handler, logging.handlers.MemoryHandler) else handler
         if isinstance(target, logging.FileHandler):
-            return Path(target.baseFilename).parent
+            return Path(target.baseFilename)
     return None

@@ -17,7 +17,7 @@ from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
-from serve_app.deployments.log import join_serve_log, serve_log_folder
+from serve_app.deployments.log import join_serve_log, serve_log_file
 from serve_app.deployments.model import LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
@@ -142,11 +142,11 @@ class RouterDeployment:
     def _request_log_writer(self) -> LineWriter | None:
         """What writes the request log, if there is to be one and a place for it."""
         config = self._config.logging
-        folder = serve_log_folder() if config.folder is None else Path(config.folder)
-        if not config.requests or folder is None:
+        beside = serve_log_file()
+        if not config.requests or beside is None:
             return None
-        context = serve.get_replica_context()
-        name = f"requests_{context.app_name}_{context.replica_id.unique_id}.log"
+        folder = beside.parent if config.folder is None else Path(config.folder)
+        name = f"requests_{beside.name.removeprefix('replica_')}"
         return LineWriter(folder / name, int(config.max_bytes), config.files - 1)
 
     def _listener(self, settings: HttpSettings, log: RequestLog | None) -> Listener | None:
