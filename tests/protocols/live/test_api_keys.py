@@ -151,10 +151,10 @@ def test_a_changed_file_counts_without_a_restart(guarded: LocalServer, file: Pat
     with Client(guarded.url, api_key=admin, retry=None) as client:
         _until(lambda: _lets_in(client))
         good = file.read_text()
-        file.write_text("keys: [")
+        _put(file, "keys: [")
         _until(lambda: client.status()["api_keys"]["fault"] != "")
         assert "line 1" in client.status()["api_keys"]["fault"]
-        file.write_text(good)
+        _put(file, good)
         _until(lambda: client.status()["api_keys"]["fault"] == "")
     connection = http.client.HTTPConnection(urlsplit(guarded.url).netloc)
     connection.request("GET", "/metrics", headers={"X-API-Key": admin})
@@ -162,6 +162,13 @@ def test_a_changed_file_counts_without_a_restart(guarded: LocalServer, file: Pat
     connection.close()
     assert 'serve_app_key_requests_total{key="second",outcome="admitted"}' in page
     assert 'serve_app_key_reloads_total{outcome="failed"} 1.0' in page
+
+
+def _put(file: Path, text: str) -> None:
+    """At once, as whoever writes such a file should."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
 
 
 def _until(holds: Callable[[], bool]) -> None:
