@@ -87,7 +87,7 @@ def requests() -> list[tuple[str, str, str, bytes, bool]]:
         made.append(("POST", "/v1/embeddings", "application/json", _json(model="words", input=name), False))
         made.append(("POST", "/v1/embeddings", "application/json", _json(model=name, input="a"), True))
         made.append(("POST", "/v2/models/strings/infer", "application/json", _strings(name), False))
-        region = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1]}
+        region: dict[str, Any] = {"name": "INPUT0", "datatype": "BYTES", "shape": [1, 1]}
         region["parameters"] = {"shared_memory_region": name, "shared_memory_byte_size": 1}
         made.append(("POST", "/v2/models/strings/infer", "application/json", _json(inputs=[region]), True))
         escaped = quote(name, safe="")
