@@ -33,6 +33,7 @@ from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.line_writer import LineWriter
 from serve_app.runtime.links import Links
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
@@ -127,10 +128,18 @@ class RouterDeployment:
             decode_threads=router.decode_threads,
             in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             send_request_id=False,  # Serve adds its own
+            open_administration=router.open_administration,
             door="http",
         )
-        self._app = create_app(self._service, settings, allocate=self._allocate, log=log)
-        self.grpc_app = GrpcApp(self._service, self._app.bodies, log)
+        self._keys = router.watched_keys()
+        self._guard = None if self._keys is None else self._keys.guard
+        if self._keys is not None:
+            self._metrics.registry.register(KeysCollector(self._keys.guard))
+            self._keys.start()
+        self._app = create_app(self._service, settings, allocate=self._allocate, guard=self._guard, log=log)
+        self.grpc_app = GrpcApp(
+            self._service, self._app.bodies, self._guard, log, open_administration=router.open_administration
+        )
         self._direct = [each for each in (self._listener(settings, log), self._grpc_listener()) if each is not None]
         self._opening: list[asyncio.Task[None]] = []
         if self._direct:
@@ -159,7 +168,7 @@ class RouterDeployment:
         except OSError as error:
             raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
         direct = replace(settings, send_request_id=True, door="direct-http")
-        app = create_app(self._service, direct, self._app.bodies, log=log)
+        app = create_app(self._service, direct, self._app.bodies, guard=self._guard, log=log)
         return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
 
     def _grpc_listener(self) -> GrpcListener | None:
@@ -185,6 +194,8 @@ class RouterDeployment:
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
         await self._close_direct(self._config.router.drain_timeout_s)
+        if self._keys is not None:
+            self._keys.close()
         self._links.close()
         if self._log_lines is not None:
             await asyncio.to_thread(self._log_lines.close)
@@ -226,7 +237,7 @@ class RouterDeployment:
         variant: str = "",
         fallback: bool = True,
     ) -> Answer:
-        """Answer a request of another Serve application: the same queue and promises as over HTTP.
+        """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
         Args:
             model: Name of the model.

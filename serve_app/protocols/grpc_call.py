@@ -26,6 +26,8 @@ _HEADERS: Final = MappingProxyType(
             "x-request-id",
             "traceparent",
             "tracestate",
+            "authorization",
+            "x-api-key",
         )
     }
 )
