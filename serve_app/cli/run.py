@@ -37,6 +37,7 @@ _DIRECT_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }
+_LOOPBACK = "127.0.0.1"
 _SERVE_NAMESPACE = "serve"  # where Serve's actors live
 _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 5.0
@@ -167,7 +168,15 @@ def _serve_run(path: Path, *, dashboard: bool) -> None:
 
     # `local` makes a cluster of its own even where another one runs: ending this run must not end that. `serve run`
     # takes the cluster that it finds its process connected to.
-    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard)
+    # It is one machine's alone, so what its processes listen on is of no use to others: with this address Ray binds
+    # its own servers to the loopback interface.
+    ray.init(
+        address="local",
+        namespace=_SERVE_NAMESPACE,
+        include_dashboard=dashboard,
+        dashboard_host=_LOOPBACK,
+        _node_ip_address=_LOOPBACK,
+    )
     run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
 
 
