@@ -37,7 +37,6 @@ _DIRECT_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": "30000",
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }
-_LOOPBACK = "127.0.0.1"
 _SERVE_NAMESPACE = "serve"  # where Serve's actors live
 _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 5.0
@@ -146,6 +145,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_AUTH_MODE": environ.get("RAY_AUTH_MODE", "token"),
+        # The cluster is this machine's alone. Where Ray makes none over several machines (by default on Windows and
+        # macOS, whence the name), its own servers listen on the loopback interface only.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),
         # Ray lowers the priority of its workers, which suits batch jobs. These answer people.
         "RAY_worker_niceness": environ.get("RAY_worker_niceness", "0"),
         HOME_VARIABLE: str(home(environ).resolve()),
@@ -168,15 +170,7 @@ def _serve_run(path: Path, *, dashboard: bool) -> None:
 
     # `local` makes a cluster of its own even where another one runs: ending this run must not end that. `serve run`
     # takes the cluster that it finds its process connected to.
-    # It is one machine's alone, so what its processes listen on is of no use to others: with this address Ray binds
-    # its own servers to the loopback interface.
-    ray.init(
-        address="local",
-        namespace=_SERVE_NAMESPACE,
-        include_dashboard=dashboard,
-        dashboard_host=_LOOPBACK,
-        _node_ip_address=_LOOPBACK,
-    )
+    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard, dashboard_host="127.0.0.1")
     run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
 
 

@@ -39,17 +39,18 @@ class Crowd:
         most_per_client: Most of one address; ``None`` for no limit, as behind a proxy, which is one address.
 
     Attributes:
-        members: Those that are open.
+        members: Those that are open, in the order in which they came.
         evicted: How many had to make room, ever.
         refused: How many were turned away, ever.
     """
 
     def __init__(self, most: int, most_per_client: int | None = None) -> None:
-        self.members: set[Guest] = set()
+        self.members: dict[Guest, None] = {}
         self.evicted = 0
         self.refused = 0
         self._most = most
         self._most_per_client = most_per_client
+        self._leaving: set[Guest] = set()  # they were told, and their end has not come yet
         self._per_client: Counter[str] = Counter()
         self._look_again_at = 0.0
 
@@ -64,13 +65,13 @@ class Crowd:
         Returns:
             Why it must go; ``None`` where it may stay.
         """
-        self.members.add(guest)
+        self.members[guest] = None
         reason = None
         if self._most_per_client is not None:
             self._per_client[client] += 1
             if self._per_client[client] > self._most_per_client:
                 reason = f"your address has more than {self._most_per_client} connections; close some"
-        if reason is None and len(self.members) > self._most and not self._make_room(guest, now):
+        if reason is None and self._staying > self._most and not self._make_room(guest, now):
             reason = "the server has too many connections; try again, or elsewhere"
         self.refused += reason is not None
         return reason
@@ -79,7 +80,8 @@ class Crowd:
         """Note that a connection has ended."""
         if guest not in self.members:
             return
-        self.members.discard(guest)
+        del self.members[guest]
+        self._leaving.discard(guest)
         if self._most_per_client is not None:
             self._per_client[client] -= 1
             if not self._per_client[client]:
@@ -88,7 +90,11 @@ class Crowd:
     @property
     def overrun(self) -> bool:
         """Whether so many come that those who are turned away are not even told why."""
-        return len(self.members) > self._most + _TOLD
+        return self._staying > self._most + _TOLD
+
+    @property
+    def _staying(self) -> int:
+        return len(self.members) - len(self._leaving)
 
     def _make_room(self, newcomer: Guest, now: float) -> bool:
         if now < self._look_again_at:
@@ -96,14 +102,14 @@ class Crowd:
         resting = [
             (*rest, number, guest)
             for number, guest in enumerate(self.members)
-            if guest is not newcomer and (rest := guest.rest()) is not None
+            if guest is not newcomer and guest not in self._leaving and (rest := guest.rest()) is not None
         ]
         if not resting:
             self._look_again_at = now + _LOOK_AGAIN_S
             return False
         leaving = heapq.nsmallest(max(1, self._most // _BATCH), resting)
         for *_, guest in leaving:
-            self.members.discard(guest)
+            self._leaving.add(guest)
             guest.close()
         self.evicted += len(leaving)
         return True

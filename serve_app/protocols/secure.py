@@ -118,7 +118,7 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
         count = 0
         try:
             while count < len(buffer):
-                more = self._tls.read(len(buffer) - count, buffer[count:])
+                more = cast(int, self._tls.read(len(buffer) - count, buffer[count:]))  # that many bytes, into there
                 if not more:
                     return count, True
                 count += more

@@ -176,7 +176,9 @@ class Certificates:
             return configuration() if self.renew() else None
 
         return grpc.dynamic_ssl_server_credentials(
-            configuration(), news, require_client_authentication=files.client_ca is not None
+            configuration(),
+            news,  # type: ignore[arg-type] # its stubs forget that nothing new is None
+            require_client_authentication=files.client_ca is not None,
         )
 
 

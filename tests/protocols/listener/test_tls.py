@@ -10,11 +10,14 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from protocols.authority import Authority
 from protocols.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until
+from serve_app.client import AsyncClient
+from serve_app.errors import ConfigError
 from serve_app.protocols.http1 import Limits
-from serve_app.protocols.tls import Certificates
+from serve_app.protocols.tls import Certificates, TlsFiles, careless, make_context
 
 GOODBYES = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)
 
@@ -153,3 +156,54 @@ async def test_a_client_that_does_not_read_is_cut(authority: Authority) -> None:
         await until(lambda: listener.requests == 1)
         await until(lambda: listener.requests == 0)
         client.leave()
+
+
+async def test_our_client_speaks_tls(authority: Authority, tmp_path: Path) -> None:
+    """With a context that trusts the authority, and shows a certificate of its own."""
+    clients = Authority(tmp_path)
+    files = authority.server(client_ca=clients.ca_file, name="for-our-client")
+    async with serving(echo, certificates=Certificates(files, "http/1.1")) as (_, port):
+        url = f"https://127.0.0.1:{port}"
+        for context, works in ((authority.client(certificate=clients), True), (clients.client(), False)):
+            async with AsyncClient(url, verify=context) as client:
+                assert await client.live() is works
+
+
+def test_wrong_files_are_faults_in_one_line(authority: Authority, tmp_path: Path) -> None:
+    """Missing, empty of what they should hold, of another certificate, encrypted."""
+    files = authority.server(name="right")
+    other = authority.server(name="wrong")
+    empty = tmp_path / "empty.pem"
+    empty.write_text("nothing")
+    encrypted = tmp_path / "encrypted.key"
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    missing = tmp_path / "missing.pem"
+    faults = {
+        TlsFiles(missing, files.key): f"{missing}: cannot be read: No such file or directory",
+        TlsFiles(empty, files.key): f"{empty}: holds no certificate in PEM",
+        TlsFiles(files.certificate, empty): f"{empty}: holds no private key in PEM",
+        TlsFiles(
+            files.certificate, other.key
+        ): f"{other.key}: is not the key of the certificate in {files.certificate}",
+        TlsFiles(files.certificate, encrypted): f"{encrypted}: is encrypted; give the private key without a password",
+        TlsFiles(files.certificate, files.key, empty): f"{empty}: holds no certificates in PEM",
+    }
+    for wrong, fault in faults.items():
+        with pytest.raises(ConfigError) as caught:
+            make_context(wrong, "http/1.1")
+        assert caught.value.problems == (fault,)
+
+
+def test_a_key_that_others_may_read_is_told(authority: Authority) -> None:
+    """In one line with what to do."""
+    files = authority.server(name="careless")
+    assert careless(files) is None
+    files.key.chmod(0o644)
+    assert careless(files) == f"{files.key}: mode 0644 lets others at the private key; chmod 600 it"

@@ -181,7 +181,7 @@ async def test_messages_that_do_not_arrive_are_given_up() -> None:
 async def test_a_call_without_a_message_is_told_so() -> None:
     """It ends at once."""
     async with serving() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.stream_unary(LIVE)(timeout=20)
+        call: Any = channel.stream_unary(LIVE)(timeout=20)
         await call.done_writing()
         code, details, _ = await failure(call)
         assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
