@@ -18,6 +18,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from serve_app.errors import QueueFull, ServeAppError
+from serve_app.protocols.access.guard import Guard, administration
+from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import SLOWEST, BodyReader
 from serve_app.protocols.errors import code_of, internal_error
 from serve_app.protocols.grpc_arrivals import Arrivals
@@ -66,20 +68,38 @@ class GrpcApp:
     Args:
         service: What it serves.
         bodies: Limits large messages together with what other protocols hold.
+        guard: Lets calls in by their API keys; ``None``: everybody is let in.
+        open_administration: Whether anybody may change the server, where there are no API keys.
         streams: Most streams open at once; they may last for ever, and other calls need room, too.
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
             owed is answered.
     """
 
     def __init__(
-        self, service: InferenceService, bodies: BodyReader, *, streams: int = 1024, stream_idle_s: float = 3600.0
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        guard: Guard | None = None,
+        *,
+        open_administration: bool = False,
+        streams: int = 1024,
+        stream_idle_s: float = 3600.0,
     ) -> None:
+        if guard is not None:
+            service = GuardedService(service, guard)
         self._most_streams = streams
         self._stream_idle_s = stream_idle_s
         self._open_streams = 0
         self._service = service
+        self._guard = guard
         self._ids = RequestIds()
-        self._inference = InferenceRpc(service, bodies, self._explain)
+        self._inference = InferenceRpc(
+            service,
+            bodies,
+            self._explain,
+            administration(guard, open_administration),
+            None if guard is None else guard.admit,
+        )
         self._health = Health(
             service, tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values())
         )
@@ -101,6 +121,8 @@ class GrpcApp:
         """
         call = Call(context)
         try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
             return await self._unary[name](body, call)
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._fail(error, call, name)
@@ -115,6 +137,8 @@ class GrpcApp:
             return
         self._open_streams += 1
         try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
                     yield answer

@@ -9,7 +9,7 @@ from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
@@ -70,10 +70,7 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            # Programs written for Triton look for its words, with which both messages begin.
-            raise ModelNotFound(
-                f"Request for unknown model: there is no {model[:64]!r} here; models: {', '.join(self._models)}"
-            )
+            raise unknown_model(model, self._models)
         if version is not None and version not in info.versions:
             raise ModelNotFound(
                 f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
@@ -87,6 +84,7 @@ class Service:
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
         """
         if model not in self._models:
             self.find(model)
@@ -155,10 +153,11 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions.
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
+            ``None`` where it has none.
         """
-        snapshot = self._scheduler.snapshot()
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         return {
             "ready": self.ready(),
             "models": {
@@ -168,6 +167,7 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    "breaker": self._scheduler.breaker_picture(name, now),
                 }
                 for name, info in self._models.items()
             },
