@@ -19,7 +19,7 @@ import orjson
 from serve_app.protocols.errors import STATUSES, Status
 from serve_app.protocols.options import DOOR, request_id_of
 from serve_app.protocols.service import RequestOptions
-from serve_app.protocols.trace_context import parent_of, trace_and_span
+from serve_app.protocols.trace_context import child_of, parent_of, trace_and_span
 
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"
@@ -95,8 +95,9 @@ class RequestLog:
         """
         if self._has_room(outcome):
             door = headers.get(DOOR, b"").decode()
+            parent = parent_of(headers.get(b"traceparent"))
             options = RequestOptions(
-                request_id=request_id_of(headers), trace_parent=parent_of(headers.get(b"traceparent")), door=door
+                request_id=request_id_of(headers), trace_parent=parent and child_of(parent), door=door
             )
             self._say(outcome, model, options, {})
 
