@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.scheduling.gate import Outlook
+from serve_app.scheduling.relief import DeviceLoad
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
@@ -217,6 +218,7 @@ class BundleResult(NamedTuple):
         wait_s: Time between preprocessing and the session being free for it.
         postprocess_s: Time from the end of the run to the answer.
         outlook: How busy the replica is, where other routers send to it too.
+        load: How busy and how full its device is, where that was not told this router before.
     """
 
     results: list[EntryResult]
@@ -225,3 +227,4 @@ class BundleResult(NamedTuple):
     wait_s: float
     postprocess_s: float
     outlook: Outlook | None = None
+    load: DeviceLoad | None = None

@@ -82,7 +82,9 @@ class RouterDeployment:
         self._links = Links(self._arena, self._on_link)
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
-        scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
+        scheduler = Scheduler(
+            models.values(), config.class_settings(), config.process_limits(), groups, config.overload.settings()
+        )
         for model, prior in priors.items():
             scheduler.seed(model, prior)
         self._scheduler = scheduler

@@ -142,4 +142,6 @@ def render(error: ServeAppError, *, openai: bool = False) -> Rendered:
     seconds = retry_after(error)
     if seconds is not None:
         headers.append((b"retry-after", b"%d" % seconds))
+    if error.overload:
+        headers.append((b"x-overload", error.overload.encode()))
     return Rendered(status, headers, body)

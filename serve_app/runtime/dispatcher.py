@@ -137,7 +137,9 @@ class Dispatcher:
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
-            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error.overload = self._scheduler.overload(model)
+            raise error
         self._schedule_pump()
         try:
             return await future
@@ -300,7 +302,9 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        alive = self._scheduler.on_done(
+            dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s, result.load
+        )
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -329,6 +333,7 @@ class Dispatcher:
         observer = self._observer
         preprocess_s, postprocess_s = result.preprocess_s, result.postprocess_s
         infer_s = sum([execution.seconds for execution in result.executions])
+        overload = self._scheduler.overload(dispatch.model)
         for entry, answer in pairs:
             if isinstance(answer, Success):
                 queue_s, total_s = self._times(entry, now)
@@ -348,6 +353,8 @@ class Dispatcher:
                             preprocess_s,
                             infer_s,
                             postprocess_s,
+                            "",
+                            overload,
                         )
                     )
             else:
@@ -379,6 +386,7 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
 
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
+        error.overload = self._scheduler.overload(entry.model)
         self._end(entry, outcome or error.code)
         future = entry.payload.future
         if not future.done():

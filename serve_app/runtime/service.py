@@ -96,6 +96,7 @@ class Service:
             self._metrics.rejected(model, priority, rejection.code)
             error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
             error.counted = True
+            error.overload = self._scheduler.overload(model)
             raise error
 
     def refused(self, model: str, code: str) -> None:
@@ -156,9 +157,11 @@ class Service:
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
             (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions.
+            `Scheduler.snapshot` tells of its queues, replicas and predictions. Where there is an overload ladder, what
+            `Scheduler.overloads` tells of it is under ``overload``.
         """
         snapshot = self._scheduler.snapshot()
+        overloads = self._scheduler.overloads(self._dispatcher.now())
         return {
             "ready": self.ready(),
             "models": {
@@ -168,6 +171,7 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    **({"overload": overloads[name]} if name in overloads else {}),
                 }
                 for name, info in self._models.items()
             },

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.simulation.replica import SimulatedReplica
@@ -35,6 +36,7 @@ class ServeApp:
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
+        overload: Whether schedulers have overload ladders.
     """
 
     name = "serve_app"
@@ -48,7 +50,9 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
+        overload: bool = True,
     ) -> None:
+        self._overload = OverloadSettings() if overload else None
         self._co_schedule = co_schedule
         self._network_s = network_s
         self._bundle_timeout_s = bundle_timeout_s
@@ -76,7 +80,7 @@ class ServeApp:
         self._routers = [
             SimulatedRouter(
                 world,
-                Scheduler(settings, scenario.classes, limits, groups),
+                Scheduler(settings, scenario.classes, limits, groups, self._overload),
                 self._replicas,
                 self._bundle_timeout_s,
                 self._newest_frame_wins,
