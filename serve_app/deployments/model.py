@@ -14,6 +14,7 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution
+from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.worker import Worker
 
@@ -60,6 +61,7 @@ class ModelDeployment:
             preprocess_threads=config.resources.preprocess_threads,
             batch=batch_with_serve(config.batching.max_rows),
             warm_up=self._warm_up,
+            gauge=find_gauge(exact.device, config.resources.threads),
         )
         self._links = LinkServer(config.name, self._worker.run) if LinkServer.supported() else None
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.

@@ -20,6 +20,7 @@ from serve_app.errors import InferenceFailed
 from serve_app.inference.backend import Backend
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
 from serve_app.processors.processor import Processor
+from serve_app.runtime.device_load import DeviceGauge, DeviceWatch
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.processor_pool import ProcessorPool
 from serve_app.runtime.session import BatchTogether, RunBatch, RunOne, Session
@@ -41,6 +42,7 @@ class Worker:
         preprocess_threads: Size of the pool for decoding and postprocessing.
         batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
         warm_up: The executions of its backends' warm-up: what it predicts from at first.
+        gauge: Reads the device, for the routers; ``None``: they are told nothing of it.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class Worker:
         preprocess_threads: int,
         batch: BatchTogether,
         warm_up: Sequence[Execution] = (),
+        gauge: DeviceGauge | None = None,
     ) -> None:
         self._name = name
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
+        self._watch = DeviceWatch(gauge, self._pool.submit)
         self._lock = Lock()
         foresight = Foresight(max_rows)
         foresight.seed(warm_up)
@@ -101,6 +105,7 @@ class Worker:
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
             outlook,
+            self._watch.news(staged.sender, finished),
         )
 
     def stalled_s(self) -> float:

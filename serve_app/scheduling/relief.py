@@ -229,8 +229,9 @@ class Relief:
 
         Returns:
             ``step`` (its label), ``level`` (its number), ``for_s`` (how long it has been there), ``lateness`` and
-            ``demand`` per class, ``late`` (of answers), ``busy`` (of devices that told so lately; ``None`` without any), ``shed`` per class,
-            ``seconds`` per step, ``climbs``, ``descents``, and ``recent``: the last moves, how long ago and to where.
+            ``demand`` per class, ``late`` (of answers), ``busy`` (of devices that told so lately; ``None`` without
+            any), ``shed`` per class, ``seconds`` per step, ``climbs``, ``descents``, and ``recent``: the last moves,
+            how long ago and to where.
         """
         ladder = self.ladder
         return {
