@@ -84,6 +84,7 @@ class Service:
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
         """
         if model not in self._models:
             self.find(model)
@@ -153,12 +154,13 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions. Where there is an overload ladder, what
-            `Scheduler.overloads` tells of it is under ``overload``.
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions; its circuit breakers as ``breaker``,
+            ``None`` where it has none; and where there is an overload ladder, what `Scheduler.overloads` tells of it as
+            ``overload``.
         """
-        snapshot = self._scheduler.snapshot()
-        overloads = self._scheduler.overloads(self._dispatcher.now())
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        overloads = self._scheduler.overloads(now)
         return {
             "ready": self.ready(),
             "models": {
@@ -168,6 +170,7 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    "breaker": self._scheduler.breaker_picture(name, now),
                     **({"overload": overloads[name]} if name in overloads else {}),
                 }
                 for name, info in self._models.items()

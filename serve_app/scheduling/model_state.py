@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.batching import Waiting, Window, batch_policy, target_s
+from serve_app.scheduling.breakers import Breakers
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
@@ -73,6 +74,7 @@ class ModelState:
 
     __slots__ = (
         "arrivals",
+        "breakers",
         "cheaper",
         "earliness",
         "keeps_apart",
@@ -107,6 +109,9 @@ class ModelState:
         self.slots.round_trip_s = network_s
         self.probes = Probes()
         self.wasted_rows = 0
+        self.breakers = (
+            None if settings.breaker is None else Breakers(settings, settings.breaker, self.latencies.barred)
+        )
 
     def picture(self) -> dict[str, Any]:
         """This model's part of `Scheduler.snapshot`, JSON-able.
@@ -193,7 +198,9 @@ class ModelState:
 
     def light(self, priority: Priority) -> str:
         """The variant that entries of this class run on because of an overload; empty for what they ask for."""
-        return self.cheaper if self.prefers_light and priority is not _HIGH else ""
+        if not self.prefers_light or priority is _HIGH or not self.latencies.has(self.cheaper):
+            return ""
+        return self.cheaper
 
     def candidate(self, now: float, shares: Shares) -> Candidate | None:
         """What would go next, and where; ``None`` without a free slot or without anything that can go.

@@ -13,7 +13,7 @@ from local_server import LocalServer
 from onnx import TensorProto, helper
 
 _WIDTH = 1024
-_FLOODERS = 24
+_FLOODERS = 40
 """Clients per class that flood. With two rows per batch they wait for twice as many runs as their time allows."""
 _RUNS_ALLOWED = 6
 _GIVE_UP_S = 60.0
@@ -94,7 +94,7 @@ class Clients:
         """Ask again and again; after a refusal, not at once."""
         while True:
             if (await self.ask(priority, timeout_s)).status == 429:
-                await asyncio.sleep(timeout_s / 4)  # what a client does that was told to try later
+                await asyncio.sleep(timeout_s / 8)  # what a client does that was told to try later
 
     async def until_none(self) -> None:
         """Ask for the status until the ladder is down."""
