@@ -19,11 +19,13 @@ from runtime_harness import batch_same_turn
 
 from serve_app.app import describe_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.config.identity import identities
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
 from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.service import Service
@@ -156,7 +158,9 @@ class LocalServer:
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
             return await workers[model].run(bundle)
 
-        service = _service(self._config, send)
+        service, cache = _service(self._config, send)
+        if cache is not None:
+            cache.start()
         self.app = create_app(service, self._settings)
         listener = Listener(self.app, bind("127.0.0.1", 0))
         await listener.start()
@@ -164,6 +168,8 @@ class LocalServer:
         self._started.set()
         await self._stop.wait()
         await listener.close(1.0, grace_s=0.0)
+        if cache is not None:
+            await cache.close()
         for worker in workers.values():
             worker.close()
 
@@ -184,7 +190,7 @@ def _worker(model: ModelConfig) -> Worker:
     )
 
 
-def _service(config: AppArgs, send: Any) -> Service:
+def _service(config: AppArgs, send: Any) -> tuple[Service, ResponseCache | None]:
     infos = describe_models(config)
     processors: dict[str, Processor] = {}
     for model in config.models:
@@ -201,7 +207,11 @@ def _service(config: AppArgs, send: Any) -> Service:
     async def page() -> str:
         return metrics.render()
 
-    return Service(
+    known = {model.name: identities(model, model.locations()) for model in config.models if model.caches}
+    caches = config.cache_settings(known)
+    cache = None if caches is None else ResponseCache(caches, dispatcher, metrics)
+
+    service = Service(
         models=infos,
         processors=processors,
         dispatcher=dispatcher,
@@ -209,4 +219,6 @@ def _service(config: AppArgs, send: Any) -> Service:
         on_demand=frozenset(),
         metrics_page=page,
         scheduling=scheduling,
+        cache=cache,
     )
+    return service, cache

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
+from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.scheduling.entry import Priority
@@ -75,6 +76,9 @@ class RouterConfig(Section):
 
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+    cache: CacheConfig = CacheConfig()
+    """What the response caches of all models share. Which models have one is said there."""
 
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:
