@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -39,7 +38,6 @@ def test_blocks_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -
     assert all((block == stamp).all() for block, stamp in blocks)
     blocks.clear()
     block = None
-    gc.collect()
     assert arena.held == 0
     assert arena.allocate(SIZE) is not None
     arena.close()
@@ -78,10 +76,8 @@ def test_a_block_is_held_by_what_is_made_of_it(derive: Callable[[Block], object]
     assert block is not None
     made: object = derive(block)
     block = None
-    gc.collect()
     assert arena.held == 1024
     made = None
-    gc.collect()
     assert arena.held == 0, made
 
 
