@@ -23,6 +23,8 @@ from serve_app.config.identity import identities
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
 from serve_app.runtime.cache import ResponseCache
@@ -112,18 +114,22 @@ class LocalServer:
     Args:
         args: What stands under ``args:``.
         settings: Limits of the HTTP side.
+        grpc: Whether it serves gRPC too.
 
     Attributes:
         url: Where it listens.
+        grpc_target: Where it listens for gRPC, if it does.
         app: The HTTP application.
     """
 
     url: str
+    grpc_target: str
     app: HttpApp
 
-    def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
+    def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None, *, grpc: bool = False) -> None:
         self._config = parse_args(args)
         self._settings = settings
+        self._grpc = grpc
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._started = threading.Event()
@@ -165,9 +171,15 @@ class LocalServer:
         listener = Listener(self.app, bind("127.0.0.1", 0))
         await listener.start()
         self.url = f"http://127.0.0.1:{listener.port}"
+        calls = GrpcListener(GrpcApp(service, self.app.bodies), "127.0.0.1", 0) if self._grpc else None
+        if calls is not None:
+            await calls.start()
+            self.grpc_target = f"127.0.0.1:{calls.port}"
         self._started.set()
         await self._stop.wait()
         await listener.close(1.0, grace_s=0.0)
+        if calls is not None:
+            await calls.close(1.0)
         if cache is not None:
             await cache.close()
         for worker in workers.values():

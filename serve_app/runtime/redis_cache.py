@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
@@ -183,7 +184,7 @@ class RedisCache:
                 async with asyncio.timeout(self._settings.write_s):
                     await self._reads.ping()
                     await self._writes.ping()
-            except (RedisError, OSError, TimeoutError) as error:
+            except Exception as error:  # whatever a server answers and a client makes of it, requests go on
                 self._is_down(error)
             else:
                 self._is_up()
@@ -199,14 +200,15 @@ class RedisCache:
                 continue
             try:
                 found = await self._timed(self._fetch([q.key for q in questions]), "read", self._settings.read_s)
-            except (RedisError, OSError, TimeoutError) as error:
-                await self._give_up(self._reads, "read", error)
+            except Exception as error:  # as in `_watch`
+                self._failed("read", error)
                 found = [None] * len(questions)
             for question, value in zip(questions, found, strict=True):
                 if not question.answer.done():
                     question.answer.set_result(value)
             if not self._up:
                 self._forget_questions()
+                await _disconnect(self._reads)
 
     async def _fetch(self, keys: Sequence[bytes]) -> list[Found | None]:
         pipeline = self._reads.pipeline(transaction=False)
@@ -236,8 +238,9 @@ class RedisCache:
             try:
                 if self._up:
                     await self._timed(self._store(writes), "write", self._settings.write_s)
-            except (RedisError, OSError, TimeoutError) as error:
-                await self._give_up(self._writes, "write", error)
+            except Exception as error:  # as in `_watch`
+                self._failed("write", error)
+                await _disconnect(self._writes)
             finally:
                 self._unwritten_bytes -= sum(write.nbytes for write in writes)
 
@@ -262,10 +265,9 @@ class RedisCache:
         self._metrics.seconds.of(operation).observe(monotonic() - began)
         return result
 
-    async def _give_up(self, client: Redis, operation: str, error: Exception) -> None:
+    def _failed(self, operation: str, error: Exception) -> None:
         self._metrics.failed(operation)
         self._is_down(error)
-        await client.connection_pool.disconnect()  # what comes on it late is no answer to what is asked next
 
     def _is_up(self) -> None:
         self._up, self._fault = True, ""
@@ -274,8 +276,7 @@ class RedisCache:
         logger.info("The cache in %s is in use", self._settings.place)
 
     def _is_down(self, error: Exception) -> None:
-        if self._up or not self._lost.is_set():
-            self._note(error)
+        self._note(error)
         self._up = False
         self._lost.set()
         self._metrics.up.value = 0
@@ -303,6 +304,12 @@ async def _drain(queue: asyncio.Queue[_T], most: int) -> list[_T]:
     while len(taken) < most and not queue.empty():
         taken.append(queue.get_nowait())
     return taken
+
+
+async def _disconnect(client: Redis) -> None:
+    """End the connection: what comes on it late is no answer to what is asked next."""
+    with suppress(RedisError, OSError):
+        await client.connection_pool.disconnect()
 
 
 def _client(settings: RedisSettings, timeout_s: float) -> Redis:

@@ -317,7 +317,7 @@ async def test_followers_are_bounded() -> None:
 
 @pytest.mark.parametrize("peculiar", [{"variant": "light"}, {"overload": "variant"}], ids=["fallback", "overload"])
 async def test_what_a_class_was_answered_with_is_not_kept_nor_given_to_the_more_urgent(
-    peculiar: dict[str, str],
+    peculiar: dict[str, Any],
 ) -> None:
     """Equals and the less urgent share it; the more urgent wait for their own."""
     line = Line()

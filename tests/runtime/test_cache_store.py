@@ -39,7 +39,7 @@ class Clock:
         return self.now
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> Any:
     """Whether two answers are the same to the last bit."""
     if isinstance(one, np.ndarray):
         assert one.dtype == other.dtype
@@ -48,7 +48,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, Embeddings):
-        return isinstance(other, Embeddings) and same(one.vectors, other.vectors) and one.tokens == other.tokens
+        return isinstance(other, Embeddings) and same(one.vectors, other.vectors) and one[1:] == other[1:]
     return bool(one == other)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ from serve_app.scheduling.entry import Priority
 
 KEY = b"\x01" * 32
 VALUE = {"y": np.arange(4, dtype="f4").reshape(2, 2)}
-PATIENT = {"read_s": 20.0, "write_s": 20.0, "retry_s": 0.01, "max_retry_s": 0.02}
+PATIENT: dict[str, Any] = {"read_s": 20.0, "write_s": 20.0, "retry_s": 0.01, "max_retry_s": 0.02}
 """So that a busy machine is no slow server."""
 
 
@@ -245,12 +246,16 @@ class Router:
         return await asking
 
 
+def _up(router: Router) -> Any:
+    return router.cache.status()["redis"]["up"]
+
+
 async def test_routers_answer_from_each_others_work(server: RedisServer) -> None:
     """And go on without the server."""
     one, other = Router(server), Router(server)
     for router in (one, other):
         router.cache.start()
-        await until(lambda router=router: router.cache.status()["redis"]["up"])
+        await until(functools.partial(_up, router))
     assert (await one.ask(1)).cache == "miss"
     with Redis.from_url(server.url) as redis:
         await until(lambda: redis.dbsize() == 1)
