@@ -21,6 +21,7 @@ from serve_app.app import describe_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.config.identity import identities
 from serve_app.inference.onnx import OnnxBackend
+from serve_app.inference.warmup import tensor_inputs
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
 from serve_app.protocols.grpc_app import GrpcApp
@@ -29,6 +30,8 @@ from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
 from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
+from serve_app.runtime.key_watch import KeyWatch
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.service import Service
 from serve_app.runtime.worker import Worker
@@ -114,22 +117,22 @@ class LocalServer:
     Args:
         args: What stands under ``args:``.
         settings: Limits of the HTTP side.
-        grpc: Whether it serves gRPC too.
 
     Attributes:
         url: Where it listens.
-        grpc_target: Where it listens for gRPC, if it does.
         app: The HTTP application.
+        grpc: Where it listens for gRPC.
+        keys: Its API keys, where it has any.
     """
 
     url: str
-    grpc_target: str
+    grpc: str
+    keys: KeyWatch | None
     app: HttpApp
 
-    def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None, *, grpc: bool = False) -> None:
+    def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
         self._config = parse_args(args)
         self._settings = settings
-        self._grpc = grpc
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._started = threading.Event()
@@ -164,22 +167,27 @@ class LocalServer:
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
             return await workers[model].run(bundle)
 
-        service, cache = _service(self._config, send)
+        service, metrics, cache = _service(self._config, send)
         if cache is not None:
             cache.start()
-        self.app = create_app(service, self._settings)
+        self.keys = self._config.router.watched_keys()
+        guard = None if self.keys is None else self.keys.guard
+        self.app = create_app(service, self._settings, guard=guard)
+        grpc = GrpcListener(GrpcApp(service, self.app.bodies, guard), "127.0.0.1", 0)
+        await grpc.start()
+        self.grpc = f"127.0.0.1:{grpc.port}"
+        if self.keys is not None:
+            metrics.registry.register(KeysCollector(self.keys.guard))
+            self.keys.start()
         listener = Listener(self.app, bind("127.0.0.1", 0))
         await listener.start()
         self.url = f"http://127.0.0.1:{listener.port}"
-        calls = GrpcListener(GrpcApp(service, self.app.bodies), "127.0.0.1", 0) if self._grpc else None
-        if calls is not None:
-            await calls.start()
-            self.grpc_target = f"127.0.0.1:{calls.port}"
         self._started.set()
         await self._stop.wait()
+        if self.keys is not None:
+            self.keys.close()
+        await grpc.close(0.0)
         await listener.close(1.0, grace_s=0.0)
-        if calls is not None:
-            await calls.close(1.0)
         if cache is not None:
             await cache.close()
         for worker in workers.values():
@@ -199,10 +207,12 @@ def _worker(model: ModelConfig) -> Worker:
         max_rows=model.batching.max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
+        examples={variant: tensor_inputs(backend.signature)(1, 0) for variant, backend in backends.items()},
+        refuse_non_finite=model.health.refuse_non_finite,
     )
 
 
-def _service(config: AppArgs, send: Any) -> tuple[Service, ResponseCache | None]:
+def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics, ResponseCache | None]:
     infos = describe_models(config)
     processors: dict[str, Processor] = {}
     for model in config.models:
@@ -233,4 +243,4 @@ def _service(config: AppArgs, send: Any) -> tuple[Service, ResponseCache | None]
         scheduling=scheduling,
         cache=cache,
     )
-    return service, cache
+    return service, metrics, cache

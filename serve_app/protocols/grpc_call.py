@@ -18,7 +18,16 @@ _M = TypeVar("_M", bound=Message)
 _HEADERS: Final = MappingProxyType(
     {
         name: name.encode()
-        for name in ("x-priority", "x-timeout-ms", "x-variant", "x-fallback", "x-request-id", "cache-control")
+        for name in (
+            "x-priority",
+            "x-timeout-ms",
+            "x-variant",
+            "x-fallback",
+            "x-request-id",
+            "cache-control",
+            "authorization",
+            "x-api-key",
+        )
     }
 )
 """Metadata that mean something here, as the HTTP headers of the same names do."""

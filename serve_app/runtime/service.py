@@ -9,7 +9,7 @@ from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
@@ -74,10 +74,7 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            # Programs written for Triton look for its words, with which both messages begin.
-            raise ModelNotFound(
-                f"Request for unknown model: there is no {model[:64]!r} here; models: {', '.join(self._models)}"
-            )
+            raise unknown_model(model, self._models)
         if version is not None and version not in info.versions:
             raise ModelNotFound(
                 f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
@@ -93,6 +90,7 @@ class Service:
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
         """
         if model not in self._models:
             self.find(model)
@@ -174,11 +172,12 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions. ``cache`` of a model that has one, and
-            of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
+            ``None`` where it has none. ``cache`` of a model that has one, and of the router, tell what
+            `ModelCache.status` and `ResponseCache.status` do.
         """
-        snapshot = self._scheduler.snapshot()
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
         shared = {} if self._cache is None else self._cache.status()
         return {
@@ -191,6 +190,7 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    "breaker": self._scheduler.breaker_picture(name, now),
                     **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
                 }
                 for name, info in self._models.items()

@@ -11,7 +11,7 @@ from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
 MIB = 1024**2
 
@@ -246,7 +246,9 @@ def test_values_for_the_scheduler_are_in_its_units() -> None:
             "models": [model(batching={"policy": "eager", "max_rows": 8, "slo_ms": 50, "window": 3})],
         }
     )
-    assert args.model_scheduling() == {"digits": ModelScheduling("digits", 8, 0.05, 3, "eager")}
+    assert args.model_scheduling() == {
+        "digits": ModelScheduling("digits", 8, 0.05, 3, "eager", breaker=BreakerSettings())
+    }
     assert args.process_limits() == ProcessLimits(2 * 1024**3, 0.25, 0.004)
 
 

@@ -33,7 +33,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
         {"name": "strings", "path": str(folder / "strings"), "cache": {}},
         {"name": "plain", "path": str(folder / "plain")},
     ]
-    with LocalServer({"models": models}, grpc=True) as server:
+    with LocalServer({"models": models}) as server:
         yield server
 
 
@@ -95,7 +95,7 @@ def test_grpc_shares_it_with_http(cached: LocalServer) -> None:
     request = pb.ModelInferRequest(model_name="add-one")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
     request.raw_input_contents.append(np.array([1, 2], "f4").tobytes())
-    with grpc.insecure_channel(cached.grpc_target) as channel:
+    with grpc.insecure_channel(cached.grpc) as channel:
         call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         for control, told in ((), "hit"), ((("cache-control", "no-store"),), None):
             body, ended = call.with_call(request.SerializeToString(), metadata=control, timeout=20)
