@@ -165,7 +165,7 @@ class Dispatcher:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
         logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
         self._observer.replica_silent(model)
-        now, before = self._loop.time(), self._scheduler.usable(model)
+        now, before = self._loop.time(), self._scheduler.listed(model)
         self._scheduler.on_silent(model, replica, now)
         self._recovery.lost(model, before, now)
         self._schedule_pump()
@@ -289,7 +289,7 @@ class Dispatcher:
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            now, before = self._loop.time(), self._scheduler.usable(dispatch.model)
+            now, before = self._loop.time(), self._scheduler.listed(dispatch.model)
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, now, True, reached=lost.reached))
             self._recovery.lost(dispatch.model, before, now)
         except asyncio.CancelledError:

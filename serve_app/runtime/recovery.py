@@ -10,7 +10,7 @@ _FORGOTTEN_AFTER_S: Final = 600.0
 
 
 class Recovery:
-    """Measures from the loss of a replica until as many are usable as before.
+    """Measures from the loss of a replica until as many are usable as were listed.
 
     Args:
         usable: The usable replicas of a model.
@@ -31,7 +31,7 @@ class Recovery:
 
         Args:
             model: Of what.
-            before: How many were usable until then. If as many are now, it had been missed already.
+            before: How many were listed until then. If as many are usable now, it had been missed already.
             now: Seconds.
         """
         if self._usable(model) < before:

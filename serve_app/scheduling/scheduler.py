@@ -295,6 +295,10 @@ class Scheduler:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""
         return self._models[model].slots.usable
 
+    def listed(self, model: str) -> int:
+        """Replicas of the model that are listed, held ones included."""
+        return len(self._models[model].slots.replicas)
+
     def load(self, model: str) -> int:
         """Rows queued and rows running at usable replicas: what autoscaling counts."""
         known = self._models[model]
