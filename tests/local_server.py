@@ -22,9 +22,13 @@ from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
+from serve_app.runtime.key_watch import KeyWatch
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.service import Service
 from serve_app.runtime.worker import Worker
@@ -114,9 +118,13 @@ class LocalServer:
     Attributes:
         url: Where it listens.
         app: The HTTP application.
+        grpc: Where it listens for gRPC.
+        keys: Its API keys, where it has any.
     """
 
     url: str
+    grpc: str
+    keys: KeyWatch | None
     app: HttpApp
 
     def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
@@ -156,13 +164,24 @@ class LocalServer:
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
             return await workers[model].run(bundle)
 
-        service = _service(self._config, send)
-        self.app = create_app(service, self._settings)
+        service, metrics = _service(self._config, send)
+        self.keys = self._config.router.watched_keys()
+        guard = None if self.keys is None else self.keys.guard
+        self.app = create_app(service, self._settings, guard=guard)
+        grpc = GrpcListener(GrpcApp(service, self.app.bodies, guard), "127.0.0.1", 0)
+        await grpc.start()
+        self.grpc = f"127.0.0.1:{grpc.port}"
+        if self.keys is not None:
+            metrics.registry.register(KeysCollector(self.keys.guard))
+            self.keys.start()
         listener = Listener(self.app, bind("127.0.0.1", 0))
         await listener.start()
         self.url = f"http://127.0.0.1:{listener.port}"
         self._started.set()
         await self._stop.wait()
+        if self.keys is not None:
+            self.keys.close()
+        await grpc.close(0.0)
         await listener.close(1.0, grace_s=0.0)
         for worker in workers.values():
             worker.close()
@@ -184,7 +203,7 @@ def _worker(model: ModelConfig) -> Worker:
     )
 
 
-def _service(config: AppArgs, send: Any) -> Service:
+def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics]:
     infos = describe_models(config)
     processors: dict[str, Processor] = {}
     for model in config.models:
@@ -201,7 +220,7 @@ def _service(config: AppArgs, send: Any) -> Service:
     async def page() -> str:
         return metrics.render()
 
-    return Service(
+    service = Service(
         models=infos,
         processors=processors,
         dispatcher=dispatcher,
@@ -210,3 +229,4 @@ def _service(config: AppArgs, send: Any) -> Service:
         metrics_page=page,
         scheduling=scheduling,
     )
+    return service, metrics

@@ -12,6 +12,7 @@ import yaml
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE
 from serve_app.config.faults import shown
+from serve_app.config.loader import UniqueKeyLoader
 from serve_app.errors import ConfigError
 
 IMPORT_PATH = "serve_app.app:build"
@@ -60,23 +61,6 @@ class ServeFile:
         return str(self.document["applications"][self.application].get("route_prefix", "/")).rstrip("/")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, refusing a mapping that holds a key twice: the first value would silently be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {shown(key)} stands here twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def read_document(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
@@ -84,7 +68,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ConfigError: When it cannot be read, is not YAML, repeats a key or holds something else.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+        document = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError((f"cannot be read: {error.strerror}",)) from None
     except UnicodeDecodeError as error:

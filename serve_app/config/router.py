@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
+from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.faults import Location, misfit
+from serve_app.config.locate import home
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
+from serve_app.errors import ConfigError
+from serve_app.protocols.access.guard import Guard
+from serve_app.runtime.key_watch import KeyFile, KeyWatch
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
 
@@ -91,6 +98,25 @@ class RouterConfig(Section):
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
 
+    api_keys_file: str | None = Field(default=None, min_length=1)
+    """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
+
+    Relative paths start from SERVE_APP_HOME. A changed file counts from the next look at it on; one that cannot be
+    understood changes nothing.
+    """
+
+    api_keys_check_s: Seconds = 2.0
+    """How often the routers look whether that file has changed."""
+
+    open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
+    """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.
+
+    The questions for health never take one. Metrics and status, where they are not open, take one with `admin: true`.
+    """
+
+    open_administration: bool = False
+    """Whether everybody may change how much is logged, where there are no API keys."""
+
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:
         if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
@@ -98,6 +124,22 @@ class RouterConfig(Section):
         if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
             raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
         return self
+
+    def watched_keys(self) -> KeyWatch | None:
+        """Read the file of API keys; ``None`` where there is none.
+
+        Raises:
+            ConfigError: It cannot be read or understood.
+        """
+        if self.api_keys_file is None:
+            return None
+        file = KeyFile(home(os.environ) / self.api_keys_file, read_api_keys, keys_of)
+        make = partial(Guard, open_parts=self.open_without_key, routers=self.replicas)
+        try:
+            return KeyWatch(file, self.api_keys_check_s, make)
+        except ConfigError as error:
+            named = (f"args.router.api_keys_file: {file.path}: {problem}" for problem in error.problems)
+            raise ConfigError(tuple(named)) from None
 
 
 class ClassConfig(Section):

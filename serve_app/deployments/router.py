@@ -31,6 +31,7 @@ from serve_app.protocols.listener import Listener, bind
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.links import Links
 from serve_app.runtime.liveness import Watch
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
@@ -127,9 +128,17 @@ class RouterDeployment:
             decode_threads=router.decode_threads,
             in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             send_request_id=False,  # Serve adds its own
+            open_administration=router.open_administration,
         )
-        self._app = create_app(self._service, settings, allocate=self._allocate)
-        self.grpc_app = GrpcApp(self._service, self._app.bodies)
+        self._keys = router.watched_keys()
+        self._guard = None if self._keys is None else self._keys.guard
+        if self._keys is not None:
+            self._metrics.registry.register(KeysCollector(self._keys.guard))
+            self._keys.start()
+        self._app = create_app(self._service, settings, allocate=self._allocate, guard=self._guard)
+        self.grpc_app = GrpcApp(
+            self._service, self._app.bodies, self._guard, open_administration=router.open_administration
+        )
         self._direct = [each for each in (self._listener(settings), self._grpc_listener()) if each is not None]
         self._opening: list[asyncio.Task[None]] = []
         if self._direct:
@@ -147,7 +156,7 @@ class RouterDeployment:
             sock = bind(router.direct_host, router.direct_port)
         except OSError as error:
             raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
-        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies)
+        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies, guard=self._guard)
         return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
 
     def _grpc_listener(self) -> GrpcListener | None:
@@ -172,6 +181,8 @@ class RouterDeployment:
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
+        if self._keys is not None:
+            self._keys.close()
         self.grpc_app.close()
         await asyncio.gather(*(each.close(_CLOSE_WITHIN_S) for each in self._direct))
         self._links.close()
@@ -195,7 +206,7 @@ class RouterDeployment:
         variant: str = "",
         fallback: bool = True,
     ) -> Answer:
-        """Answer a request of another Serve application: the same queue and promises as over HTTP.
+        """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
         Args:
             model: Name of the model.

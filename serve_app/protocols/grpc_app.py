@@ -18,6 +18,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from serve_app.errors import ServeAppError
+from serve_app.protocols.access.guard import Guard, administration
+from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import SLOWEST, BodyReader
 from serve_app.protocols.errors import code_of, internal_error
 from serve_app.protocols.grpc_call import Call, Context, parse
@@ -65,12 +67,30 @@ class GrpcApp:
     Args:
         service: What it serves.
         bodies: Limits large messages together with what other protocols hold.
+        guard: Lets calls in by their API keys; ``None``: everybody is let in.
+        open_administration: Whether anybody may change the server, where there are no API keys.
     """
 
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        guard: Guard | None = None,
+        *,
+        open_administration: bool = False,
+    ) -> None:
+        if guard is not None:
+            service = GuardedService(service, guard)
         self._service = service
+        self._guard = guard
         self._ids = RequestIds()
-        self._inference = InferenceRpc(service, bodies, self._explain)
+        self._inference = InferenceRpc(
+            service,
+            bodies,
+            self._explain,
+            administration(guard, open_administration),
+            None if guard is None else guard.admit,
+        )
         self._health = Health(
             service, tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values())
         )
@@ -92,6 +112,8 @@ class GrpcApp:
         """
         call = Call(context)
         try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
             return await self._unary[name](body, call)
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._fail(error, call, name)
@@ -102,6 +124,8 @@ class GrpcApp:
         incoming = _only(request) if isinstance(request, bytes) else request
         call = Call(context)
         try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
                     yield answer

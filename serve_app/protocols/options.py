@@ -6,11 +6,11 @@ The body beats the header for priority, variant and fallback; the tightest deadl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from serve_app.errors import DeadlineExceeded, InvalidRequest
+from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from serve_app.protocols.service import ModelInfo, RequestOptions
 from serve_app.scheduling.entry import Priority
 
@@ -85,6 +85,17 @@ def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
 def reading_s(info: ModelInfo, wish: Wish) -> float:
     """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
     return _allowed_s(info, *wish)
+
+
+def patience_s(models: Iterable[ModelInfo], wish: Wish) -> float:
+    """Seconds for reading a body that names the model itself: until it is read, the most patient one counts.
+
+    Raises:
+        ModelNotFound: There is none.
+    """
+    if not (allowed := [reading_s(info, wish) for info in models]):
+        raise ModelNotFound("there is no model here for you")
+    return max(allowed)
 
 
 def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from serve_app.errors import ModelNotFound
 from serve_app.payloads import ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
 
@@ -167,3 +168,15 @@ class InferenceService(Protocol):
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""
+
+
+def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
+    """The error for a model that there is not.
+
+    Args:
+        model: The name that was asked for.
+        models: The names that there are.
+    """
+    # Programs written for Triton look for its words, with which the message begins.
+    listed = ", ".join(models) or "none"
+    return ModelNotFound(f"Request for unknown model: there is no {model[:64]!r} here; models: {listed}")

@@ -9,7 +9,7 @@ from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
@@ -70,10 +70,7 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            # Programs written for Triton look for its words, with which both messages begin.
-            raise ModelNotFound(
-                f"Request for unknown model: there is no {model[:64]!r} here; models: {', '.join(self._models)}"
-            )
+            raise unknown_model(model, self._models)
         if version is not None and version not in info.versions:
             raise ModelNotFound(
                 f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"

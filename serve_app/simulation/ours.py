@@ -21,6 +21,7 @@ from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.system import Request, World
 
 _TOTAL_BYTES = 1 << 60
+_RESCUE = RescueSettings()
 
 
 class ServeApp:
@@ -49,7 +50,7 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
-        rescue: RescueSettings = RescueSettings(),
+        rescue: RescueSettings = _RESCUE,
     ) -> None:
         self._rescue = rescue
         self._co_schedule = co_schedule
