@@ -21,7 +21,6 @@ from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.system import Request, World
 
 _TOTAL_BYTES = 1 << 60
-_RESCUE = RescueSettings()
 
 
 class ServeApp:
@@ -36,7 +35,7 @@ class ServeApp:
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
-        rescue: When what a replica owes is also run elsewhere.
+        rescue_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
     name = "serve_app"
@@ -50,9 +49,9 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
-        rescue: RescueSettings = _RESCUE,
+        rescue_share: float = 0.05,
     ) -> None:
-        self._rescue = rescue
+        self._rescue = RescueSettings(share=rescue_share)
         self._co_schedule = co_schedule
         self._network_s = network_s
         self._bundle_timeout_s = bundle_timeout_s

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_builders import HIGH, LOW, NORMAL, make_arrivals, make_classes, make_model, make_scenario
 
-from serve_app.scheduling.settings import RescueSettings
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.results import Result
 from serve_app.simulation.run import simulate
@@ -232,7 +231,7 @@ def test_a_replica_that_does_not_answer_for_long_loses_its_work_to_others() -> N
         noise=Noise(stall_every_s=10.0, stall_s=4.0),
         duration_s=30.0,
     )
-    alone = partial(ServeApp, rescue=RescueSettings(share=0.0))
+    alone = partial(ServeApp, rescue_share=0.0)
     impatient = simulate(scenario, partial(alone, bundle_timeout_s=0.3), 5)
     patient = simulate(scenario, alone, 5)
     assert patient.total.offered - patient.total.in_time > 5
