@@ -20,6 +20,7 @@ from runtime_harness import batch_same_turn
 from serve_app.app import describe_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.inference.onnx import OnnxBackend
+from serve_app.inference.warmup import tensor_inputs
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
 from serve_app.protocols.grpc_app import GrpcApp
@@ -200,6 +201,8 @@ def _worker(model: ModelConfig) -> Worker:
         max_rows=model.batching.max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
+        examples={variant: tensor_inputs(backend.signature)(1, 0) for variant, backend in backends.items()},
+        refuse_non_finite=model.health.refuse_non_finite,
     )
 
 

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema
 
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig, fallback_faults
+from serve_app.config.breaker import BreakerConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, home, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
@@ -56,6 +57,13 @@ class HealthConfig(Section):
 
     stall_timeout_s: Seconds = 60.0
     """A single run of the session that takes longer fails the health check, and the replica is replaced."""
+
+    refuse_non_finite: bool = False
+    """Fail a request with 500 whose output holds NaN or infinity, alone of its batch.
+
+    Off, since models of plain tensors may mean them (a masked logit, the logarithm of 0). What answers media and
+    embeddings refuses them in any case.
+    """
 
     drain_timeout_s: Seconds = 20.0
     """How long a replica that is being stopped may take to finish its work."""
@@ -105,6 +113,9 @@ class ModelConfig(Section):
 
     health: HealthConfig = HealthConfig()
     """How replicas are watched and stopped."""
+
+    breaker: BreakerConfig = BreakerConfig()
+    """When a model that fails is not asked any more, and a replica that fails alone gets no work."""
 
     variants: Annotated[tuple[VariantConfig, ...], Field(strict=False)] = ()
     """Other builds of the model, the most exact first."""
@@ -189,6 +200,8 @@ class ModelConfig(Section):
             self.batching.scheduling(self.name, self.fallbacks),
             resident_bytes=self.resident_bytes,
             bytes_per_row=int(self.resources.memory_per_row or 0),
+            variants=tuple(variant.name for variant in self.variants),
+            breaker=self.breaker.settings(),
         )
 
     def onnx_settings(self, model_file: Path, *, gpu_available: bool) -> OnnxSettings:

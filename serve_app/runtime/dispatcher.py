@@ -23,6 +23,7 @@ from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -197,6 +198,10 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
         for entry in decisions.given_up:
             self._fail(entry, self._why_late(entry, _given_up), "given_up")
+        for entry, why in decisions.refused:
+            self._fail(entry, error_from_code(why.code, why.message, why.retry_after_s))
+        if decisions.changes:
+            log_changes(logger, decisions.changes)
         for dispatch in decisions.dispatches:
             if dispatch.replica is None:
                 self._wake_ups[dispatch.model] = dispatch
@@ -319,6 +324,7 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
+        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
         alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
         try:
             self._deal_out(dispatch, entries, result, alive, now)
@@ -374,7 +380,9 @@ class Dispatcher:
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
-        for entry in self._scheduler.on_done(dispatch.bundle_id, (), self._loop.time()):
+        now = self._loop.time()
+        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of_error(error.code), now)
+        for entry in self._scheduler.on_done(dispatch.bundle_id, (), now):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
 
     def _on_bundle_timeout(self, dispatch: Dispatch) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serve_app.payloads import BundleResult
+from serve_app.runtime.breaker_metrics import BreakerCollector
 from serve_app.runtime.series import Count, Counter, Distribution, Histogram
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -125,6 +126,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         for collector in (
             SchedulerCollector(scheduler),
+            BreakerCollector(scheduler),
             self.requests,
             self.fallbacks,
             self.latency,

@@ -84,6 +84,7 @@ class Service:
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
         """
         if model not in self._models:
             self.find(model)
@@ -152,10 +153,11 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions.
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
+            ``None`` where it has none.
         """
-        snapshot = self._scheduler.snapshot()
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         return {
             "ready": self.ready(),
             "models": {
@@ -165,6 +167,7 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    "breaker": self._scheduler.breaker_picture(name, now),
                 }
                 for name, info in self._models.items()
             },
