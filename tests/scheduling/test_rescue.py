@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler
 
-from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -90,7 +90,7 @@ def test_an_entry_without_time_left_expires_once() -> None:
     assert [e.id for e in decisions.expired] == [entry.id]
     assert entry.state is EntryState.DONE
     assert scheduler.totals()["bytes"] == 0
-    assert scheduler.decide(2.0) == ([], [], [])
+    assert scheduler.decide(2.0) == Decisions([], [], [])
 
 
 def test_a_bundle_that_is_only_slow_is_left_alone() -> None:
