@@ -20,6 +20,7 @@ from serve_app.config.model import ModelConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
+from serve_app.protocols.tls import make_context
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
@@ -107,6 +108,20 @@ class AppArgs(Section):
                 if not is_remote(path):
                     problems += _missing(f"args.models[{number}].{key}", path, version, environ)
         return tuple(problems)
+
+    def tls_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Say what is wrong with the certificates of this machine, one line each.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+        """
+        if self.router.tls is None:
+            return ()
+        try:
+            make_context(self.router.tls.files(environ), "http/1.1")
+        except ConfigError as error:
+            return tuple(f"args.router.tls: {problem}" for problem in error.problems)
+        return ()
 
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
         """Limits of every class, for the scheduler of one router process."""

@@ -12,6 +12,7 @@ from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_val
 from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.faults import Location, misfit
 from serve_app.config.locate import home
+from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.errors import ConfigError
 from serve_app.protocols.access.guard import Guard
@@ -37,6 +38,27 @@ class RouterConfig(Section):
 
     direct_grpc_port: int | None = Field(default=None, ge=1, le=65535)
     """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
+
+    tls: TlsConfig | None = None
+    """TLS on `direct_port` and `direct_grpc_port`; plain without it. Ray Serve's own ports have none."""
+
+    connections: Positive = 8192
+    """Connections to `direct_port` at once, in each router process.
+
+    When there are more, those that ask nothing make room: first those that never sent a whole request.
+    """
+
+    connections_per_client: Positive | None = None
+    """Connections to `direct_port` at once from one address. Not behind a proxy: it is one address for all clients."""
+
+    grpc_connections: Positive = 2048
+    """Connections to `direct_grpc_port` at once, in each router process; more are closed at once."""
+
+    grpc_streams: Positive = 1024
+    """Streams (`ModelStreamInfer`, `Watch`, reflection) open at once in each router process; more are refused."""
+
+    grpc_stream_idle_s: Seconds = 3600.0
+    """A stream of requests on which nothing comes and nothing is owed for this long ends."""
 
     grpc_keepalive_s: Seconds = 60.0
     """A connection to `direct_grpc_port` on which nothing has come for this long is asked for a sign of life."""
@@ -106,6 +128,11 @@ class RouterConfig(Section):
     def _check(self) -> RouterConfig:
         if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
             raise misfit([(("direct_grpc_port",), "must be another port than direct_port")])
+        if self.tls is not None and self.direct_port is None and self.direct_grpc_port is None:
+            raise misfit([(("tls",), "needs direct_port or direct_grpc_port: it is for the routers' own ports")])
+        if self.tls is not None and self.tls.minimum_version == "1.3" and self.direct_grpc_port is not None:
+            fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
+            raise misfit([(("tls", "minimum_version"), fault)])
         return self
 
     def watched_keys(self) -> KeyWatch | None:

@@ -27,8 +27,9 @@ from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.http1 import Limits
-from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.listener import Listener, bind, within_open_files
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.tls import Certificates
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
@@ -130,7 +131,12 @@ class RouterDeployment:
             self._keys.start()
         self._app = create_app(self._service, settings, allocate=self._allocate, guard=self._guard)
         self.grpc_app = GrpcApp(
-            self._service, self._app.bodies, self._guard, open_administration=router.open_administration
+            self._service,
+            self._app.bodies,
+            self._guard,
+            open_administration=router.open_administration,
+            streams=router.grpc_streams,
+            stream_idle_s=router.grpc_stream_idle_s,
         )
         self._direct = [each for each in (self._listener(settings), self._grpc_listener()) if each is not None]
         self._opening: list[asyncio.Task[None]] = []
@@ -150,7 +156,20 @@ class RouterDeployment:
         except OSError as error:
             raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
         app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies, guard=self._guard)
-        return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
+        limits = Limits(
+            connections=within_open_files(router.connections),
+            connections_per_client=router.connections_per_client,
+            requests=router.max_ongoing_requests,
+        )
+        return Listener(app, sock, limits, self._certificates("http/1.1"))
+
+    def _certificates(self, alpn: str) -> Certificates | None:
+        if self._config.router.tls is None:
+            return None
+        problems = self._config.tls_problems()
+        if problems:
+            raise ConfigError(problems)
+        return Certificates(self._config.router.tls.files(), alpn)
 
     def _grpc_listener(self) -> GrpcListener | None:
         """As `_listener`, for gRPC."""
@@ -160,11 +179,15 @@ class RouterDeployment:
         limits = GrpcLimits(
             max_message=router.max_body,
             calls=router.max_ongoing_requests,
+            connections=within_open_files(router.grpc_connections),
+            arriving=max(16, 2 * router.max_bytes // router.max_body),
             keepalive_s=router.grpc_keepalive_s,
             client_ping_s=router.grpc_client_ping_s,
         )
         try:
-            return GrpcListener(self.grpc_app, router.direct_host, router.direct_grpc_port, limits)
+            return GrpcListener(
+                self.grpc_app, router.direct_host, router.direct_grpc_port, limits, self._certificates("h2")
+            )
         except OSError as error:
             raise _cannot_listen("direct_grpc_port", router.direct_host, router.direct_grpc_port, error) from error
 
