@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.api_keys import keys_of, read_api_keys
+from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
 from serve_app.config.locate import home
 from serve_app.config.tls import TlsConfig
@@ -104,6 +105,9 @@ class RouterConfig(Section):
 
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+    cache: CacheConfig = CacheConfig()
+    """What the response caches of all models share. Which models have one is said there."""
 
     api_keys_file: str | None = Field(default=None, min_length=1)
     """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.

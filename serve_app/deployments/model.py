@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -23,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 WARM_UP = "warm_up"
 LINK = "link"
-"""Keys of what a replica tells routers of itself: what its warm-up measured; its node and where its links begin."""
+IDENTITIES = "identities"
+"""Keys of what a replica tells routers of itself: what its warm-up measured; its node and where its links begin; what
+tells the models that it runs from others."""
 
 
 class ModelDeployment:
@@ -33,11 +37,13 @@ class ModelDeployment:
 
     Args:
         config: The model as configured; validated.
+        identities: Of the model and its variants, where routers keep its answers.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, identities: Mapping[str, str] = MappingProxyType({})) -> None:
         join_serve_log()
         self._config = config
+        self._identities = dict(identities)
         gpus = ray.get_gpu_ids()
         self._backends: dict[str, Backend] = {}
         locations = config.locations()
@@ -82,6 +88,8 @@ class ModelDeployment:
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
         told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up]}
+        if self._identities:
+            told[IDENTITIES] = self._identities
         if self._links is not None:
             told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
         return told

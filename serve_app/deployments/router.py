@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log
-from serve_app.deployments.model import LINK, WARM_UP
+from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
@@ -31,6 +32,7 @@ from serve_app.protocols.listener import Listener, bind, within_open_files
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.protocols.tls import Certificates
 from serve_app.runtime.arena import Arena
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.links import Links
@@ -64,6 +66,7 @@ class RouterDeployment:
         handles: A handle to every model's deployment, by name.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
+        identities: By model and variant, of the models whose answers are kept.
 
     Attributes:
         grpc_app: Answers the calls that come by Serve's gRPC port.
@@ -75,6 +78,7 @@ class RouterDeployment:
         infos: Mapping[str, ModelInfo],
         handles: Mapping[str, DeploymentHandle[Any]],
         priors: Mapping[str, Sequence[Execution]],
+        identities: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         join_serve_log()
         self._config = config
@@ -90,6 +94,10 @@ class RouterDeployment:
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        caches = config.cache_settings(identities)
+        self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self._metrics)
+        if self._cache is not None:
+            self._cache.start()
         self._service = Service(
             models=infos,
             processors=_processors(config, infos),
@@ -100,6 +108,7 @@ class RouterDeployment:
             scheduling=models,
             groups=groups,
             peer_statistics=self._peer_statistics,
+            cache=self._cache,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -202,6 +211,8 @@ class RouterDeployment:
         self.grpc_app.close()
         await asyncio.gather(*(each.close(_CLOSE_WITHIN_S) for each in self._direct))
         self._links.close()
+        if self._cache is not None:
+            await self._cache.close()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""
@@ -221,6 +232,7 @@ class RouterDeployment:
         timeout_ms: float | None = None,
         variant: str = "",
         fallback: bool = True,
+        cacheable: bool = True,
     ) -> Answer:
         """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
@@ -231,6 +243,7 @@ class RouterDeployment:
             timeout_ms: Deadline, milliseconds from now; ``None`` for the class's default.
             variant: Name of the model's variant to run; empty for the exact model.
             fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+            cacheable: Whether the answer may come from, and go to, the response cache.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -242,7 +255,7 @@ class RouterDeployment:
         if variant and variant not in self._service.find(model).variants:
             raise InvalidRequest(f"model {model!r} has no variant {variant[:64]!r}")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback)
+        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback, cacheable=cacheable)
         return await self._service.submit(model, payload, options)
 
     def check_health(self) -> None:
@@ -316,6 +329,8 @@ class RouterDeployment:
             node, address = metadata.get(LINK, (None, None))
             if node == self._node:
                 addresses[replica] = address
+        if self._cache is not None:
+            self._cache.on_replicas(model, [metadata.get(IDENTITIES, {}) for metadata in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         self.grpc_app.changed()

@@ -24,6 +24,7 @@ _HEADERS: Final = MappingProxyType(
             "x-variant",
             "x-fallback",
             "x-request-id",
+            "cache-control",
             "authorization",
             "x-api-key",
         )

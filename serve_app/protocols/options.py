@@ -74,7 +74,9 @@ def request_options(
         )
     if fallback is None:
         fallback = _header_fallback(headers.get(b"x-fallback"))
-    return RequestOptions(chosen, timeout_s, nbytes, variant, fallback)
+    options = RequestOptions(chosen, timeout_s, nbytes, variant, fallback)
+    control = headers.get(b"cache-control")
+    return options if control is None else _with_cache_control(options, control)
 
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
@@ -143,6 +145,14 @@ def _header_fallback(value: bytes | None) -> bool:
     if word not in {b"allow", b"never"}:
         raise InvalidRequest("X-Fallback: expected allow (the default) or never")
     return word == b"allow"
+
+
+def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions:
+    """What RFC 9111 says a cache must do. Directives that are not known have to be ignored."""
+    directives = {directive.strip().lower() for directive in value.split(b",")}
+    return options._replace(
+        cacheable=b"no-store" not in directives, fresh=not directives.isdisjoint({b"no-cache", b"max-age=0"})
+    )
 
 
 def _header_timeout(value: bytes) -> float:

@@ -80,6 +80,7 @@ class RequestOptions(NamedTuple):
         request_id: As in the answer's ``X-Request-Id``; empty where there is none.
         trace_parent: W3C ``traceparent`` of the request's span here; empty where there is none.
         key: Name of the API key that it came with; empty where none is needed.
+        fresh: Whether the answer must be made for this request, and none that was given before.
     """
 
     priority: Priority | None = None
@@ -91,6 +92,7 @@ class RequestOptions(NamedTuple):
     request_id: str = ""
     trace_parent: str = ""
     key: str = ""
+    fresh: bool = False
 
 
 class Answer(NamedTuple):

@@ -100,6 +100,7 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
+        queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
 
@@ -113,6 +114,7 @@ class Dispatcher:
             nbytes: Bytes that it holds.
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
+            queued: Is told the entry once it is accepted.
 
         Raises:
             QueueFull: There is no room.
@@ -140,6 +142,8 @@ class Dispatcher:
             self._observer.rejected(model, entry.priority, rejection.code)
             raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
         self._schedule_pump()
+        if queued is not None:
+            queued(entry)
         try:
             return await future
         except asyncio.CancelledError:
@@ -152,6 +156,20 @@ class Dispatcher:
             # An error's traceback has this frame: it would keep the future, which keeps the error, and with them the
             # request's tensors until the next garbage collection.
             del entry, future, payload
+
+    def end_early(self, entry: Entry, answer: Answer) -> bool:
+        """Answer an accepted entry with what came another way, and take it out; the observer is not told.
+
+        Returns:
+            Whether it had not ended by itself.
+        """
+        if entry.state is EntryState.DONE:
+            return False
+        self._scheduler.on_cancel(entry, self._loop.time())
+        self._dispatched_at.pop(entry.id, None)
+        self._schedule_pump()
+        entry.payload.future.set_result(answer)
+        return True
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
