@@ -156,6 +156,16 @@ class RouterConfig(Section):
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
 
+    def key_problems(self) -> tuple[str, ...]:
+        """Faults in the file of API keys, one line each; none where it is not here: it may be on the routers' nodes."""
+        if self.api_keys_file is None or not (home(os.environ) / self.api_keys_file).exists():
+            return ()
+        try:
+            self.watched_keys()
+        except ConfigError as error:
+            return error.problems
+        return ()
+
     def watched_keys(self) -> KeyWatch | None:
         """Read the file of API keys; ``None`` where there is none.
 
