@@ -19,6 +19,7 @@ from runtime_harness import batch_same_turn
 
 from serve_app.app import describe_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.config.identity import identities
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import tensor_inputs
 from serve_app.payloads import Bundle, BundleResult
@@ -27,6 +28,7 @@ from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.key_watch import KeyWatch
@@ -165,7 +167,9 @@ class LocalServer:
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
             return await workers[model].run(bundle)
 
-        service, metrics = _service(self._config, send)
+        service, metrics, cache = _service(self._config, send)
+        if cache is not None:
+            cache.start()
         self.keys = self._config.router.watched_keys()
         guard = None if self.keys is None else self.keys.guard
         self.app = create_app(service, self._settings, guard=guard)
@@ -184,6 +188,8 @@ class LocalServer:
             self.keys.close()
         await grpc.close(0.0)
         await listener.close(1.0, grace_s=0.0)
+        if cache is not None:
+            await cache.close()
         for worker in workers.values():
             worker.close()
 
@@ -206,7 +212,7 @@ def _worker(model: ModelConfig) -> Worker:
     )
 
 
-def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics]:
+def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics, ResponseCache | None]:
     infos = describe_models(config)
     processors: dict[str, Processor] = {}
     for model in config.models:
@@ -214,7 +220,13 @@ def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics]:
         if processor is not None:
             processors[model.name] = processor
     scheduling = config.model_scheduling()
-    scheduler = Scheduler(scheduling.values(), config.class_settings(), config.process_limits(), config.groups())
+    scheduler = Scheduler(
+        scheduling.values(),
+        config.class_settings(),
+        config.process_limits(),
+        config.groups(),
+        config.overload.settings(),
+    )
     metrics = RouterMetrics(scheduler)
     dispatcher = Dispatcher(scheduler, send, metrics, config.router.bundle_timeout_s)
     for name in infos:
@@ -222,6 +234,10 @@ def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics]:
 
     async def page() -> str:
         return metrics.render()
+
+    known = {model.name: identities(model, model.locations()) for model in config.models if model.caches}
+    caches = config.cache_settings(known)
+    cache = None if caches is None else ResponseCache(caches, dispatcher, metrics)
 
     service = Service(
         models=infos,
@@ -231,5 +247,6 @@ def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics]:
         on_demand=frozenset(),
         metrics_page=page,
         scheduling=scheduling,
+        cache=cache,
     )
-    return service, metrics
+    return service, metrics, cache

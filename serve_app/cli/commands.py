@@ -79,6 +79,8 @@ def validate(
         file = check_file(config, look_for_models=models)
     except ConfigError as error:
         raise _invalid(config, error) from None
+    for line in file.open_ports():
+        _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
     names = ", ".join(model.name for model in file.args.models)
     typer.echo(f"{config}: valid; models: {names}")
 

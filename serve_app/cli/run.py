@@ -68,6 +68,8 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
     with _noted(pid_file(file.http_address[1], os.environ)), ending.by_signals():
         try:
             console.print(f"serving {path} on Ray")
+            for line in file.open_ports():
+                console.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
             _serve_run(path, ending, dashboard=dashboard)
         except (KeyboardInterrupt, SystemExit):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +56,43 @@ class ServeFile:
         options = self.document.get("grpc_options") or {}
         return int(options.get("port", 9000)) if options.get("grpc_servicer_functions") else None
 
+    def open_ports(self) -> tuple[str, ...]:
+        """Say which ports others can reach who should not expect what they find there, one line each."""
+        host, port = self.http_address
+        router = self.args.router
+        said = []
+        if router.tls is not None and not is_loopback(host):
+            ports = f"{port}" if self.grpc_port is None else f"{port} and {self.grpc_port}"
+            said.append(
+                f"http_options.host: {host} opens {ports} to the network without TLS, which router.tls does not give"
+                " them; use 127.0.0.1 and the direct ports, or end TLS in front of it"
+            )
+        direct = [each for each in (router.direct_port, router.direct_grpc_port) if each is not None]
+        if router.tls is None and direct and not is_loopback(router.direct_host):
+            said.append(
+                f"args.router.direct_host: {router.direct_host} opens {' and '.join(map(str, direct))} to the network"
+                " without TLS; set router.tls, or 127.0.0.1"
+            )
+        if self.env_vars.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+            said += [
+                f"http_options.{key}: is not for HAProxy, and breaks its way to the routers; leave it out"
+                for key in self.document.get("http_options") or {}
+                if key.startswith("ssl_")
+            ]
+        return tuple(said)
+
     @property
     def route_prefix(self) -> str:
         """Path below which our application is served, without a slash at the end."""
         return str(self.document["applications"][self.application].get("route_prefix", "/")).rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.breaker import BreakerConfig
+from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, home, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
@@ -49,8 +50,8 @@ class HealthConfig(Section):
     check_period_s: Seconds = 5.0
     """How often a replica's health is checked."""
 
-    check_timeout_s: Seconds = 10.0
-    """How long a health check may take."""
+    check_timeout_s: Seconds = 5.0
+    """How long a health check may take. Ray Serve replaces a replica after three in a row that took longer."""
 
     warm_up_s: Seconds = 5.0
     """Time that a starting replica spends on running every batch shape once; what does not fit is left out."""
@@ -125,6 +126,9 @@ class ModelConfig(Section):
 
     The answer tells in `X-Variant` which one ran. A request can forbid it, and one that names a variant gets that.
     """
+
+    cache: ModelCacheConfig | None = None
+    """Give answers again to the same request. By default every request is executed."""
 
     profile: str | None = Field(default=None, min_length=1)
     """File written by `serve-app profile`: what batches cost, until replicas have measured it. Located as `path` is."""
@@ -308,6 +312,11 @@ class ModelConfig(Section):
             if variant.name not in profile.variants
         ]
         return tuple(f"model {self.name!r}: profile: {self.profile} {note}" for note in notes)
+
+    @property
+    def caches(self) -> bool:
+        """Whether answers are given again."""
+        return self.cache is not None and self.cache.enabled
 
     @property
     def resident_bytes(self) -> int:

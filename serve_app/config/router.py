@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.api_keys import keys_of, read_api_keys
+from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
 from serve_app.config.locate import home
 from serve_app.config.tls import TlsConfig
@@ -105,8 +106,26 @@ class RouterConfig(Section):
     drain_timeout_s: Seconds = 20.0
     """How long what a router has accepted may take to be answered when it stops."""
 
+    replica_silence_s: Seconds = 2.0
+    """A replica on this node that owes answers and gives no sign of life for this long gets no more work until it does.
+
+    What it has is tried at another replica at once.
+    """
+
+    replica_kill_s: Seconds | None = 10.0
+    """A replica on this node that has been silent for this long is killed, so that Ray Serve replaces it at once.
+
+    `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
+    """
+
+    rescue_share: Share = 0.05
+    """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
+
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+    cache: CacheConfig = CacheConfig()
+    """What the response caches of all models share. Which models have one is said there."""
 
     api_keys_file: str | None = Field(default=None, min_length=1)
     """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
@@ -131,12 +150,24 @@ class RouterConfig(Section):
     def _check(self) -> RouterConfig:
         if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
             raise misfit([(("direct_grpc_port",), "must be another port than direct_port")])
+        if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
+            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
         if self.tls is not None and self.direct_port is None and self.direct_grpc_port is None:
             raise misfit([(("tls",), "needs direct_port or direct_grpc_port: it is for the routers' own ports")])
         if self.tls is not None and self.tls.minimum_version == "1.3" and self.direct_grpc_port is not None:
             fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
+
+    def key_problems(self) -> tuple[str, ...]:
+        """Faults in the file of API keys, one line each; none where it is not here: it may be on the routers' nodes."""
+        if self.api_keys_file is None or not (home(os.environ) / self.api_keys_file).exists():
+            return ()
+        try:
+            self.watched_keys()
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     def watched_keys(self) -> KeyWatch | None:
         """Read the file of API keys; ``None`` where there is none.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -15,6 +17,7 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import MakeInputs, tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution, Tensors
+from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
 from serve_app.runtime.trail import configured_tracer, traced
@@ -24,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 WARM_UP = "warm_up"
 LINK = "link"
-"""Keys of what a replica tells routers of itself: what its warm-up measured; its node and where its links begin."""
+IDENTITIES = "identities"
+"""Keys of what a replica tells routers of itself: what its warm-up measured; its node and where its links begin; what
+tells the models that it runs from others."""
 
 
 class ModelDeployment:
@@ -34,11 +39,13 @@ class ModelDeployment:
 
     Args:
         config: The model as configured; validated.
+        identities: Of the model and its variants, where routers keep its answers.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, identities: Mapping[str, str] = MappingProxyType({})) -> None:
         join_serve_log()
         self._config = config
+        self._identities = dict(identities)
         gpus = ray.get_gpu_ids()
         self._backends: dict[str, Backend] = {}
         locations = config.locations()
@@ -65,6 +72,7 @@ class ModelDeployment:
             warm_up=self._warm_up,
             examples={variant: self._example(backend) for variant, backend in self._backends.items()},
             refuse_non_finite=config.health.refuse_non_finite,
+            gauge=find_gauge(exact.device, config.resources.threads),
         )
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
         self._memory.check_start()
@@ -85,6 +93,8 @@ class ModelDeployment:
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
         told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up]}
+        if self._identities:
+            told[IDENTITIES] = self._identities
         if self._links is not None:
             told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
         return told

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, serve_log_file
-from serve_app.deployments.model import LINK, WARM_UP
+from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
@@ -33,10 +34,12 @@ from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.protocols.tls import Certificates
 from serve_app.runtime.arena import Arena
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.line_writer import LineWriter
 from serve_app.runtime.links import Links
+from serve_app.runtime.liveness import Watch
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.runtime.statistics import Statistics
@@ -65,6 +68,7 @@ class RouterDeployment:
         handles: A handle to every model's deployment, by name.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
+        identities: By model and variant, of the models whose answers are kept.
 
     Attributes:
         grpc_app: Answers the calls that come by Serve's gRPC port.
@@ -76,21 +80,34 @@ class RouterDeployment:
         infos: Mapping[str, ModelInfo],
         handles: Mapping[str, DeploymentHandle[Any]],
         priors: Mapping[str, Sequence[Execution]],
+        identities: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         join_serve_log()
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._node = ray.get_runtime_context().get_node_id()
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
-        self._links = Links(self._arena, self._on_link)
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
-        scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
+        scheduler = Scheduler(
+            models.values(), config.class_settings(), config.process_limits(), groups, config.overload.settings()
+        )
         for model, prior in priors.items():
             scheduler.seed(model, prior)
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        watch = Watch(
+            config.router.replica_silence_s,
+            config.router.replica_kill_s,
+            self._dispatcher.on_silent,
+            self._dispatcher.on_heard,
+        )
+        self._links = Links(self._arena, self._on_link, watch)
+        caches = config.cache_settings(identities)
+        self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self._metrics)
+        if self._cache is not None:
+            self._cache.start()
         self._log_lines = self._request_log_writer()
         log = None
         if self._log_lines is not None:
@@ -107,6 +124,7 @@ class RouterDeployment:
             groups=groups,
             peer_statistics=self._peer_statistics,
             trails=None if log is None and tracer is None else Trails(log, tracer),
+            cache=self._cache,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -221,6 +239,8 @@ class RouterDeployment:
         if self._keys is not None:
             self._keys.close()
         self._links.close()
+        if self._cache is not None:
+            await self._cache.close()
         if self._log_lines is not None:
             await asyncio.to_thread(self._log_lines.close)
 
@@ -260,6 +280,7 @@ class RouterDeployment:
         timeout_ms: float | None = None,
         variant: str = "",
         fallback: bool = True,
+        cacheable: bool = True,
     ) -> Answer:
         """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
@@ -270,6 +291,7 @@ class RouterDeployment:
             timeout_ms: Deadline, milliseconds from now; ``None`` for the class's default.
             variant: Name of the model's variant to run; empty for the exact model.
             fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+            cacheable: Whether the answer may come from, and go to, the response cache.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -281,7 +303,7 @@ class RouterDeployment:
         if variant and variant not in self._service.find(model).variants:
             raise InvalidRequest(f"model {model!r} has no variant {variant[:64]!r}")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback)
+        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback, cacheable=cacheable)
         return await self._service.submit(model, payload, options)
 
     def check_health(self) -> None:
@@ -355,6 +377,8 @@ class RouterDeployment:
             node, address = metadata.get(LINK, (None, None))
             if node == self._node:
                 addresses[replica] = address
+        if self._cache is not None:
+            self._cache.on_replicas(model, [metadata.get(IDENTITIES, {}) for metadata in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         self.grpc_app.changed()

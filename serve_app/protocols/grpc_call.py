@@ -26,6 +26,7 @@ _HEADERS: Final = MappingProxyType(
             "x-request-id",
             "traceparent",
             "tracestate",
+            "cache-control",
             "authorization",
             "x-api-key",
         )
@@ -118,6 +119,8 @@ class Call:
         seconds = retry_after(error)
         if seconds is not None:
             metadata.append(("retry-after", str(seconds)))
+        if error.overload:
+            metadata.append(("x-overload", error.overload))
         self._context.set_code(grpc.StatusCode[status_of(error).grpc])
         self._context.set_details(shown(error))
         self._context.set_trailing_metadata(metadata)

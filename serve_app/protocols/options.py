@@ -89,7 +89,10 @@ def request_options(
         request_id=request_id_of(headers),
         door=headers.get(DOOR, b"").decode(),
     )
-    return _in_trace(options, headers) if b"traceparent" in headers else options
+    if b"traceparent" in headers:
+        options = _in_trace(options, headers)
+    control = headers.get(b"cache-control")
+    return options if control is None else _with_cache_control(options, control)
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
@@ -169,6 +172,14 @@ def _header_fallback(value: bytes | None) -> bool:
     if word not in {b"allow", b"never"}:
         raise InvalidRequest("X-Fallback: expected allow (the default) or never")
     return word == b"allow"
+
+
+def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions:
+    """What RFC 9111 says a cache must do. Directives that are not known have to be ignored."""
+    directives = {directive.strip().lower() for directive in value.split(b",")}
+    return options._replace(
+        cacheable=b"no-store" not in directives, fresh=not directives.isdisjoint({b"no-cache", b"max-age=0"})
+    )
 
 
 def _header_timeout(value: bytes) -> float:

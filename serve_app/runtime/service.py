@@ -12,11 +12,12 @@ from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.runtime.trail import Trails, origin_of
-from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
@@ -34,6 +35,7 @@ class Service:
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
         trails: Follow every request, for the log and for traces.
+        cache: Answers what was asked before; ``None`` where no model has one.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
     """
@@ -51,6 +53,7 @@ class Service:
         groups: Iterable[DeviceGroup] = (),
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
         trails: Trails | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._models = models
         self._processors = processors
@@ -60,6 +63,7 @@ class Service:
         self._on_demand = on_demand
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
+        self._cache = cache
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
         self._trails = trails
         self._in_work = 0
@@ -90,6 +94,8 @@ class Service:
     def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
         """Refuse early what has no room, before its payload is decoded.
 
+        Of a model with a cache only the payload tells whether room is needed.
+
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
@@ -99,12 +105,15 @@ class Service:
             self.find(model)
         if self._finished is not None:
             raise _stopping()
+        if self._cache is not None and self._cache.of(model) is not None:
+            return
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
             error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
             error.counted = True
+            error.overload = self._scheduler.overload(model)
             raise error
 
     def refused(self, model: str, code: str) -> None:
@@ -117,6 +126,16 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
+        if self._cache is not None and options.cacheable and (cache := self._cache.of(model)) is not None:
+            if not options.nbytes:
+                options = options._replace(nbytes=_nbytes(payload))
+            return await cache.answer(self._models[model], payload, options, self._submit)
+        return await self._submit(model, payload, options)
+
+    async def _submit(
+        self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
+    ) -> Answer:
+        """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
         info = self._models.get(model) or self.find(model)
         priority, timeout_s = options.priority or _NORMAL, options.timeout_s
         if timeout_s is None:
@@ -142,6 +161,7 @@ class Service:
                 variant=options.variant,
                 exact=not options.fallback,
                 origin=origin_of(options) if trail is None else trail.origin,
+                queued=queued,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
@@ -208,11 +228,17 @@ class Service:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
             (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
             `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
-            ``None`` where it has none.
+            ``None`` where it has none. ``cache`` of a model that has one, and of the router, tell what
+            `ModelCache.status` and `ResponseCache.status` do. ``overload`` of a model that has an overload ladder tells
+            what `Scheduler.overloads` does.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
+        shared = {} if self._cache is None else self._cache.status()
+        overloads = self._scheduler.overloads(now)
         return {
             "ready": self.ready(),
+            **({"cache": shared} if shared else {}),
             "models": {
                 name: {
                     "task": info.task,
@@ -221,6 +247,8 @@ class Service:
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
                     "breaker": self._scheduler.breaker_picture(name, now),
+                    **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
+                    **({"overload": overloads[name]} if name in overloads else {}),
                 }
                 for name, info in self._models.items()
             },

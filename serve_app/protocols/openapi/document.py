@@ -143,7 +143,7 @@ def _path_parameter(name: str, models: Sequence[ModelInfo]) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-_REQUEST_HEADERS: Final = ("X-Priority", "X-Timeout-Ms", "X-Variant", "X-Fallback", "X-Request-Id")
+_REQUEST_HEADERS: Final = ("X-Priority", "X-Timeout-Ms", "X-Variant", "X-Fallback", "Cache-Control", "X-Request-Id")
 
 
 def _parameters(models: Sequence[ModelInfo]) -> dict[str, Any]:
@@ -158,6 +158,10 @@ def _parameters(models: Sequence[ModelInfo]) -> dict[str, Any]:
         "X-Fallback": _header(
             "Whether a fallback may answer where the exact model would be too late; allow by default",
             {"type": "string", "enum": ["allow", "never"]},
+        ),
+        "Cache-Control": _header(
+            "Where the model has a response cache: no-store to leave it alone, no-cache for an answer made anew",
+            {"type": "string"},
         ),
         "X-Request-Id": _header(
             "Comes back with the answer; up to 128 printable characters, anything else is replaced", {"type": "string"}
