@@ -1,0 +1,145 @@
+"""Load on the server: a number of connections, each with a client, models and classes mixed, at a rate or flat out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from benchmarks.chaos.clients import Client
+from benchmarks.chaos.questions import Bank, Question
+from benchmarks.chaos.records import Record
+
+TIMEOUTS_S: Mapping[str, float] = {"high": 1.0, "normal": 5.0, "low": 15.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What is sent.
+
+    Attributes:
+        models: Parts of the requests by model.
+        classes: Parts of the requests by class.
+        timeouts_s: Deadlines by class, seconds.
+    """
+
+    models: Mapping[str, float]
+    classes: Mapping[str, float]
+    timeouts_s: Mapping[str, float]
+
+
+class Load:
+    """Runs from `__aenter__` to `__aexit__`, which waits for the last answer.
+
+    Each connection asks one question at a time: after a random (exponential) pause, or at once where there is no
+    rate. Where answers take longer than the pauses, requests wait for a connection and are not sent late in a bunch.
+
+    Args:
+        clients: Connection ``i`` belongs to client ``i % len(clients)``.
+        connections: How many at once.
+        bank: The questions.
+        mix: What is sent.
+        rate: Requests per second in all; ``None`` for as many as are answered.
+        records: Where every request is noted as it ends.
+        start_s: The loop's time that records count from.
+        seed: Of the random choices.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        connections: int,
+        bank: Bank,
+        mix: Mix,
+        rate: float | None,
+        records: list[Record],
+        start_s: float,
+        seed: int = 5,
+    ) -> None:
+        self._clients = clients
+        self._connections = connections
+        self._bank = bank
+        self._mix = mix
+        self._gap_s = 0.0 if rate is None else connections / rate
+        self._records = records
+        self._start_s = start_s
+        self._seed = seed
+        self._ending = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._connection(number)) for number in range(self._connections)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        if error is not None:
+            for task in self._tasks:
+                task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        if error is None:
+            for each in ended:
+                if isinstance(each, BaseException):
+                    raise each
+
+    def check(self) -> None:
+        """Raise what has ended a connection: a fault of the harness."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _connection(self, number: int) -> None:
+        client = self._clients[number % len(self._clients)]
+        random = np.random.default_rng((self._seed, number))
+        loop = asyncio.get_running_loop()
+        models, parts = _parts({name: part for name, part in self._mix.models.items() if self._takes(client, name)})
+        classes, class_parts = _parts(self._mix.classes)
+        due = loop.time() + random.uniform(0.0, self._gap_s)
+        while not self._ending.is_set():
+            await self._pause(due - loop.time())
+            if self._ending.is_set():
+                return
+            model, priority = str(random.choice(models, p=parts)), str(random.choice(classes, p=class_parts))
+            await self._ask(client, self._bank.take(model), priority)
+            due = max(loop.time(), due + random.exponential(self._gap_s)) if self._gap_s else 0.0
+
+    def _takes(self, client: Client, model: str) -> bool:
+        return client.takes(self._bank.take(model))
+
+    async def _ask(self, client: Client, question: Question, priority: str) -> None:
+        loop = asyncio.get_running_loop()
+        timeout_s = self._mix.timeouts_s[priority]
+        sent = loop.time()
+        ending = await client.ask(question, priority, timeout_s)
+        self._records.append(
+            Record(
+                sent - self._start_s,
+                loop.time() - self._start_s,
+                question.model,
+                client.kind,
+                priority,
+                timeout_s,
+                ending.end,
+                ending.code,
+            )
+        )
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds <= 0.0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
+        except TimeoutError:
+            return
+
+
+def _parts(shares: Mapping[str, float]) -> tuple[list[str], list[float]]:
+    total = sum(shares.values())
+    return list(shares), [share / total for share in shares.values()]

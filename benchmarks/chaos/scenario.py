@@ -1,0 +1,32 @@
+"""What a scenario is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from benchmarks.chaos.load import Mix
+from benchmarks.chaos.server import Setup
+from benchmarks.chaos.setups import DEMO_MIX
+from benchmarks.chaos.stage import Stage
+
+Play = Callable[[Stage], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One kind of fault.
+
+    Attributes:
+        name: For the command line.
+        says: What happens, a phrase.
+        setup: What is served. Scenarios that follow each other with one setup share a server.
+        play: Does it, and notes aims.
+        mix: What is sent.
+    """
+
+    name: str
+    says: str
+    setup: Setup
+    play: Play
+    mix: Mix = DEMO_MIX
