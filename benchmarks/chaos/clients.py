@@ -52,9 +52,10 @@ class Client(ABC):
         """Send one request and compare its answer."""
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
-                return await self._ask(question, priority, timeout_s)
+                ending = await self._ask(question, priority, timeout_s)
         except TimeoutError:
             return Ending(End.HUNG)
+        return _as_expected(question, ending) if question.refusals else ending
 
     @abstractmethod
     async def _ask(self, question: Question, priority: str, timeout_s: float) -> Ending:
@@ -155,7 +156,7 @@ class Grpc(Client):
         self.kind = kind
         options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
         self._channel = grpc.aio.insecure_channel(address, options)
-        self._call = self._channel.unary_unary(_INFER, response_deserializer=pb.ModelInferResponse.FromString)
+        self._call: Any = self._channel.unary_unary(_INFER, response_deserializer=pb.ModelInferResponse.FromString)
 
     @override
     async def _ask(self, question: Question, priority: str, timeout_s: float) -> Ending:
@@ -181,6 +182,15 @@ class Grpc(Client):
         return question.tensors is not None
 
 
+def _as_expected(question: Question, ending: Ending) -> Ending:
+    """What the end of a request means that must be refused."""
+    if ending.end is End.REFUSED and ending.code in question.refusals:
+        return Ending(End.RIGHT, ending.code)
+    if ending.end in {End.RIGHT, End.WRONG}:
+        return Ending(End.WRONG, f"answered instead of refused with {' or '.join(question.refusals)}")
+    return ending
+
+
 def _compared(question: Question, answer: Known) -> Ending:
     mistake = question.mistake(answer)
     return Ending(End.RIGHT) if mistake is None else Ending(End.WRONG, mistake)
@@ -202,7 +212,7 @@ def _code(status: int, content: bytes) -> str:
 
 
 def _grpc_ending(error: grpc.aio.AioRpcError) -> Ending:
-    """gRPC says UNAVAILABLE of connections, too; then the words are those of its own core."""
+    """UNAVAILABLE is said of connections, too; then the words are those of gRPC's own core."""
     status, details = error.code(), error.details() or ""
     if status is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower():
         return Ending(End.UNREACHABLE, details)

@@ -10,6 +10,7 @@ from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.server import CONTROLLER, HAPROXY, ROUTER
 from benchmarks.chaos.setups import PAIRS, SINGLES
 from benchmarks.chaos.stage import Stage
+from serve_app.cli.processes import Process
 
 _STEADY_S = 4.0
 _KILLS = 10
@@ -59,11 +60,9 @@ async def _only_replica(stage: Stage) -> None:
     stage.require_none("whatever is not answered gets a clean 503 or 504", unclean)
     others = [each for each in stage.records if each.model != _VICTIM]
     stage.require_none("other models lose nothing", lost(others))
-    waited = [
-        each
-        for each in stage.records
-        if each.model == _VICTIM and each.end is End.RIGHT and any(each.sent_s < m.at_s < each.ended_s for m in stage.marks)
-    ]
+    kills = [mark.at_s for mark in stage.marks]
+    right = [each for each in stage.records if each.model == _VICTIM and each.end is End.RIGHT]
+    waited = [each for each in right if any(each.sent_s < kill < each.ended_s for kill in kills)]
     stage.notes.append(f"{len(waited)} requests were in flight at a kill and answered after it")
 
 
@@ -88,8 +87,7 @@ async def _proxy(stage: Stage) -> None:
         for _ in range(stage.times(3)):
             victim = await stage.one_of(HAPROXY)
             mark = await stage.hit(victim, signal.SIGKILL, "HAProxy")
-            await stage.until(lambda gone=victim: _others(stage, HAPROXY, gone), "another HAProxy")  # type: ignore[misc]
-            stage.mended(mark)
+            await _another(stage, HAPROXY, victim, mark)
             await stage.hold(_STEADY_S)
     require_right(stage)
     direct = [each for each in stage.records if each.client.endswith("direct")]
@@ -103,8 +101,7 @@ async def _controller(stage: Stage) -> None:
         for _ in range(stage.times(2)):
             victim = await stage.one_of(CONTROLLER)
             mark = await stage.hit(victim, signal.SIGKILL, "Serve's controller")
-            await stage.until(lambda gone=victim: _others(stage, CONTROLLER, gone), "another controller")  # type: ignore[misc]
-            stage.mended(mark)
+            await _another(stage, CONTROLLER, victim, mark)
             await stage.hold(2 * _STEADY_S)
         replica = await stage.one_of(_VICTIM)
         mark = await stage.hit(replica, signal.SIGKILL, f"a replica of {_VICTIM} under the new controller")
@@ -114,9 +111,15 @@ async def _controller(stage: Stage) -> None:
     stage.require_none("no accepted request is lost", lost(stage.records))
 
 
-def _others(stage: Stage, role: str, gone: object) -> bool:
-    found = stage.server.find(role)
-    return bool(found) and gone not in found
+async def _another(stage: Stage, role: str, gone: Process, mark: int) -> None:
+    """Wait for another process in its place."""
+
+    def there() -> bool:
+        found = stage.server.find(role)
+        return bool(found) and gone not in found
+
+    await stage.until(there, f"another {role}")
+    stage.mended(mark)
 
 
 def _require_high(stage: Stage, least: float) -> None:

@@ -113,22 +113,8 @@ class Load:
         return client.takes(self._bank.take(model))
 
     async def _ask(self, client: Client, question: Question, priority: str) -> None:
-        loop = asyncio.get_running_loop()
         timeout_s = self._mix.timeouts_s[priority]
-        sent = loop.time()
-        ending = await client.ask(question, priority, timeout_s)
-        self._records.append(
-            Record(
-                sent - self._start_s,
-                loop.time() - self._start_s,
-                question.model,
-                client.kind,
-                priority,
-                timeout_s,
-                ending.end,
-                ending.code,
-            )
-        )
+        self._records.append(await asked(client, question, priority, timeout_s, self._start_s))
 
     async def _pause(self, seconds: float) -> None:
         if seconds <= 0.0:
@@ -138,6 +124,73 @@ class Load:
                 await self._ending.wait()
         except TimeoutError:
             return
+
+
+async def asked(client: Client, question: Question, priority: str, timeout_s: float, start_s: float) -> Record:
+    """Ask one question and note how it ended. ``start_s`` is the loop's time that records count from."""
+    loop = asyncio.get_running_loop()
+    sent = loop.time()
+    ending = await client.ask(question, priority, timeout_s)
+    return Record(
+        sent - start_s,
+        loop.time() - start_s,
+        question.model,
+        client.kind,
+        priority,
+        timeout_s,
+        ending.end,
+        ending.code,
+    )
+
+
+async def arrive(
+    client: Client,
+    bank: Bank,
+    mix: Mix,
+    rate: float,
+    seconds: float,
+    records: list[Record],
+    start_s: float,
+    seed: int = 5,
+) -> float:
+    """Send requests at random times (Poisson), whatever the server does, and wait for the last end.
+
+    Args:
+        client: Sends all of them, with as many connections as it takes.
+        bank: The questions.
+        mix: What is sent.
+        rate: Requests per second.
+        seconds: For how long.
+        records: Where every request is noted as it ends.
+        start_s: The loop's time that records count from.
+        seed: Of the random choices.
+
+    Returns:
+        How late the latest request was sent, seconds: large where the generator itself could not keep up.
+    """
+    loop = asyncio.get_running_loop()
+    random = np.random.default_rng(seed)
+    models, parts = _parts(mix.models)
+    classes, class_parts = _parts(mix.classes)
+    count = int(rate * seconds)
+    due = loop.time() + np.cumsum(random.exponential(1 / rate, count))
+    chosen = zip(due, random.choice(models, count, p=parts), random.choice(classes, count, p=class_parts), strict=True)
+    tasks: set[asyncio.Task[None]] = set()
+    latest = 0.0
+
+    async def one(model: str, priority: str) -> None:
+        records.append(await asked(client, bank.take(model), priority, mix.timeouts_s[priority], start_s))
+
+    for at, model, priority in chosen:
+        ahead = at - loop.time()
+        if ahead > 0:
+            await asyncio.sleep(ahead)
+        latest = max(latest, -ahead)
+        task = asyncio.create_task(one(str(model), str(priority)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    await asyncio.gather(*tasks)
+    return latest
 
 
 def _parts(shares: Mapping[str, float]) -> tuple[list[str], list[float]]:

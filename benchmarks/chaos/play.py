@@ -7,8 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 
+from benchmarks.chaos.cluster import SCENARIOS as CLUSTER
+from benchmarks.chaos.disk import SCENARIOS as DISK
+from benchmarks.chaos.failing_models import SCENARIOS as FAILING_MODELS
+from benchmarks.chaos.flood import SCENARIOS as FLOOD
 from benchmarks.chaos.kills import SCENARIOS as KILLS
-from benchmarks.chaos.questions import Bank, bank_of
+from benchmarks.chaos.questions import Bank
 from benchmarks.chaos.records import End
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.server import FaultyServer
@@ -18,7 +22,7 @@ from benchmarks.server import is_ready
 
 _WARM_UP_S, _FLAT_OUT_S = 2.0, 5.0
 
-SCENARIOS: tuple[Scenario, ...] = (*KILLS,)
+SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *DISK)
 """All, in the order in which they are played."""
 
 Tell = Callable[[str], None]
@@ -49,8 +53,10 @@ async def play(scenarios: Sequence[Scenario], *, quick: bool, tell: Tell, done: 
 async def _served(scenario: Scenario, tell: Tell) -> AsyncIterator[tuple[FaultyServer, Bank, float]]:
     """A server of a scenario's setup, questions for it, and its capacity."""
     tell("asking ONNX Runtime")
-    bank = await asyncio.to_thread(bank_of, scenario.setup.args().models)
-    server = FaultyServer(scenario.setup)
+    if scenario.setup.prepare is not None:
+        scenario.setup.prepare()
+    bank = await asyncio.to_thread(scenario.ask, scenario.setup.args().models)
+    server = scenario.setup.make_server()
     tell("starting the server")
     await asyncio.to_thread(server.__enter__)
     try:
@@ -79,6 +85,7 @@ async def _played(
     scenario: Scenario, server: FaultyServer, bank: Bank, capacity: float, *, quick: bool, tell: Tell
 ) -> Played:
     stage = Stage(server, bank, scenario.mix, capacity, quick=quick, tell=tell)
+    bank.spoil(0)
     try:
         await scenario.play(stage)
         return stage.played(scenario.name, scenario.says)

@@ -53,6 +53,7 @@ class Question:
         known: The right answer.
         tensors: The inputs by name, of a model that takes tensors.
         media: A text, or the bytes of a file.
+        refusals: Codes of which one is the right end of a request that no model can answer; empty for all others.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Question:
     known: Known
     tensors: Mapping[str, npt.NDArray[Any]] | None = None
     media: str | bytes | None = None
+    refusals: tuple[str, ...] = ()
 
     def read(self, headers: Mapping[str, str], content: bytes) -> Known:
         """The answer in a response's body.
@@ -86,19 +88,40 @@ class Bank:
 
     Args:
         questions: By model; all of a model's differ in their answers.
+        guilty: By model, questions that make it fail; handed out only after `spoil`.
 
     Raises:
         BenchmarkError: Two answers are so close that one could stand for the other.
     """
 
-    def __init__(self, questions: Mapping[str, Sequence[Question]]) -> None:
+    def __init__(
+        self, questions: Mapping[str, Sequence[Question]], guilty: Mapping[str, Sequence[Question]] | None = None
+    ) -> None:
         for model, each in questions.items():
             _require_distinct(model, each)
         self.models = tuple(questions)
-        self._turns: dict[str, Iterator[Question]] = {model: cycle(each) for model, each in questions.items()}
+        self._turns = {model: cycle(each) for model, each in questions.items()}
+        self._guilty = {model: cycle(each) for model, each in (guilty or {}).items()}
+        self._every = 0
+        self._next: set[str] = set()
+        self._taken: dict[str, int] = dict.fromkeys(questions, 0)
+
+    def spoil(self, every: int) -> None:
+        """From now on make one question in so many of each model a guilty one, where there are any; 0 for none."""
+        self._every = every
+
+    def spoil_next(self, model: str) -> None:
+        """Make the next question of a model a guilty one."""
+        self._next.add(model)
 
     def take(self, model: str) -> Question:
         """The next question for a model."""
+        self._taken[model] += 1
+        guilty = self._guilty.get(model)
+        due = model in self._next or (self._every and self._taken[model] % self._every == 0)
+        if guilty is not None and due:
+            self._next.discard(model)
+            return next(guilty)
         return next(self._turns[model])
 
 
@@ -143,10 +166,13 @@ def difference(left: Known, right: Known) -> float:
     return found if np.isfinite(found) else float("inf")
 
 
-def tensor_question(model: str, x: npt.NDArray[Any], known: Floats, *, binary: bool) -> Question:
+def tensor_question(
+    model: str, x: npt.NDArray[Any], known: Floats, *, binary: bool, refusals: tuple[str, ...] = ()
+) -> Question:
     """A question with the input ``x``."""
     wire = Binary() if binary else Json()
-    return Question(model, f"/v2/models/{model}/infer", wire.request({"x": x}), known.ravel(), {"x": x})
+    path = f"/v2/models/{model}/infer"
+    return Question(model, path, wire.request({"x": x}), known.ravel(), {"x": x}, refusals=refusals)
 
 
 def _tensor_questions(model: ModelConfig, size: int) -> list[Question]:

@@ -61,8 +61,18 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         "",
         table(
             (
-                "scenario", "aims", "requests", "right", "wrong", "hung", "cut", "unreachable", "refused",
-                "`high` in time", "suffered for, s", "replaced after, s",
+                "scenario",
+                "aims",
+                "requests",
+                "right",
+                "wrong",
+                "hung",
+                "cut",
+                "unreachable",
+                "refused",
+                "`high` in time",
+                "suffered for, s",
+                "replaced after, s",
             ),
             [_row(name, each) for name, each in scenarios.items()],
         ),
@@ -79,10 +89,9 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         lines += [
             f"### {name}",
             "",
-            f"{each['says'][:1].upper()}{each['says'][1:]}. {len(each['marks'])} faults in {each['seconds']:.0f} s at"
-            f" {each['rate']:.0f} requests/s of {each['capacity']:.0f} flat out ({each['date']}).",
+            _told(each),
             "",
-            table(("aim", "met", "found"), [[aim["says"], "yes" if aim["met"] else "**no**", aim["found"]] for aim in each["aims"]]),
+            table(("aim", "met", "found"), [_aim(aim) for aim in each["aims"]]),
             "",
             *(f"- {note}" for note in each["notes"]),
             f"- Failures by client: {_counts(each['summary']['by_client'])}.",
@@ -123,6 +132,16 @@ def _draw_one(axes: Axes, name: str, played: dict[str, Any]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("s")
     axes.set_ylabel("answers/s")
+
+
+def _told(each: dict[str, Any]) -> str:
+    says, faults = each["says"], len(each["marks"])
+    rate = f"{each['rate']:.0f} requests/s of {each['capacity']:.0f} flat out"
+    return f"{says[:1].upper()}{says[1:]}. {faults} faults in {each['seconds']:.0f} s at {rate} ({each['date']})."
+
+
+def _aim(aim: dict[str, Any]) -> list[str]:
+    return [aim["says"], "yes" if aim["met"] else "**no**", aim["found"].replace("|", "/").replace("\n", " ")]
 
 
 def _row(name: str, each: dict[str, Any]) -> list[str]:

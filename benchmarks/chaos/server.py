@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +25,9 @@ ROUTER = "router"
 CONTROLLER, HAPROXY, PROXY_MANAGER, GCS, RAYLET = "controller", "haproxy", "proxy manager", "gcs", "raylet"
 
 _WITH_DASHBOARD = tuple(part for part in SERVE_APP_RUN if part != "--no-dashboard")
+_WATCHED_CLOSELY = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3"}
+"""Serve asks its proxies every 10 s otherwise, and replaces one after three failures."""
+
 _TITLES = {"ray::ServeController": CONTROLLER, "ray::HAProxyManager": PROXY_MANAGER, "ray::ProxyActor": PROXY_MANAGER}
 _PROGRAMS = {"haproxy": HAPROXY, "gcs_server": GCS, "raylet": RAYLET}
 
@@ -61,6 +64,9 @@ class Setup:
         variables: Added to the environment of the server.
         serve_variables: Added to the variables of Serve's own processes.
         dashboard: Whether Ray's dashboard runs, through which a configuration is replaced.
+        prepare: Makes what the models need, such as their files.
+        settings: Other keys of the Serve file.
+        server: What runs it; `FaultyServer` by default.
     """
 
     name: str
@@ -71,6 +77,9 @@ class Setup:
     variables: Mapping[str, str] = field(default_factory=dict)
     serve_variables: Mapping[str, str] = field(default_factory=dict)
     dashboard: bool = False
+    prepare: Callable[[], None] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    server: Callable[[Setup], FaultyServer] | None = None
 
     def document(self) -> dict[str, Any]:
         """The demo's Serve file with these models."""
@@ -82,8 +91,12 @@ class Setup:
             "classes": dict(self.classes),
             "models": [dict(model) for model in self.models],
         }
-        document["controller_options"]["runtime_env"]["env_vars"].update(self.serve_variables)
-        return document
+        document["controller_options"]["runtime_env"]["env_vars"].update(_WATCHED_CLOSELY | dict(self.serve_variables))
+        return {**document, **self.settings}
+
+    def make_server(self) -> FaultyServer:
+        """What serves it."""
+        return (self.server or FaultyServer)(self)
 
     def args(self) -> AppArgs:
         """The same, validated."""
@@ -99,9 +112,7 @@ class FaultyServer(Server):
     """
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(
-            f"chaos {setup.name}", setup.document(), _WITH_DASHBOARD if setup.dashboard else SERVE_APP_RUN
-        )
+        super().__init__(f"chaos {setup.name}", setup.document(), _WITH_DASHBOARD if setup.dashboard else SERVE_APP_RUN)
         self.setup = setup
 
     @property
@@ -175,10 +186,9 @@ def part_of(command: list[str]) -> str:
     for title, name in _TITLES.items():
         if first.startswith(title):
             return name
-    return _PROGRAMS.get(os.path.basename(first), "Ray's other processes")
+    return _PROGRAMS.get(Path(first).name, "Ray's other processes")
 
 
 def hit(process: Process, with_signal: signal.Signals) -> None:
     """Send a signal to exactly this process."""
     end(process, with_signal)
-

@@ -26,11 +26,17 @@ def demo(replicas: int) -> list[dict[str, Any]]:
             "processor": {"max_seconds": 10, "ignores_silence": True},
         },
     ]
-    for model in models:
-        model["autoscaling"] = {"min_replicas": replicas, "max_replicas": replicas}
-        model["resources"] = {"cpus": 0.1}
-        model["health"] = dict(HEALTH)
-    return models
+    return [fixed(model, replicas) for model in models]
+
+
+def fixed(model: dict[str, Any], replicas: int) -> dict[str, Any]:
+    """The model with so many replicas, looked after often."""
+    return {
+        **model,
+        "autoscaling": {"min_replicas": replicas, "max_replicas": replicas},
+        "resources": {"cpus": 0.1},
+        "health": dict(HEALTH),
+    }
 
 
 QUEUES = {"high": {"queue": 128}, "normal": {"queue": 512}, "low": {"queue": 512}}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from benchmarks.chaos.clients import Client, Grpc, Plain, Retrying
-from benchmarks.chaos.load import TIMEOUTS_S, Load, Mix
+from benchmarks.chaos.load import TIMEOUTS_S, Load, Mix, arrive
 from benchmarks.chaos.questions import Bank
 from benchmarks.chaos.records import End, Record, Summary, rates, recovery_s, summarize
 from benchmarks.chaos.server import FaultyServer, Reading, hit
@@ -115,6 +115,8 @@ class Stage:
         marks: The faults.
         aims: What had to hold.
         notes: What else is worth telling.
+        rate: Requests per second that were sent.
+        peak_mib: Most memory of each kind of process so far, MiB.
     """
 
     server: FaultyServer
@@ -128,9 +130,9 @@ class Stage:
     aims: list[Aim] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     rate: float = 0.0
+    peak_mib: dict[str, float] = field(default_factory=dict)
     _start_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     _mended: dict[int, float] = field(default_factory=dict)
-    _peak: dict[str, float] = field(default_factory=dict)
     _load: Load | None = None
 
     def now(self) -> float:
@@ -152,6 +154,21 @@ class Stage:
             else:
                 made.append(Plain(urls[way], f"plain, {way}", CONNECTIONS))
         return made
+
+    async def arrivals(self, client: Client, mix: Mix, rate: float, seconds: float, seed: int = 5) -> float:
+        """Send requests at random times whatever the server does; see `benchmarks.chaos.load.arrive`."""
+        self.rate += rate
+        return await arrive(client, self.bank, mix, rate, seconds, self.records, self._start_s, seed)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Note the server's memory while the context lasts."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     @asynccontextmanager
     async def load(
@@ -175,15 +192,12 @@ class Stage:
         used = self.clients() if clients is None else list(clients)
         rate = None if share is None else share * self.capacity
         self.rate += rate or 0.0
-        watching = asyncio.create_task(self._watch())
         try:
             load = Load(used, connections, self.bank, mix or self.mix, rate, self.records, self._start_s, seed)
-            async with load:
+            async with self.watched(), load:
                 self._load = load
                 yield load
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
             self._load = None
             for client in used:
                 await client.close()
@@ -210,7 +224,7 @@ class Stage:
         found = await self.find(role)
         if not found:
             raise BenchmarkError(f"there is no process of {role} to hit")
-        return random.Random(len(self.marks)).choice(found)  # noqa: S311 - which one does not matter
+        return random.Random(len(self.marks)).choice(found)
 
     async def hit(self, process: Process, with_signal: signal.Signals, what: str) -> int:
         """Send a signal and note it. Returns the number of the mark, for `mended`.
@@ -229,6 +243,11 @@ class Stage:
         self.marks.append(Mark(self.now(), what))
         self.tell(what)
         return len(self.marks) - 1
+
+    def spoil(self, what: str, every: int) -> int:
+        """From now on let one question in so many be a guilty one, and note that as a fault."""
+        self.bank.spoil(every)
+        return self.mark(what)
 
     def mended(self, number: int) -> None:
         """Note that what this fault broke is there again."""
@@ -305,7 +324,7 @@ class Stage:
             aims=self.aims,
             marks=marks,
             notes=self.notes,
-            peak_mib=dict(self._peak),
+            peak_mib=dict(self.peak_mib),
             timeline=rates(self.records, _BIN_S, until_s),
             bin_s=_BIN_S,
             examples=_examples(self.records),
@@ -321,7 +340,7 @@ class Stage:
         while True:
             readings = await asyncio.to_thread(self.server.readings)
             for role, mib in by_role(readings).items():
-                self._peak[role] = max(self._peak.get(role, 0.0), mib)
+                self.peak_mib[role] = max(self.peak_mib.get(role, 0.0), mib)
             await asyncio.sleep(_READ_EVERY_S)
 
 
