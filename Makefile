@@ -19,6 +19,8 @@ TESTS ?=
 BENCH ?=
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
+# How many requests `make fuzz-hostile` sends
+FUZZ_CASES ?= 1000000
 # A server for `make fuzz-http URL=http://host:port`; without it, one is started
 URL ?=
 # `make lock UPGRADE=--upgrade` takes the newest versions instead of keeping those of the old lock
@@ -162,6 +164,13 @@ fuzz-codec: env ## Feed the V2 codec with bytes that try to break it, 10 minutes
 fuzz-grpc: env ## Feed every gRPC call with bytes that try to break it, 10 minutes (FUZZ_SECONDS)
 	@mkdir -p build
 	@$(BIN)/python tests/fuzz/fuzz_grpc.py -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/
+
+.PHONY: fuzz-hostile
+fuzz-hostile: env ## Send the HTTP side a million broken, lying and oversized requests (FUZZ_CASES)
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m hostile --cases "$(FUZZ_CASES)"
+
+.PHONY: fuzz
+fuzz: fuzz-hostile fuzz-http fuzz-codec fuzz-grpc ## All of these, about an hour
 
 .PHONY: schema
 schema: env ## Write configs/schema.json again

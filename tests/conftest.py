@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx_models
 import pytest
+import yaml
+from deployments import fallback_model
+from deployments.own_models import bring
 from hypothesis import settings
+from serve_process import ROOT, ServeProcess
+
+from benchmarks.ports import free_ports
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else runs
 settings.load_profile("untimed")
@@ -26,3 +32,26 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[onnx_model
         return path if path.exists() else onnx_models.make(path, kind)
 
     return model_file
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """The demo's models, as configured, three tiny ones, three as users bring them, and one with a fallback.
+
+    One real server for all tests that only ask it things.
+    """
+    folder = tmp_path_factory.mktemp("server")
+    demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    args = demo["applications"][0]["args"]
+    kinds: tuple[onnx_models.Kind, ...] = ("sum_diff", "fail_on_negative", "string_identity")
+    for kind in kinds:
+        onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
+        args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
+    args["models"] += [*bring(folder / "own"), fallback_model.bring(folder / "fallback")]
+    direct, direct_grpc = free_ports(2)
+    args["router"] = {"max_body": "4MiB", "direct_port": direct, "direct_grpc_port": direct_grpc}
+    for model in args["models"]:
+        model.setdefault("resources", {})["cpus"] = 0.1
+        model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
+    with ServeProcess(args, folder) as running:
+        yield running

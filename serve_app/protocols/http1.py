@@ -414,7 +414,10 @@ class Connection(asyncio.BufferedProtocol):
         self._arriving, self._target, self._deaf = None, None, True
         self.steer()
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has cut the connection, and the event loop does not know yet
+                self._transport.abort()
 
     def abort(self) -> None:
         """Cut the connection."""

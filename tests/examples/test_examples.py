@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pytest
-import yaml
 from serve_process import ROOT, ServeProcess
-
-from benchmarks.ports import free_ports
 
 EXAMPLES = ROOT / "examples"
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
@@ -61,7 +57,7 @@ SCRIPTS = (
         "openai_embeddings.py",
         "own",
         "http",
-        ("models: digits, minilm, spoken-digits", "similarity: 0.81 and 0.05", "tokens: "),
+        ("models: ", "similarity: 0.81 and 0.05", "tokens: "),
     ),
     Example(
         "hugging_face.py",
@@ -91,17 +87,10 @@ GRPC_SCRIPTS = (
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The demo as configured, on free ports and with one replica of each model."""
-    demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-    args = demo["applications"][0]["args"]
-    direct, grpc = free_ports(2)
-    args["router"] = {"direct_port": direct, "direct_grpc_port": grpc}
-    for model in args["models"]:
-        model.setdefault("resources", {})["cpus"] = 0.1
-        model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
-    with ServeProcess(args, tmp_path_factory.mktemp("examples")) as running:
-        yield Served(running.url, f"http://127.0.0.1:{direct}", f"127.0.0.1:{grpc}")
+def served(server: ServeProcess) -> Served:
+    """The demo's models among others."""
+    router = server.config["applications"][0]["args"]["router"]
+    return Served(server.url, f"http://127.0.0.1:{router['direct_port']}", f"127.0.0.1:{router['direct_grpc_port']}")
 
 
 def run(command: list[str | Path], **env: str) -> str:
