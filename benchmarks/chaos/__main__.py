@@ -72,6 +72,8 @@ def main(
 
             def done(played: Played) -> None:
                 found.append(played)
+                for folder in folders(publish=publish):  # now: what comes later may go wrong
+                    report.write(folder, found, machine)
                 progress.advance(task)
                 _say(progress.console, played)
 
@@ -84,8 +86,6 @@ def main(
                         done=done,
                     )
                 )
-        for folder in folders(publish=publish):
-            report.write(folder, found, machine)
         missed = [played.name for played in found if not played.met]
         if missed:
             raise BenchmarkError(f"aims were missed: {', '.join(missed)}")

@@ -55,7 +55,7 @@ class Client(ABC):
                 ending = await self._ask(question, priority, timeout_s)
         except TimeoutError:
             return Ending(End.HUNG)
-        return _as_expected(question, ending) if question.refusals else ending
+        return as_expected(question, ending) if question.refusals else ending
 
     @abstractmethod
     async def _ask(self, question: Question, priority: str, timeout_s: float) -> Ending:
@@ -182,7 +182,7 @@ class Grpc(Client):
         return question.tensors is not None
 
 
-def _as_expected(question: Question, ending: Ending) -> Ending:
+def as_expected(question: Question, ending: Ending) -> Ending:
     """What the end of a request means that must be refused."""
     if ending.end is End.REFUSED and ending.code in question.refusals:
         return Ending(End.RIGHT, ending.code)

@@ -40,7 +40,7 @@ class OnSmallDisk(FaultyServer):
             raise BenchmarkError("a small disk has to be mounted, and only root may do that")
         # Its path must be short: Ray's sockets are below.
         self.disk = Path(tempfile.mkdtemp(prefix="sa-disk-"))
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(self.disk)], check=True)  # noqa: S607
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(self.disk)], check=True)
         command, environment = super()._prepare()
         return command, {**environment, "RAY_TMPDIR": str(self.disk)}
 
@@ -48,7 +48,7 @@ class OnSmallDisk(FaultyServer):
     def _clean_up(self) -> None:
         super()._clean_up()
         if self.disk != Path():
-            subprocess.run(["umount", "--lazy", str(self.disk)], check=True)  # noqa: S607
+            subprocess.run(["umount", "--lazy", str(self.disk)], check=True)
             self.disk.rmdir()
             self.disk = Path()
 
@@ -92,10 +92,6 @@ async def _full(stage: Stage) -> None:
     stage.require_none("no accepted request is lost", lost(stage.records))
 
 
-_SMALL_DISK = Setup(
-    "small disk", PAIRS.models, router=PAIRS.router, classes=PAIRS.classes, server=OnSmallDisk
-)
+_SMALL_DISK = Setup("small disk", PAIRS.models, router=PAIRS.router, classes=PAIRS.classes, server=OnSmallDisk)
 
-SCENARIOS = (
-    Scenario("disk", "the disk for logs, temporary files and spilled objects is full", _SMALL_DISK, _full),
-)
+SCENARIOS = (Scenario("disk", "the disk for logs, temporary files and spilled objects is full", _SMALL_DISK, _full),)

@@ -15,6 +15,8 @@ from serve_app.cli.processes import Process
 _STEADY_S = 4.0
 _KILLS = 10
 _VICTIM = "digits"
+_REPLACED_WITHIN_S = 45.0
+"""Three health checks in a row that time out, the end of the old process, and the start of a new one."""
 
 
 def lost(records: Sequence[Record]) -> list[Record]:
@@ -42,6 +44,22 @@ async def _replica(stage: Stage) -> None:
             await stage.replaced(_VICTIM, victim, 2, mark)
             await stage.hold(1.0)
         await stage.hold(_STEADY_S)
+    require_right(stage)
+    stage.require_none("no accepted request is lost", lost(stage.records))
+    _require_high(stage, 0.99)
+
+
+async def _wedged(stage: Stage) -> None:
+    async with stage.load():
+        await stage.hold(_STEADY_S)
+        for _ in range(stage.times(3)):
+            victim = await stage.one_of(_VICTIM)
+            mark = await stage.hit(victim, signal.SIGSTOP, f"one of two replicas of {_VICTIM}")
+            try:
+                await stage.replaced(_VICTIM, victim, 2, mark, _REPLACED_WITHIN_S)
+            finally:
+                await stage.free(victim)
+            await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
     _require_high(stage, 0.99)
@@ -136,6 +154,7 @@ def _require_served_again(stage: Stage) -> None:
 
 SCENARIOS = (
     Scenario("replica", "one of two replicas is killed, again and again", PAIRS, _replica),
+    Scenario("wedged", "one of two replicas is stopped (SIGSTOP): alive, and silent", PAIRS, _wedged),
     Scenario("router", "one of two routers is killed, again and again", PAIRS, _router),
     Scenario("haproxy", "HAProxy is killed", PAIRS, _proxy),
     Scenario("controller", "Serve's controller is killed", PAIRS, _controller),

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.chaos.clients import Client
 from benchmarks.chaos.questions import Bank, Question
 from benchmarks.chaos.records import Record
+from benchmarks.failure import BenchmarkError
 
 TIMEOUTS_S: Mapping[str, float] = {"high": 1.0, "normal": 5.0, "low": 15.0}
 
@@ -95,7 +96,7 @@ class Load:
                 raise error
 
     async def _connection(self, number: int) -> None:
-        client = self._clients[number % len(self._clients)]
+        client = self._client(number)
         random = np.random.default_rng((self._seed, number))
         loop = asyncio.get_running_loop()
         models, parts = _parts({name: part for name, part in self._mix.models.items() if self._takes(client, name)})
@@ -108,6 +109,14 @@ class Load:
             model, priority = str(random.choice(models, p=parts)), str(random.choice(classes, p=class_parts))
             await self._ask(client, self._bank.take(model), priority)
             due = max(loop.time(), due + random.exponential(self._gap_s)) if self._gap_s else 0.0
+
+    def _client(self, number: int) -> Client:
+        """The connection's client, or the next one that can send any of what is to be sent."""
+        for further in range(len(self._clients)):
+            client = self._clients[(number + further) % len(self._clients)]
+            if any(self._takes(client, model) for model in self._mix.models):
+                return client
+        raise BenchmarkError("no client can send what is to be sent")
 
     def _takes(self, client: Client, model: str) -> bool:
         return client.takes(self._bank.take(model))

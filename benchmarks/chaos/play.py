@@ -40,7 +40,7 @@ async def play(scenarios: Sequence[Scenario], *, quick: bool, tell: Tell, done: 
     for _, group in groupby(scenarios, key=lambda each: each.setup.name):
         remaining = list(group)
         while remaining:
-            async with _served(remaining[0], tell) as (server, bank, capacity):
+            async with served(remaining[0], tell) as (server, bank, capacity):
                 sound = True
                 while remaining and sound:
                     scenario = remaining.pop(0)
@@ -50,7 +50,7 @@ async def play(scenarios: Sequence[Scenario], *, quick: bool, tell: Tell, done: 
 
 
 @asynccontextmanager
-async def _served(scenario: Scenario, tell: Tell) -> AsyncIterator[tuple[FaultyServer, Bank, float]]:
+async def served(scenario: Scenario, tell: Tell) -> AsyncIterator[tuple[FaultyServer, Bank, float]]:
     """A server of a scenario's setup, questions for it, and its capacity."""
     tell("asking ONNX Runtime")
     if scenario.setup.prepare is not None:

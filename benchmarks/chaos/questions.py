@@ -109,6 +109,7 @@ class Bank:
     def spoil(self, every: int) -> None:
         """From now on make one question in so many of each model a guilty one, where there are any; 0 for none."""
         self._every = every
+        self._taken = dict.fromkeys(self._taken, 0)
 
     def spoil_next(self, model: str) -> None:
         """Make the next question of a model a guilty one."""

@@ -238,6 +238,10 @@ class Stage:
             await self.until(lambda: not process.alive(), f"the end of {what}", 10.0)
         return number
 
+    async def free(self, process: Process) -> None:
+        """Let a stopped process go on, if it still lives."""
+        await asyncio.to_thread(hit, process, signal.SIGCONT)
+
     def mark(self, what: str) -> int:
         """Note that a fault happens now. Returns its number."""
         self.marks.append(Mark(self.now(), what))

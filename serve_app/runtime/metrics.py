@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -52,6 +53,18 @@ class SchedulerCollector(Collector):
         yield from (entries, rows, nbytes, running, replicas, slots)
 
 
+class TaskCollector(Collector):
+    """Counts the asyncio tasks of the event loop that asks: what is never awaited to its end shows as growth."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauge; nothing outside an event loop."""
+        try:
+            count = len(asyncio.all_tasks())
+        except RuntimeError:
+            return
+        yield GaugeMetricFamily("serve_app_tasks", "Tasks of the router's event loop.", count)
+
+
 class RouterMetrics:
     """An `Observer` that counts, with a registry of its own.
 
@@ -91,6 +104,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         for collector in (
             SchedulerCollector(scheduler),
+            TaskCollector(),
             self.requests,
             self.fallbacks,
             self.latency,
