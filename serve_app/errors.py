@@ -11,6 +11,7 @@
     ├── Unsupported             decoded     part of the protocol that this server does not implement
     ├── Unauthenticated         bytes       missing or wrong API key
     ├── PermissionDenied        decoded     the key may not use this model or class
+    ├── RateLimited             bytes       the key was used more often than it may be
     ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
     ├── DeadlineUnreachable     admitted    it cannot finish in time, so it is not started
     ├── DeadlineExceeded        queued...   the deadline passed before the answer was ready
@@ -101,6 +102,12 @@ class PermissionDenied(ServeAppError):
     code = "permission_denied"
 
 
+class RateLimited(ServeAppError):
+    """The API key was used more often than it may be."""
+
+    code = "rate_limited"
+
+
 class QueueFull(ServeAppError):
     """The class's queue has no room left, by entries or by bytes."""
 
@@ -153,6 +160,7 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         Unsupported,
         Unauthenticated,
         PermissionDenied,
+        RateLimited,
         QueueFull,
         DeadlineUnreachable,
         DeadlineExceeded,

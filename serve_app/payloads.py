@@ -217,6 +217,8 @@ class BundleResult(NamedTuple):
         wait_s: Time between preprocessing and the session being free for it.
         postprocess_s: Time from the end of the run to the answer.
         outlook: How busy the replica is, where other routers send to it too.
+        model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
+            or nobody knows such an input.
     """
 
     results: list[EntryResult]
@@ -225,3 +227,4 @@ class BundleResult(NamedTuple):
     wait_s: float
     postprocess_s: float
     outlook: Outlook | None = None
+    model_works: bool | None = None

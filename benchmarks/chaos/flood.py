@@ -6,6 +6,7 @@ import asyncio
 
 from benchmarks.chaos.clients import Plain
 from benchmarks.chaos.kills import require_right
+from benchmarks.chaos.questions import long_texts
 from benchmarks.chaos.records import End, share_in_time
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.server import Setup
@@ -76,5 +77,6 @@ SCENARIOS = (
         _ONE,
         _flood,
         mix_of({_MODEL: 1.0}, {"low": 1.0}),
+        long_texts,
     ),
 )

@@ -46,7 +46,7 @@ async def _replica(stage: Stage) -> None:
         await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
-    _require_high(stage, 0.99)
+    require_high(stage, 0.99)
 
 
 async def _wedged(stage: Stage) -> None:
@@ -62,7 +62,7 @@ async def _wedged(stage: Stage) -> None:
             await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
-    _require_high(stage, 0.99)
+    require_high(stage, 0.99)
 
 
 async def _only_replica(stage: Stage) -> None:
@@ -140,7 +140,8 @@ async def _another(stage: Stage, role: str, gone: Process, mark: int) -> None:
     stage.mended(mark)
 
 
-def _require_high(stage: Stage, least: float) -> None:
+def require_high(stage: Stage, least: float) -> None:
+    """The aim that so much of the class `high` was answered in time."""
     share = share_in_time(each for each in stage.records if each.priority == "high")
     stage.require(f"`high` is in time for at least {least:.1%}", share >= least, f"{share:.2%}")
 

@@ -12,6 +12,7 @@ from benchmarks.chaos.disk import SCENARIOS as DISK
 from benchmarks.chaos.failing_models import SCENARIOS as FAILING_MODELS
 from benchmarks.chaos.flood import SCENARIOS as FLOOD
 from benchmarks.chaos.kills import SCENARIOS as KILLS
+from benchmarks.chaos.others import SCENARIOS as OTHERS
 from benchmarks.chaos.questions import Bank
 from benchmarks.chaos.records import End
 from benchmarks.chaos.scenario import Scenario
@@ -22,7 +23,7 @@ from benchmarks.server import is_ready
 
 _WARM_UP_S, _FLAT_OUT_S = 2.0, 5.0
 
-SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *DISK)
+SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *DISK, *OTHERS)
 """All, in the order in which they are played."""
 
 Tell = Callable[[str], None]

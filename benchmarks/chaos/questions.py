@@ -10,7 +10,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +35,7 @@ TOLERANCE = 2e-3
 another size adds up in another order."""
 
 _LEAST_SCORE = 1e-7
+_SENTENCES = 8
 _SEED = 11
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -143,6 +144,13 @@ def bank_of(models: Sequence[ModelConfig], size: int = 192) -> Bank:
         maker = makers.get(model.task)
         found[model.name] = _tensor_questions(model, 4 * size) if maker is None else _asked(model, maker(), size)
     return Bank(found)
+
+
+def long_texts(models: Sequence[ModelConfig], size: int = 96) -> Bank:
+    """Questions for models of texts: about a hundred words each, which take a model long and a client nothing."""
+    texts = _texts()
+    joined = (" ".join(islice(texts, _SENTENCES)) for _ in count())
+    return Bank({model.name: _asked(model, joined, size) for model in models})
 
 
 def known_of(value: Any) -> Known:

@@ -152,13 +152,18 @@ class FaultyServer(Server):
                 continue
         return found
 
-    def status(self) -> dict[str, Any]:
-        """What one of the routers says of the models; empty where none answers."""
+    def picture(self) -> dict[str, Any]:
+        """What one of the routers says of itself; empty where none answers."""
         try:
             answer = httpx.get(f"{self.direct}/status", timeout=5.0)
         except httpx.TransportError:
             return {}
-        models: dict[str, Any] = answer.json().get("models", {}) if answer.status_code == 200 else {}
+        found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """What one of the routers says of the models; empty where none answers."""
+        models: dict[str, Any] = self.picture().get("models", {})
         return models
 
     def replicas(self, model: str) -> int:

@@ -64,6 +64,8 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
     with _noted(pid_file(file.http_address[1], os.environ)), _interrupts(console) as interrupted:
         try:
             console.print(f"serving {path} on Ray")
+            for line in file.open_ports():
+                console.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
             _serve_run(path, dashboard=dashboard)
         except (KeyboardInterrupt, SystemExit):
@@ -145,6 +147,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_AUTH_MODE": environ.get("RAY_AUTH_MODE", "token"),
+        # The cluster is this machine's alone. Where Ray makes none over several machines (by default on Windows and
+        # macOS, whence the name), its own servers listen on the loopback interface only.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),
         # Ray lowers the priority of its workers, which suits batch jobs. These answer people.
         "RAY_worker_niceness": environ.get("RAY_worker_niceness", "0"),
         HOME_VARIABLE: str(home(environ).resolve()),
@@ -167,7 +172,7 @@ def _serve_run(path: Path, *, dashboard: bool) -> None:
 
     # `local` makes a cluster of its own even where another one runs: ending this run must not end that. `serve run`
     # takes the cluster that it finds its process connected to.
-    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard)
+    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard, dashboard_host="127.0.0.1")
     run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
 
 

@@ -11,6 +11,7 @@
     ├── MethodNotAllowed          405  the path exists, the method does not
     ├── Unsupported               501  a part of the protocol that the server does not implement
     ├── Refused                   429  not accepted now; also from a gateway that limits rates
+    │   ├── RateLimited           429  the API key was used more often than it may be
     │   ├── QueueFull             429  no room in the class's queue
     │   └── DeadlineUnreachable   429  it could not finish in time, so it was not started
     ├── Unavailable          502, 503, 504  nobody could take the work; from a proxy in front of the server, too
@@ -137,6 +138,12 @@ class Refused(ServeAppClientError):
     """The request was not accepted now."""
 
 
+class RateLimited(Refused):
+    """The API key was used more often than it may be."""
+
+    default_code = "rate_limited"
+
+
 class QueueFull(Refused):
     """The class's queue has no room left."""
 
@@ -197,6 +204,7 @@ BY_CODE: Final[Mapping[str, type[ServeAppClientError]]] = {
         ModelNotFound,
         MethodNotAllowed,
         Unsupported,
+        RateLimited,
         QueueFull,
         DeadlineUnreachable,
         ModelUnavailable,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log
-from serve_app.deployments.model import LINK, WARM_UP
+from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
@@ -27,10 +28,13 @@ from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.http1 import Limits
-from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.listener import Listener, bind, within_open_files
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.tls import Certificates
 from serve_app.runtime.arena import Arena
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.links import Links
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
@@ -62,6 +66,7 @@ class RouterDeployment:
         handles: A handle to every model's deployment, by name.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
+        identities: By model and variant, of the models whose answers are kept.
 
     Attributes:
         grpc_app: Answers the calls that come by Serve's gRPC port.
@@ -73,6 +78,7 @@ class RouterDeployment:
         infos: Mapping[str, ModelInfo],
         handles: Mapping[str, DeploymentHandle[Any]],
         priors: Mapping[str, Sequence[Execution]],
+        identities: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         join_serve_log()
         self._config = config
@@ -88,6 +94,10 @@ class RouterDeployment:
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        caches = config.cache_settings(identities)
+        self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self._metrics)
+        if self._cache is not None:
+            self._cache.start()
         self._service = Service(
             models=infos,
             processors=_processors(config, infos),
@@ -98,6 +108,7 @@ class RouterDeployment:
             scheduling=models,
             groups=groups,
             peer_statistics=self._peer_statistics,
+            cache=self._cache,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -120,9 +131,22 @@ class RouterDeployment:
             decode_threads=router.decode_threads,
             in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             send_request_id=False,  # Serve adds its own
+            open_administration=router.open_administration,
         )
-        self._app = create_app(self._service, settings, allocate=self._allocate)
-        self.grpc_app = GrpcApp(self._service, self._app.bodies)
+        self._keys = router.watched_keys()
+        self._guard = None if self._keys is None else self._keys.guard
+        if self._keys is not None:
+            self._metrics.registry.register(KeysCollector(self._keys.guard))
+            self._keys.start()
+        self._app = create_app(self._service, settings, allocate=self._allocate, guard=self._guard)
+        self.grpc_app = GrpcApp(
+            self._service,
+            self._app.bodies,
+            self._guard,
+            open_administration=router.open_administration,
+            streams=router.grpc_streams,
+            stream_idle_s=router.grpc_stream_idle_s,
+        )
         self._direct = [each for each in (self._listener(settings), self._grpc_listener()) if each is not None]
         self._opening: list[asyncio.Task[None]] = []
         if self._direct:
@@ -140,8 +164,21 @@ class RouterDeployment:
             sock = bind(router.direct_host, router.direct_port)
         except OSError as error:
             raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
-        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies)
-        return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
+        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies, guard=self._guard)
+        limits = Limits(
+            connections=within_open_files(router.connections),
+            connections_per_client=router.connections_per_client,
+            requests=router.max_ongoing_requests,
+        )
+        return Listener(app, sock, limits, self._certificates("http/1.1"))
+
+    def _certificates(self, alpn: str) -> Certificates | None:
+        if self._config.router.tls is None:
+            return None
+        problems = self._config.tls_problems()
+        if problems:
+            raise ConfigError(problems)
+        return Certificates(self._config.router.tls.files(), alpn)
 
     def _grpc_listener(self) -> GrpcListener | None:
         """As `_listener`, for gRPC."""
@@ -151,11 +188,15 @@ class RouterDeployment:
         limits = GrpcLimits(
             max_message=router.max_body,
             calls=router.max_ongoing_requests,
+            connections=within_open_files(router.grpc_connections),
+            arriving=max(16, 2 * router.max_bytes // router.max_body),
             keepalive_s=router.grpc_keepalive_s,
             client_ping_s=router.grpc_client_ping_s,
         )
         try:
-            return GrpcListener(self.grpc_app, router.direct_host, router.direct_grpc_port, limits)
+            return GrpcListener(
+                self.grpc_app, router.direct_host, router.direct_grpc_port, limits, self._certificates("h2")
+            )
         except OSError as error:
             raise _cannot_listen("direct_grpc_port", router.direct_host, router.direct_grpc_port, error) from error
 
@@ -165,9 +206,13 @@ class RouterDeployment:
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
+        if self._keys is not None:
+            self._keys.close()
         self.grpc_app.close()
         await asyncio.gather(*(each.close(_CLOSE_WITHIN_S) for each in self._direct))
         self._links.close()
+        if self._cache is not None:
+            await self._cache.close()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""
@@ -187,8 +232,9 @@ class RouterDeployment:
         timeout_ms: float | None = None,
         variant: str = "",
         fallback: bool = True,
+        cacheable: bool = True,
     ) -> Answer:
-        """Answer a request of another Serve application: the same queue and promises as over HTTP.
+        """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
         Args:
             model: Name of the model.
@@ -197,6 +243,7 @@ class RouterDeployment:
             timeout_ms: Deadline, milliseconds from now; ``None`` for the class's default.
             variant: Name of the model's variant to run; empty for the exact model.
             fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+            cacheable: Whether the answer may come from, and go to, the response cache.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -208,7 +255,7 @@ class RouterDeployment:
         if variant and variant not in self._service.find(model).variants:
             raise InvalidRequest(f"model {model!r} has no variant {variant[:64]!r}")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback)
+        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback, cacheable=cacheable)
         return await self._service.submit(model, payload, options)
 
     def check_health(self) -> None:
@@ -282,6 +329,8 @@ class RouterDeployment:
             node, address = metadata.get(LINK, (None, None))
             if node == self._node:
                 addresses[replica] = address
+        if self._cache is not None:
+            self._cache.on_replicas(model, [metadata.get(IDENTITIES, {}) for metadata in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         self.grpc_app.changed()

@@ -16,7 +16,19 @@ from serve_app.protocols.options import MAX_TIMEOUT_S, Wish, header_wish
 _M = TypeVar("_M", bound=Message)
 
 _HEADERS: Final = MappingProxyType(
-    {name: name.encode() for name in ("x-priority", "x-timeout-ms", "x-variant", "x-fallback", "x-request-id")}
+    {
+        name: name.encode()
+        for name in (
+            "x-priority",
+            "x-timeout-ms",
+            "x-variant",
+            "x-fallback",
+            "x-request-id",
+            "cache-control",
+            "authorization",
+            "x-api-key",
+        )
+    }
 )
 """Metadata that mean something here, as the HTTP headers of the same names do."""
 QUESTION_BYTES: Final = 16 * 1024

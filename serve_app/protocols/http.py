@@ -16,6 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.protocols import hugging_face, openai, overview, predict
+from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.access.guard import administration as administration_check
+from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.protocols.compression import asked_coding, compress
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, is_openai, render
@@ -42,6 +45,7 @@ class HttpSettings:
         patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
         in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
+        open_administration: Whether anybody may change the server, where there are no API keys.
     """
 
     max_body: int = 32 * 2**20
@@ -51,6 +55,7 @@ class HttpSettings:
     patience_s: float = 30.0
     in_place_bytes: int = 128 * 2**20
     send_request_id: bool = True
+    open_administration: bool = False
 
 
 class HttpApp:
@@ -66,7 +71,10 @@ class HttpApp:
         settings: HttpSettings,
         bodies: BodyReader | None = None,
         allocate: Allocate = allocate,
+        guard: Guard | None = None,
     ) -> None:
+        if guard is not None:
+            service = GuardedService(service, guard)
         bodies = bodies or BodyReader(
             max_body=settings.max_body,
             max_held_bytes=settings.max_held_bytes,
@@ -79,17 +87,18 @@ class HttpApp:
         self.bodies = bodies
         self._service = service
         self._settings = settings
+        self._guard = guard
         self._infer = InferEndpoint(service, bodies)
         media = predict.Predict(service, bodies)
         self._router = Router(
             [
                 *rest.routes(service),
-                *administration.routes(service, bodies),
+                *administration.routes(service, bodies, administration_check(guard, settings.open_administration)),
                 *openai.routes(service, bodies),
                 *predict.routes(media),
                 *hugging_face.routes(service, media),
                 *overview.routes(service),
-                *pages.routes(service, self.served),
+                *pages.routes(service, self.served, guard),
             ],
             redirect_slashes=False,
         )
@@ -118,6 +127,8 @@ class HttpApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         request_id = self._request_id(headers.get(_REQUEST_ID)) if self._settings.send_request_id else b""
         try:
+            if self._guard is not None:
+                self._guard.admit(headers)
             reply = await self._infer(*target, headers, receive)
         except ClientGone:
             return
@@ -149,6 +160,8 @@ class HttpApp:
         state: dict[str, Any] = dict(scope.get("state", ()))
         inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path, "state": state}
         try:
+            if self._guard is not None:
+                self._guard.enter(path, headers)
             await self._router(inner, receive, answering)
         except ClientGone:
             return
@@ -211,6 +224,7 @@ def create_app(
     settings: HttpSettings | None = None,
     bodies: BodyReader | None = None,
     allocate: Allocate = allocate,
+    guard: Guard | None = None,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -219,10 +233,11 @@ def create_app(
         settings: Limits; the defaults suit a router replica with 2 GiB.
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
+        guard: Lets requests in by their API keys; ``None``: everybody is let in.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    return HttpApp(service, settings or HttpSettings(), bodies, allocate)
+    return HttpApp(service, settings or HttpSettings(), bodies, allocate, guard)
 
 
 def _route_path(scope: Scope) -> str:

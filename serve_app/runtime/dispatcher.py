@@ -22,6 +22,7 @@ from serve_app.payloads import Bundle, BundleResult, EntryResult, Payload, Succe
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -99,6 +100,7 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
+        queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
 
@@ -112,6 +114,7 @@ class Dispatcher:
             nbytes: Bytes that it holds.
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
+            queued: Is told the entry once it is accepted.
 
         Raises:
             QueueFull: There is no room.
@@ -139,6 +142,8 @@ class Dispatcher:
             self._observer.rejected(model, entry.priority, rejection.code)
             raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
         self._schedule_pump()
+        if queued is not None:
+            queued(entry)
         try:
             return await future
         except asyncio.CancelledError:
@@ -151,6 +156,20 @@ class Dispatcher:
             # An error's traceback has this frame: it would keep the future, which keeps the error, and with them the
             # request's tensors until the next garbage collection.
             del entry, future, payload
+
+    def end_early(self, entry: Entry, answer: Answer) -> bool:
+        """Answer an accepted entry with what came another way, and take it out; the observer is not told.
+
+        Returns:
+            Whether it had not ended by itself.
+        """
+        if entry.state is EntryState.DONE:
+            return False
+        self._scheduler.on_cancel(entry, self._loop.time())
+        self._dispatched_at.pop(entry.id, None)
+        self._schedule_pump()
+        entry.payload.future.set_result(answer)
+        return True
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
@@ -180,6 +199,10 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
         for entry in decisions.given_up:
             self._fail(entry, self._why_late(entry, _given_up), "given_up")
+        for entry, why in decisions.refused:
+            self._fail(entry, error_from_code(why.code, why.message, why.retry_after_s))
+        if decisions.changes:
+            log_changes(logger, decisions.changes)
         for dispatch in decisions.dispatches:
             if dispatch.replica is None:
                 self._wake_ups[dispatch.model] = dispatch
@@ -300,6 +323,7 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
+        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
         alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
         try:
             self._deal_out(dispatch, entries, result, alive, now)
@@ -355,7 +379,9 @@ class Dispatcher:
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
-        for entry in self._scheduler.on_done(dispatch.bundle_id, (), self._loop.time()):
+        now = self._loop.time()
+        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of_error(error.code), now)
+        for entry in self._scheduler.on_done(dispatch.bundle_id, (), now):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
 
     def _on_bundle_timeout(self, dispatch: Dispatch) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serve_app.payloads import BundleResult
+from serve_app.runtime.breaker_metrics import BreakerCollector
 from serve_app.runtime.series import Count, Counter, Distribution, Histogram
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -104,6 +105,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         for collector in (
             SchedulerCollector(scheduler),
+            BreakerCollector(scheduler),
             TaskCollector(),
             self.requests,
             self.fallbacks,
@@ -150,9 +152,7 @@ class RouterMetrics:
             statistics.failed += 1
             statistics.failed_s += total_s
             return
-        answered = self._answered.get((entry.model, entry.priority))
-        if answered is None:
-            answered = self._answered[entry.model, entry.priority] = self._series_of(entry.model, entry.priority.label)
+        answered = self._answered_by(entry.model, entry.priority)
         answered.number.value += 1
         answered.latency.observe(total_s)
         answered.queue_time.observe(queue_s)
@@ -162,6 +162,38 @@ class RouterMetrics:
         statistics.queue_s += queue_s
         statistics.rows += entry.rows
         statistics.last_arrival = entry.arrival
+
+    def answered_from_cache(
+        self, model: str, priority: Priority, arrival: float, queue_s: float, total_s: float, *, hit: bool
+    ) -> None:
+        """Count an answer that was executed for another request.
+
+        Args:
+            model: Name of the model.
+            priority: The class.
+            arrival: When the request came, on the dispatcher's clock.
+            queue_s: How long it waited for the other request, seconds.
+            total_s: How long it took in all, seconds.
+            hit: Whether it was found in the cache; otherwise the other request was still in flight.
+        """
+        answered = self._answered_by(model, priority)
+        answered.number.value += 1
+        answered.latency.observe(total_s)
+        answered.queue_time.observe(queue_s)
+        statistics = answered.statistics
+        if hit:
+            statistics.hits += 1
+            statistics.hits_s += total_s
+        else:
+            statistics.shared += 1
+            statistics.shared_s += total_s
+        statistics.last_arrival = arrival
+
+    def cache_missed(self, model: str, seconds: float) -> None:
+        """Count an answer that was looked up, executed and kept: what the first and the last took."""
+        statistics = self.statistics(model)
+        statistics.misses += 1
+        statistics.misses_s += seconds
 
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
@@ -206,13 +238,17 @@ class RouterMetrics:
     def _outcome(self, model: str, priority: Priority, outcome: str) -> None:
         self.requests.of(model, priority.label, outcome).value += 1
 
-    def _series_of(self, model: str, label: str) -> _Answered:
-        return _Answered(
-            self.requests.of(model, label, "ok"),
-            self.latency.of(model, label),
-            self.queue_time.of(model, label),
-            self.statistics(model),
-        )
+    def _answered_by(self, model: str, priority: Priority) -> _Answered:
+        answered = self._answered.get((model, priority))
+        if answered is None:
+            label = priority.label
+            answered = self._answered[model, priority] = _Answered(
+                self.requests.of(model, label, "ok"),
+                self.latency.of(model, label),
+                self.queue_time.of(model, label),
+                self.statistics(model),
+            )
+        return answered
 
 
 class BatchStatistics:
@@ -230,7 +266,9 @@ class BatchStatistics:
 class ModelStatistics:
     """Cumulative numbers of one model in one router. Times are sums over requests, seconds.
 
-    ``rows`` are those of answered requests, ``executions`` the runs (of those shared with other routers, a part), also
+    ``succeeded`` are those that were executed; ``hits`` and ``shared`` were answered by what was executed for others,
+    and ``misses`` are those of the executed that had been looked up.
+    ``rows`` are those of executed requests, ``executions`` the runs (of those shared with other routers, a part), also
     by their rows in ``batches``, and ``last_arrival`` is on the dispatcher's clock.
     """
 
@@ -240,11 +278,17 @@ class ModelStatistics:
         "executions",
         "failed",
         "failed_s",
+        "hits",
+        "hits_s",
         "last_arrival",
+        "misses",
+        "misses_s",
         "postprocess_s",
         "preprocess_s",
         "queue_s",
         "rows",
+        "shared",
+        "shared_s",
         "succeeded",
         "succeeded_s",
     )
@@ -254,6 +298,12 @@ class ModelStatistics:
         self.succeeded_s = 0.0
         self.failed = 0
         self.failed_s = 0.0
+        self.hits = 0
+        self.hits_s = 0.0
+        self.misses = 0
+        self.misses_s = 0.0
+        self.shared = 0
+        self.shared_s = 0.0
         self.queue_s = 0.0
         self.preprocess_s = 0.0
         self.execute_s = 0.0

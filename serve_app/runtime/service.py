@@ -9,11 +9,12 @@ from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
-from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
@@ -30,6 +31,7 @@ class Service:
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
+        cache: Answers what was asked before; ``None`` where no model has one.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
     """
@@ -46,6 +48,7 @@ class Service:
         scheduling: Mapping[str, ModelScheduling] | None = None,
         groups: Iterable[DeviceGroup] = (),
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._models = models
         self._processors = processors
@@ -55,6 +58,7 @@ class Service:
         self._on_demand = on_demand
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
+        self._cache = cache
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
 
     @property
@@ -70,10 +74,7 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            # Programs written for Triton look for its words, with which both messages begin.
-            raise ModelNotFound(
-                f"Request for unknown model: there is no {model[:64]!r} here; models: {', '.join(self._models)}"
-            )
+            raise unknown_model(model, self._models)
         if version is not None and version not in info.versions:
             raise ModelNotFound(
                 f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
@@ -84,12 +85,17 @@ class Service:
     def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
         """Refuse early what has no room, before its payload is decoded.
 
+        Of a model with a cache only the payload tells whether room is needed.
+
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
         """
         if model not in self._models:
             self.find(model)
+        if self._cache is not None and self._cache.of(model) is not None:
+            return
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
@@ -108,6 +114,16 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
+        if self._cache is not None and options.cacheable and (cache := self._cache.of(model)) is not None:
+            if not options.nbytes:
+                options = options._replace(nbytes=_nbytes(payload))
+            return await cache.answer(self._models[model], payload, options, self._submit)
+        return await self._submit(model, payload, options)
+
+    async def _submit(
+        self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
+    ) -> Answer:
+        """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
         info = self._models.get(model) or self.find(model)
         priority, timeout_s = options.priority or _NORMAL, options.timeout_s
         if timeout_s is None:
@@ -128,6 +144,7 @@ class Service:
                 nbytes=options.nbytes or _nbytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
+                queued=queued,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
@@ -155,12 +172,17 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions.
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
+            ``None`` where it has none. ``cache`` of a model that has one, and of the router, tell what
+            `ModelCache.status` and `ResponseCache.status` do.
         """
-        snapshot = self._scheduler.snapshot()
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
+        shared = {} if self._cache is None else self._cache.status()
         return {
             "ready": self.ready(),
+            **({"cache": shared} if shared else {}),
             "models": {
                 name: {
                     "task": info.task,
@@ -168,6 +190,8 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    "breaker": self._scheduler.breaker_picture(name, now),
+                    **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
                 }
                 for name, info in self._models.items()
             },

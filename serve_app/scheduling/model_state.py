@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.batching import Waiting, Window, batch_policy, target_s
+from serve_app.scheduling.breakers import Breakers
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
@@ -66,6 +67,7 @@ class ModelState:
 
     __slots__ = (
         "arrivals",
+        "breakers",
         "earliness",
         "latencies",
         "overhead",
@@ -93,6 +95,9 @@ class ModelState:
         self.slots.round_trip_s = network_s
         self.probes = Probes()
         self.wasted_rows = 0
+        self.breakers = (
+            None if settings.breaker is None else Breakers(settings, settings.breaker, self.latencies.barred)
+        )
 
     def picture(self) -> dict[str, Any]:
         """This model's part of `Scheduler.snapshot`, JSON-able.

@@ -8,6 +8,8 @@
         │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
         └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
 
+An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback.
+
 Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
 the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
 answered or fails, or its replica is quarantined or vanishes, whatever became of its entries. Only bundles that reached
@@ -23,8 +25,10 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling.admission import Bounds, already_late, drain_s, unknown_model, unreachable
+from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Rejection, Requeue
+from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
 from serve_app.scheduling.devices import Device, NextBundle
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
@@ -92,6 +96,8 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
+        elif model.breakers is not None and (refusal := model.breakers.admit(entry, now)) is not None:
+            rejection = refusal
         else:
             model.arrivals.observe(now)
             device = self._device_of[entry.model]
@@ -125,6 +131,8 @@ class Scheduler:
         known = self._models.get(model)
         if known is None:
             return unknown_model(model)
+        if known.breakers is not None and (refusal := known.breakers.precheck(now)) is not None:
+            return refusal
         if self._bounds.room(priority, nbytes) is None:
             return self._queue_full(known, priority, nbytes, now)
         return None
@@ -187,6 +195,21 @@ class Scheduler:
         self._bounds.nbytes -= nbytes
         model.wasted_rows += bundle.rows - useful
         return answered
+
+    def on_verdict(self, bundle_id: int, variant: str, verdict: Verdict, now: float) -> None:
+        """Tell what an answer says of the model, before `on_done`, which may end what is asked here.
+
+        Args:
+            bundle_id: As dispatched; a bundle that is not known any more is ignored.
+            variant: What it ran on, as dispatched.
+            verdict: Of all its entries together.
+            now: Seconds.
+        """
+        bundle = self._bundles.get(bundle_id)
+        if bundle is not None:
+            model = self._models[bundle.model]
+            if model.breakers is not None:
+                model.breakers.observe(variant, verdict, bundle.replica, model.slots, now)
 
     def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
         """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
@@ -289,6 +312,15 @@ class Scheduler:
             for name, model in self._models.items()
         }
 
+    def breakers(self) -> dict[str, Breakers]:
+        """The circuit breakers of every model that has them, by name, for reading."""
+        return {name: model.breakers for name, model in self._models.items() if model.breakers is not None}
+
+    def breaker_picture(self, model: str, now: float) -> dict[str, Any] | None:
+        """A JSON-able picture of a model's circuit breakers and ejected replicas; ``None`` where it has none."""
+        known = self._models[model]
+        return None if known.breakers is None else known.breakers.picture(known.slots, now)
+
     def totals(self) -> dict[str, Any]:
         """A JSON-able picture of what the process's bounds are checked against, and the bundles in flight."""
         return {
@@ -309,6 +341,8 @@ class Scheduler:
         expired += self._bundles.pop_due(now)
         dispatches: list[Dispatch] = []
         given_up: list[Entry] = []
+        refused: list[Refused] = []
+        changes: list[Change] = []
         for device in self._devices:
             waiting = False
             for model in device.models:
@@ -316,6 +350,11 @@ class Scheduler:
                 if model.queue:
                     model.queue.expire(now, expired)
                     waiting = True
+                breakers = model.breakers
+                if breakers is not None and (breakers.tripped or breakers.changes):
+                    refused += breakers.sweep(model.queue, now)
+                    changes += breakers.changes
+                    breakers.changes.clear()
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
                     dispatches.append(self._launch(following, now))
@@ -325,7 +364,9 @@ class Scheduler:
             self._end(entry)
         for entry in given_up:
             self._end(entry)
-        return Decisions(dispatches, expired, given_up)
+        for entry, _ in refused:
+            self._end(entry)
+        return Decisions(dispatches, expired, given_up, refused or (), changes or ())
 
     @property
     def wake_at(self) -> float | None:

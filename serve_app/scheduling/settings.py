@@ -26,6 +26,31 @@ class ClassSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """When a model's circuit breakers open and close, and when a replica is ejected.
+
+    Attributes:
+        consecutive_failures: Faults in a row that open a breaker.
+        failure_ratio: Part of the answers within the window that, if they are faults, opens it, over 0 to 1.
+        window_s: The window, seconds.
+        min_samples: Answers in the window before their ratio says anything.
+        reset_s: How long an open breaker refuses before it lets probes through, seconds.
+        probes: Probes at once, and answered ones that close it.
+        ejection_s: How long a replica is ejected the first time, seconds.
+        max_ejected: Part of a model's replicas that may be ejected at once, 0 to 1.
+    """
+
+    consecutive_failures: int = 3
+    failure_ratio: float = 0.5
+    window_s: float = 10.0
+    min_samples: int = 20
+    reset_s: float = 60.0
+    probes: int = 3
+    ejection_s: float = 30.0
+    max_ejected: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class ModelScheduling:
     """How one model's entries are batched.
 
@@ -41,6 +66,8 @@ class ModelScheduling:
             divided by it.
         resident_bytes: Memory that a replica holds, on a shared device.
         bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
+        variants: All variants that a request may name.
+        breaker: When its circuit breakers open and close; ``None``: there are none.
     """
 
     name: str
@@ -53,6 +80,8 @@ class ModelScheduling:
     weight: float = 1.0
     resident_bytes: int = 0
     bytes_per_row: int = 0
+    variants: tuple[str, ...] = ()
+    breaker: BreakerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class _Payload:
 
 def _dispatch(scheduler: Scheduler, now: float = 0.0) -> Dispatch:
     """Decide, expecting exactly one bundle and nothing that ends."""
-    dispatches, expired, given_up = scheduler.decide(now)
+    dispatches, expired, given_up = scheduler.decide(now)[:3]
     assert (len(dispatches), expired, given_up) == (1, [], [])
     return dispatches[0]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entry
 
-from serve_app.scheduling.decisions import Dispatch, Requeue
+from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.scheduler import Scheduler
@@ -459,7 +459,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         assert self.ended == {e.id for e in self.accepted}
-        assert self.scheduler.decide(self.now) == ([], [], [])
+        assert self.scheduler.decide(self.now) == Decisions([], [], [])
         assert self.scheduler.wake_at is None
         totals = self.scheduler.totals()
         assert (totals["bytes"], totals["bundles"]) == (0, 0)
