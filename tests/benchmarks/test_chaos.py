@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.chaos.clients import End, Ending, as_expected
+from benchmarks.chaos.clients import Ending, as_expected
 from benchmarks.chaos.play import SCENARIOS
 from benchmarks.chaos.questions import TOLERANCE, Bank, Question, difference, known_of, tensor_question
-from benchmarks.chaos.records import Record, recovery_s, share_in_time, summarize
+from benchmarks.chaos.records import End, Record, recovery_s, share_in_time, summarize
 from benchmarks.chaos.server import part_of
 from benchmarks.failure import BenchmarkError
 from benchmarks.soak import Sample, lives
