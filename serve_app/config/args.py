@@ -23,7 +23,7 @@ from serve_app.errors import ConfigError
 from serve_app.protocols.tls import make_context
 from serve_app.runtime.cache import CacheSettings, ModelCacheSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 
 
 class AppArgs(Section):
@@ -176,6 +176,7 @@ class AppArgs(Section):
             total_bytes=int(self.router.max_bytes),
             high_headroom=self.router.high_headroom,
             network_s=self.router.network_ms / 1000,
+            rescue=RescueSettings(share=self.router.rescue_share),
         )
 
 

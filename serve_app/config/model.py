@@ -50,8 +50,8 @@ class HealthConfig(Section):
     check_period_s: Seconds = 5.0
     """How often a replica's health is checked."""
 
-    check_timeout_s: Seconds = 10.0
-    """How long a health check may take."""
+    check_timeout_s: Seconds = 5.0
+    """How long a health check may take. Ray Serve replaces a replica after three in a row that took longer."""
 
     warm_up_s: Seconds = 5.0
     """Time that a starting replica spends on running every batch shape once; what does not fit is left out."""

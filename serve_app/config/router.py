@@ -103,6 +103,21 @@ class RouterConfig(Section):
     bundle_timeout_s: Seconds = 60.0
     """A replica that has not answered a bundle for this long gets no more work until it answers."""
 
+    replica_silence_s: Seconds = 2.0
+    """A replica on this node that owes answers and gives no sign of life for this long gets no more work until it does.
+
+    What it has is tried at another replica at once.
+    """
+
+    replica_kill_s: Seconds | None = 10.0
+    """A replica on this node that has been silent for this long is killed, so that Ray Serve replaces it at once.
+
+    `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
+    """
+
+    rescue_share: Share = 0.05
+    """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
+
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
 
@@ -132,12 +147,24 @@ class RouterConfig(Section):
     def _check(self) -> RouterConfig:
         if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
             raise misfit([(("direct_grpc_port",), "must be another port than direct_port")])
+        if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
+            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
         if self.tls is not None and self.direct_port is None and self.direct_grpc_port is None:
             raise misfit([(("tls",), "needs direct_port or direct_grpc_port: it is for the routers' own ports")])
         if self.tls is not None and self.tls.minimum_version == "1.3" and self.direct_grpc_port is not None:
             fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
+
+    def key_problems(self) -> tuple[str, ...]:
+        """Faults in the file of API keys, one line each; none where it is not here: it may be on the routers' nodes."""
+        if self.api_keys_file is None or not (home(os.environ) / self.api_keys_file).exists():
+            return ()
+        try:
+            self.watched_keys()
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     def watched_keys(self) -> KeyWatch | None:
         """Read the file of API keys; ``None`` where there is none.

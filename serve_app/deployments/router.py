@@ -36,6 +36,7 @@ from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.links import Links
+from serve_app.runtime.liveness import Watch
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.runtime.statistics import Statistics
@@ -85,7 +86,6 @@ class RouterDeployment:
         self._loop = asyncio.get_running_loop()
         self._node = ray.get_runtime_context().get_node_id()
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
-        self._links = Links(self._arena, self._on_link)
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
         scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
@@ -94,6 +94,13 @@ class RouterDeployment:
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        watch = Watch(
+            config.router.replica_silence_s,
+            config.router.replica_kill_s,
+            self._dispatcher.on_silent,
+            self._dispatcher.on_heard,
+        )
+        self._links = Links(self._arena, self._on_link, watch)
         caches = config.cache_settings(identities)
         self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self._metrics)
         if self._cache is not None:

@@ -21,6 +21,7 @@ from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
+from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Requeue
@@ -73,6 +74,7 @@ class Dispatcher:
         self._dispatched_at: dict[int, float] = {}
         self._wake_ups: dict[str, Dispatch] = {}
         self._bundles: set[asyncio.Task[None]] = set()
+        self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
         """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
 
@@ -178,6 +180,21 @@ class Dispatcher:
             self._end_wake_up(wake_up)
         self._schedule_pump()
 
+    def on_silent(self, model: str, replica: str) -> None:
+        """Tell the scheduler of a replica that owes answers and gives no sign of life."""
+        logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
+        self._observer.replica_silent(model)
+        now, before = self._loop.time(), self._scheduler.listed(model)
+        self._scheduler.on_silent(model, replica, now)
+        self._recovery.lost(model, before, now)
+        self._schedule_pump()
+
+    def on_heard(self, model: str, replica: str) -> None:
+        """Tell the scheduler that a silent replica speaks again."""
+        logger.warning("Replica %s of %s is back", replica, model)
+        self._scheduler.on_heard(model, replica, self._loop.time())
+        self._schedule_pump()
+
     def _schedule_pump(self) -> None:
         if not self._pump_scheduled:
             self._pump_scheduled = True
@@ -216,6 +233,8 @@ class Dispatcher:
             task = self._loop.create_task(work, context=self._context.copy())
             self._bundles.add(task)
             task.add_done_callback(self._bundles.discard)
+        if self._recovery.pending:
+            self._recovery.check(now)
         self._set_timer()
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
@@ -293,9 +312,9 @@ class Dispatcher:
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            self._deal_with(
-                self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), True, reached=lost.reached)
-            )
+            now, before = self._loop.time(), self._scheduler.listed(dispatch.model)
+            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, now, True, reached=lost.reached))
+            self._recovery.lost(dispatch.model, before, now)
         except asyncio.CancelledError:
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), False))
@@ -400,6 +419,7 @@ class Dispatcher:
             self._fail(
                 entry,
                 InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
+                "poisoned",
             )
         for entry in requeue.expired:
             self._fail(entry, self._why_late(entry, _late))

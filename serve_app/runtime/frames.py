@@ -163,6 +163,16 @@ class Frame:
         self.header: tuple[Any, ...] = pickle.loads(header, buffers=self.buffers)  # noqa: S301 - see above
 
 
+def encode_ping() -> list[Part]:
+    """Make the frame that asks for a sign of life, and that is one: a call of number 0, which nobody waits for."""
+    return _frame((0,), [])
+
+
+def is_ping(frame: Frame) -> bool:
+    """Whether a frame is that."""
+    return bool(frame.header[0] == 0)
+
+
 def _frame(header: tuple[Any, ...], buffers: Sequence[Buffer]) -> list[Part]:
     return _lay_out(pickle.dumps(header, 5), buffers)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -22,6 +22,7 @@ from serve_app.scheduling.scheduler import Scheduler
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -32,7 +33,7 @@ class SchedulerCollector(Collector):
         self._scheduler = scheduler
 
     def collect(self) -> Iterator[Metric]:
-        """Yield queue, slot and replica gauges."""
+        """Yield queue, slot and replica gauges, and what rescues there were."""
         entries = GaugeMetricFamily(
             "serve_app_queue_entries", "Entries waiting in the router.", labels=("model", "priority")
         )
@@ -43,6 +44,26 @@ class SchedulerCollector(Collector):
         running = GaugeMetricFamily("serve_app_running_rows", "Rows sent to replicas.", labels=("model",))
         replicas = GaugeMetricFamily("serve_app_replicas", "Replicas within reach of the router.", labels=("model",))
         slots = GaugeMetricFamily("serve_app_slots_in_use", "Bundles in flight.", labels=("model",))
+        held = GaugeMetricFamily(
+            "serve_app_replicas_held",
+            "Replicas without work for now: failed, overdue or silent.",
+            labels=("model",),
+        )
+        silent = GaugeMetricFamily(
+            "serve_app_replicas_silent", "Replicas that owe answers and give no sign of life.", labels=("model",)
+        )
+        rescues = CounterMetricFamily(
+            "serve_app_rescues", "Requests also tried elsewhere, since their replica did not answer.", labels=("model",)
+        )
+        won = CounterMetricFamily(
+            "serve_app_rescues_won", "Rescued requests that the other replica answered first.", labels=("model",)
+        )
+        duplicates = CounterMetricFamily(
+            "serve_app_duplicates",
+            "Requests answered while another replica had them, too.",
+            labels=("model",),
+        )
+        wasted = CounterMetricFamily("serve_app_wasted_rows", "Rows executed for nobody.", labels=("model",))
         for model, state in self._scheduler.snapshot().items():
             for label, queue in state["queues"].items():
                 entries.add_metric((model, label), queue["entries"])
@@ -51,7 +72,13 @@ class SchedulerCollector(Collector):
             running.add_metric((model,), state["running_rows"])
             replicas.add_metric((model,), len(state["replicas"]))
             slots.add_metric((model,), state["slots_in_use"])
-        yield from (entries, rows, nbytes, running, replicas, slots)
+            held.add_metric((model,), len(state["held_replicas"]))
+            silent.add_metric((model,), len(state["silent_replicas"]))
+            rescues.add_metric((model,), state["rescues"]["made"])
+            won.add_metric((model,), state["rescues"]["won"])
+            duplicates.add_metric((model,), state["rescues"]["duplicates"])
+            wasted.add_metric((model,), state["wasted_rows"])
+        yield from (entries, rows, nbytes, running, replicas, slots, held, silent, rescues, won, duplicates, wasted)
 
 
 class TaskCollector(Collector):
@@ -76,7 +103,7 @@ class RouterMetrics:
         self.requests = Counter(
             "serve_app_requests",
             "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time any"
-            " more), or the error's code.",
+            " more), poisoned (two replicas failed with it), or the error's code.",
             ("model", "priority", "outcome"),
         )
         self.fallbacks = Counter(
@@ -102,6 +129,13 @@ class RouterMetrics:
             "serve_app_bundle_entries", "Entries per call to a replica.", ("model",), _ROWS_BUCKETS
         )
         self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
+        self.silent = Counter("serve_app_silences", "Times that a replica gave no sign of life.", ("model",))
+        self.recovery = Histogram(
+            "serve_app_recovery_seconds",
+            "From the loss of a replica, dead or silent, until as many are usable as before.",
+            ("model",),
+            _RECOVERY_BUCKETS,
+        )
         self.registry = CollectorRegistry()
         for collector in (
             SchedulerCollector(scheduler),
@@ -115,6 +149,8 @@ class RouterMetrics:
             self.execution,
             self.bundle_entries,
             self.lost,
+            self.silent,
+            self.recovery,
         ):
             self.registry.register(collector)
         self._answered: dict[tuple[str, Priority], _Answered] = {}
@@ -230,6 +266,14 @@ class RouterMetrics:
     def replica_lost(self, model: str) -> None:
         """Count a bundle whose replica died."""
         self.lost.of(model).value += 1
+
+    def replica_silent(self, model: str) -> None:
+        """Count a replica that gave no sign of life."""
+        self.silent.of(model).value += 1
+
+    def recovered(self, model: str, seconds: float) -> None:
+        """Note how long a model was short of replicas."""
+        self.recovery.of(model).observe(seconds)
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""

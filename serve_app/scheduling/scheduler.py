@@ -34,6 +34,7 @@ from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
@@ -73,6 +74,7 @@ class Scheduler:
         self._devices = _devices(self._models, min_share, groups)
         self._device_of = {model.settings.name: device for device in self._devices for model in device.models}
         self._bundles = BundlesInFlight()
+        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
@@ -143,16 +145,19 @@ class Scheduler:
             self._models[entry.model].queue.remove(entry)
             self._end(entry)
         elif entry.state is _RUNNING:
+            self._rescues.settle(entry, answered=False)
             self._end(entry)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
         """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
         slots = self._models[model].slots
         device = self._device_of[model]
-        for vanished in slots.set_replicas(replicas, now):
+        gone = slots.set_replicas(replicas, now)
+        for vanished in gone:
             for bundle_id in list(vanished.bundles):
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
+        self._rescues.replicas_changed(gone, now)
 
     def on_done(
         self,
@@ -194,6 +199,12 @@ class Scheduler:
                 useful += entry.rows
         self._bounds.nbytes -= nbytes
         model.wasted_rows += bundle.rows - useful
+        rescues = self._rescues
+        if rescues.suspects or rescues.stuck:
+            rescues.heard(bundle.replica, now)
+        if rescues.pairs:
+            for entry in answered:
+                rescues.settle(entry, answered=True)
         return answered
 
     def on_verdict(self, bundle_id: int, variant: str, verdict: Verdict, now: float) -> None:
@@ -233,6 +244,7 @@ class Scheduler:
         model = self._models[bundle.model]
         model.slots.release(bundle.replica, bundle_id, now, answered=False)
         self._device_of[bundle.model].ended(bundle_id, now)
+        self._rescues.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -276,6 +288,22 @@ class Scheduler:
                 self._device_of[model].ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
+    def on_silent(self, model: str, replica: str, now: float) -> None:
+        """Nothing is heard of a replica that owes answers: as `quarantine`, and what it has is tried elsewhere now.
+
+        An answer that it gives all the same counts. See `on_heard` for its return; an unknown name is ignored.
+        """
+        if (known := self._models[model].slots.replicas.get(replica)) is not None and known.bundles:
+            self.quarantine(model, replica, now)
+            self._rescues.silent(known, now)
+
+    def on_heard(self, model: str, replica: str, now: float) -> None:
+        """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
+        slots = self._models[model].slots
+        if (known := slots.replicas.get(replica)) is not None:
+            slots.restore(known, now)
+            self._rescues.heard(known, now)
+
     # ------------------------------------------------------------- questions
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
@@ -290,6 +318,10 @@ class Scheduler:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""
         return self._models[model].slots.usable
 
+    def listed(self, model: str) -> int:
+        """Replicas of the model that are listed, held ones included."""
+        return len(self._models[model].slots.replicas)
+
     def load(self, model: str) -> int:
         """Rows queued and rows running at usable replicas: what autoscaling counts."""
         known = self._models[model]
@@ -303,11 +335,12 @@ class Scheduler:
         """A JSON-able picture of every model by name.
 
         Returns:
-            What `ModelState.picture` tells, and ``credit_s`` per class (see `Shares`; of the device, where it is
-            shared).
+            What `ModelState.picture` and `Rescues.picture` tell, and ``credit_s`` per class (see `Shares`; of the
+            device, where it is shared).
         """
         return {
             name: model.picture()
+            | self._rescues.picture(name)
             | {"credit_s": {p.label: credit for p, credit in self._device_of[name].shares.credit_s.items()}}
             for name, model in self._models.items()
         }
@@ -336,6 +369,9 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """End what has expired, then form bundles while slots are free."""
+        rescues = self._rescues
+        if rescues.check_at <= now:
+            rescues.check(now)
         expired = [entry for entry in self._late if entry.state is _RUNNING]
         self._late.clear()
         expired += self._bundles.pop_due(now)
@@ -360,6 +396,11 @@ class Scheduler:
                     dispatches.append(self._launch(following, now))
             else:
                 device.open_at = inf
+        if rescues.pairs:
+            expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
+            refused = [each for each in refused if not rescues.carried_elsewhere(each[0])]
+            for entry, _ in refused:
+                rescues.settle(entry, answered=False)
         for entry in expired:
             self._end(entry)
         for entry in given_up:
@@ -372,6 +413,8 @@ class Scheduler:
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
         earliest = self._bundles.next_deadline()
+        if len(self._bundles):
+            earliest = min(earliest, self._rescues.check_at)
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
         for device in self._devices:
@@ -401,17 +444,21 @@ class Scheduler:
         device.launched(bundle_id, following, now)
         model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=suspect)
         self._bundles.add(bundle)
+        if attempt:
+            self._rescues.launched(bundle, predicted_s)
         return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant)
 
     def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         result = Requeue([], [], [])
         for entry in bundle.entries:
-            if entry.state is not _RUNNING:
+            if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
                 continue
             if entry.deadline <= now:
+                self._rescues.settle(entry, answered=False)
                 self._end(entry)
                 result.expired.append(entry)
             elif entry.attempts >= _MAX_ATTEMPTS:
+                self._rescues.settle(entry, answered=False)
                 self._end(entry)
                 result.poisoned.append(entry)
             else:

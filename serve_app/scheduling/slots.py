@@ -225,6 +225,13 @@ class Slots:
             self._place(replica)
         return None
 
+    def restore(self, replica: Replica, now: float) -> None:
+        """End a quarantine without an answer: the replica is alive after all, and begins with what it has."""
+        if replica.held_until == inf:
+            replica.held_until = replica.ejected_until
+            replica.busy_until = now + sum(predicted_s for _, predicted_s in replica.bundles.values())
+            self._place(replica)
+
     def release_holds(self, now: float) -> None:
         """End the holds whose time has come."""
         wake_up = self._wake_up
@@ -280,7 +287,7 @@ class Slots:
 
     def second_start(self, first: Replica, now: float) -> float:
         """When a usable replica other than ``first`` is predicted to be done; ``inf`` without one."""
-        if len(self.replicas) < 2:
+        if len(self.replicas) < 2 and first.listed:
             return inf
         for replica in self._levels[0]:
             if replica is not first:

@@ -18,7 +18,7 @@ from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 
 _MODELS = {
     "m": ModelScheduling("m", max_rows=4, slo_s=0.5, window=2, fallbacks=("light", "tiny")),
@@ -80,7 +80,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.models.values(),
             self.classes,
-            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001),
+            # No rescues: see test_rescue_properties.
+            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001, rescue=RescueSettings(share=0.0)),
             [_GROUP] if grouped else [],
         )
         if seeded:
