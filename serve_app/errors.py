@@ -40,10 +40,12 @@ class ServeAppError(Exception):
 
     Attributes:
         counted: Whether the metrics hold the end of this request already; set by whoever counted it.
+        overload: The step of the overload ladder that it happened under; empty where there was none.
     """
 
     code: ClassVar[str] = "internal"
     counted: bool = False
+    overload: str = ""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)

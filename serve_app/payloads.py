@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.scheduling.gate import Outlook
+from serve_app.scheduling.relief import DeviceLoad
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
@@ -219,6 +220,7 @@ class BundleResult(NamedTuple):
         outlook: How busy the replica is, where other routers send to it too.
         model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
             or nobody knows such an input.
+        load: How busy and how full its device is, where that was not told this router before.
     """
 
     results: list[EntryResult]
@@ -228,3 +230,4 @@ class BundleResult(NamedTuple):
     postprocess_s: float
     outlook: Outlook | None = None
     model_works: bool | None = None
+    load: DeviceLoad | None = None

@@ -17,6 +17,7 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.warmup import MakeInputs, tensor_inputs, warm_up
 from serve_app.payloads import Bundle, BundleResult, Execution, Tensors
+from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
 from serve_app.runtime.worker import Worker
@@ -70,6 +71,7 @@ class ModelDeployment:
             warm_up=self._warm_up,
             examples={variant: self._example(backend) for variant, backend in self._backends.items()},
             refuse_non_finite=config.health.refuse_non_finite,
+            gauge=find_gauge(exact.device, config.resources.threads),
         )
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
         self._memory.check_start()

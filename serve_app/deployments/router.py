@@ -88,7 +88,9 @@ class RouterDeployment:
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
-        scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
+        scheduler = Scheduler(
+            models.values(), config.class_settings(), config.process_limits(), groups, config.overload.settings()
+        )
         for model, prior in priors.items():
             scheduler.seed(model, prior)
         self._scheduler = scheduler

@@ -142,7 +142,9 @@ class Dispatcher:
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
-            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error.overload = self._scheduler.overload(model)
+            raise error
         self._schedule_pump()
         if queued is not None:
             queued(entry)
@@ -343,7 +345,9 @@ class Dispatcher:
             return
         now = self._loop.time()
         self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        alive = self._scheduler.on_done(
+            dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s, result.load
+        )
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -372,6 +376,7 @@ class Dispatcher:
         observer = self._observer
         preprocess_s, postprocess_s = result.preprocess_s, result.postprocess_s
         infer_s = sum([execution.seconds for execution in result.executions])
+        overload = self._scheduler.overload(dispatch.model)
         for entry, answer in pairs:
             if isinstance(answer, Success):
                 queue_s, total_s = self._times(entry, now)
@@ -391,6 +396,8 @@ class Dispatcher:
                             preprocess_s,
                             infer_s,
                             postprocess_s,
+                            "",
+                            overload,
                         )
                     )
             else:
@@ -425,6 +432,7 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
 
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
+        error.overload = self._scheduler.overload(entry.model)
         self._end(entry, outcome or error.code)
         future = entry.payload.future
         if not future.done():

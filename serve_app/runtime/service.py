@@ -102,6 +102,7 @@ class Service:
             self._metrics.rejected(model, priority, rejection.code)
             error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
             error.counted = True
+            error.overload = self._scheduler.overload(model)
             raise error
 
     def refused(self, model: str, code: str) -> None:
@@ -175,11 +176,13 @@ class Service:
             (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
             `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
             ``None`` where it has none. ``cache`` of a model that has one, and of the router, tell what
-            `ModelCache.status` and `ResponseCache.status` do.
+            `ModelCache.status` and `ResponseCache.status` do. ``overload`` of a model that has an overload ladder tells
+            what `Scheduler.overloads` does.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
         shared = {} if self._cache is None else self._cache.status()
+        overloads = self._scheduler.overloads(now)
         return {
             "ready": self.ready(),
             **({"cache": shared} if shared else {}),
@@ -192,6 +195,7 @@ class Service:
                     **snapshot[name],
                     "breaker": self._scheduler.breaker_picture(name, now),
                     **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
+                    **({"overload": overloads[name]} if name in overloads else {}),
                 }
                 for name, info in self._models.items()
             },
