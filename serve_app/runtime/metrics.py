@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from time import monotonic
@@ -115,6 +116,18 @@ class SchedulerCollector(Collector):
         yield from (step, lateness, moves, seconds, shed)
 
 
+class TaskCollector(Collector):
+    """Counts the asyncio tasks of the event loop that asks: what is never awaited to its end shows as growth."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauge; nothing outside an event loop."""
+        try:
+            count = len(asyncio.all_tasks())
+        except RuntimeError:
+            return
+        yield GaugeMetricFamily("serve_app_tasks", "Tasks of the router's event loop.", count)
+
+
 class RouterMetrics:
     """An `Observer` that counts, with a registry of its own.
 
@@ -162,6 +175,7 @@ class RouterMetrics:
         for collector in (
             SchedulerCollector(scheduler),
             BreakerCollector(scheduler),
+            TaskCollector(),
             self.requests,
             self.fallbacks,
             self.latency,
