@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import onnx_models
+import psutil
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
@@ -255,13 +257,42 @@ def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
         assert [client.result() for client in clients] == [{f"200 [{number + 1.0}]"} for number in range(4)]
 
 
+def unexpected_listeners(server: ServeProcess) -> set[str]:
+    """What listens on more than the loopback interface, beside what docs/security.md names."""
+    variables = server.config["controller_options"]["runtime_env"]["env_vars"]
+    grpc = range(
+        int(variables["RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT"]),
+        int(variables["RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"]) + 1,
+    )
+    others = ("HAPROXY_STATS_PORT", "HAPROXY_METRICS_PORT", "FALLBACK_PROXY_GRPC_PORT")
+    named = {*grpc, *(int(variables[f"RAY_SERVE_{name}"]) for name in others)}
+    found = []
+    for process in server.processes():
+        try:
+            sockets = process.net_connections("tcp")
+            title = process.cmdline()[0]
+        except (psutil.Error, IndexError):
+            continue
+        internal = 1 if title.startswith("ray::ServeReplica") else 0  # Serve's calls between its processes
+        opened = [
+            socket.laddr.port
+            for socket in sockets
+            if socket.status == psutil.CONN_LISTEN
+            and not ipaddress.ip_address(socket.laddr.ip.removeprefix("::ffff:")).is_loopback
+            and socket.laddr.port not in named
+        ]
+        found += [f"{title}: {port}" for port in opened[internal:]]
+    return set(found)
+
+
 def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
-    """After Ctrl-C no process and no port of the server is left."""
+    """While it serves, no port is open to the network but those that have to be; after Ctrl-C nothing is left."""
     onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
     args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}]}
-    with ServeProcess(args, tmp_path) as running:
+    with ServeProcess(args, tmp_path, env={"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}) as running:
         answer = ask(running.url, "tiny")
         assert answer.status_code == 200, answer.text
+        assert unexpected_listeners(running) == set()
         survivors = running.stop()
         assert [process.pid for process in survivors] == []
         with pytest.raises(httpx.ConnectError):
