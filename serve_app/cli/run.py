@@ -124,7 +124,12 @@ def busy_ports(file: ServeFile) -> list[str]:
     direct: list[tuple[int, str]] = []
     if variables.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         wanted += [("0.0.0.0", int(variables.get(name, port)), name) for name, port in _HAPROXY_PORTS.items()]  # noqa: S104
-        direct += [(int(variables.get(name, port)), name) for name, port in _DIRECT_PORTS.items()]
+        kinds = {"HTTP"} if file.grpc_port is None else {"HTTP", "GRPC"}
+        direct += [
+            (int(variables.get(name, port)), name)
+            for name, port in _DIRECT_PORTS.items()
+            if kinds & set(name.split("_"))
+        ]
     router = file.args.router
     # Shared with routers of this user, who would answer each other's requests.
     for direct_port, name in ((router.direct_port, "direct_port"), (router.direct_grpc_port, "direct_grpc_port")):
