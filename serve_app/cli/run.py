@@ -24,6 +24,7 @@ from rich.console import Console
 from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
+from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
@@ -62,7 +63,7 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
         for line in obstacles:
             _say_error(console, line)
         return 1
-    watchdog = watch(_RUN_VARIABLE)
+    watchdog = watch(_RUN_VARIABLE, os.environ.get(FOLDER_VARIABLE))
     ending = Ending(file, _RUN_VARIABLE, console)
     watcher = _Watcher(file, console, ending)
     with _noted(pid_file(file.http_address[1], os.environ)), ending.by_signals():

@@ -20,6 +20,9 @@ _HAPROXY_FILES = {
     "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
 }
 
+FOLDER_VARIABLE = "SERVE_APP_RUN_FOLDER"
+"""Environment variable that names the folder to the processes of a run."""
+
 
 @contextmanager
 def run_folder(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -36,6 +39,6 @@ def run_folder(environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
     folder = Path(tempfile.mkdtemp(prefix="sa-", dir="/tmp"))
     try:
         haproxy = {name: str(folder / file) for name, file in _HAPROXY_FILES.items() if name not in environ}
-        yield haproxy | cluster_tls.variables(folder, environ)
+        yield {FOLDER_VARIABLE: str(folder), **haproxy, **cluster_tls.variables(folder, environ)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -293,7 +293,7 @@ def answer_of(port: int, credentials: grpc.ChannelCredentials | None) -> grpc.St
 
 
 def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
-    """While it serves, no port is open to the network but those that docs/security.md names; after Ctrl-C nothing is left.
+    """While it serves, no port is open to the network but those that docs/security.md names; after Ctrl-C none is.
 
     Those for calls between Serve's processes let nobody in without a certificate of the run.
     """
