@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 
 from serve_app.cli.run_folder import run_folder
+from serve_app.cli.watchdog import watch
 
 
 def mode(path: Path) -> int:
@@ -32,6 +33,16 @@ def test_nobody_else_may_read_the_files_of_a_run_and_they_go_with_it() -> None:
     with pytest.raises(KeyError):
         fail()
     (folder,) = folders
+    assert not folder.exists()
+
+
+def test_the_folder_of_a_killed_run_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog removes it once the run is gone and everything that the run has started."""
+    monkeypatch.setenv("SERVE_APP_TEST_MARK", str(tmp_path))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "tls.key").touch()
+    watch("SERVE_APP_TEST_MARK", str(folder)).communicate()
     assert not folder.exists()
 
 
