@@ -1,9 +1,9 @@
 """Certificates of one run, which Ray's and Serve's processes show each other.
 
 Every replica of Serve listens on all interfaces for the calls between Serve's processes, and those are pickles: who is
-let in can run code. With ``RAY_USE_TLS`` these ports, and those of Ray's own servers, accept only who shows a
-certificate of the run's authority. Its key is thrown away, so nobody can make another certificate, and the one there is
-can be read by this user only.
+let in can run code. Ray's token alone would guard them, and go over the wire for everybody to read. With
+``RAY_USE_TLS`` these ports, and those of Ray's own servers, accept only who shows a certificate of the run's authority.
+Its key is thrown away, so nobody can make another certificate, and the one there is can be read by this user only.
 """
 
 from __future__ import annotations
