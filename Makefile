@@ -209,6 +209,10 @@ bench-at-rest: env models ## Measure one request at rest, stage by stage
 bench-memory: env models ## Watch the server's memory over ten million requests (half an hour)
 	@$(BIN)/python -m benchmarks.memory
 
+.PHONY: bench-cache
+bench-cache: env models ## Measure what the response cache costs and spares
+	@$(BIN)/python -m benchmarks.cache
+
 .PHONY: bench-scheduler
 bench-scheduler: env ## Measure what the scheduler's decisions cost
 	@$(BIN)/python -m benchmarks.scheduler_cost

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
-from redis_server import RedisServer
 from runtime_harness import MODEL, Transport, make_dispatcher, tensor
 
+from benchmarks.redis_server import RedisServer
 from serve_app.payloads import ModelSignature
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.cache import CacheSettings, ModelCacheSettings, ResponseCache
