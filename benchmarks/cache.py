@@ -140,7 +140,7 @@ def main(
     connections: Annotated[int, typer.Option(min=1, help="Connections to the real server.")] = 64,
     skip_server: Annotated[bool, typer.Option("--skip-server", help="Leave the real server out.")] = False,
     skip_router: Annotated[bool, typer.Option("--skip-router", help="Leave the router alone out.")] = False,
-    publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = True,
+    publish: Annotated[bool, typer.Option(help="Write what was measured into docs/benchmarks too.")] = True,
 ) -> None:
     """Measure the response cache on this machine."""
     console = Console()
@@ -153,7 +153,7 @@ def main(
         date = datetime.now(UTC).date().isoformat()
         report = Report(date, machine, repetitions, connections, seconds, costs, loads)
         text = render(report)
-        for folder in folders(publish=publish and not skip_server and not skip_router):
+        for folder in folders(publish=publish):
             write_report(folder, "cache", report, text)
             draw(report, folder / "cache.svg")
         console.print(text, highlight=False, markup=False)
