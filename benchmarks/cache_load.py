@@ -29,7 +29,7 @@ from serve_app.config.file import read_document
 
 MODELS = {"minilm": "binary", "tiny": "json", "pool": "binary"}
 """And the form of their requests."""
-LOADS = {"uncached": "no cache", "half": "half are hits", "hits": "all are hits"}
+LOADS = {"uncached": "no cache", "half": "every other one is new", "hits": "all are hits"}
 
 _CACHED = "-cached"
 _NO_HALF = "pool"

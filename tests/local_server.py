@@ -220,7 +220,13 @@ def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics, Respon
         if processor is not None:
             processors[model.name] = processor
     scheduling = config.model_scheduling()
-    scheduler = Scheduler(scheduling.values(), config.class_settings(), config.process_limits(), config.groups())
+    scheduler = Scheduler(
+        scheduling.values(),
+        config.class_settings(),
+        config.process_limits(),
+        config.groups(),
+        config.overload.settings(),
+    )
     metrics = RouterMetrics(scheduler)
     dispatcher = Dispatcher(scheduler, send, metrics, config.router.bundle_timeout_s)
     for name in infos:

@@ -16,7 +16,9 @@ from serve_app.config.budget import Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
 from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.locate import is_remote, resolve_model
+from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
+from serve_app.config.overload import OverloadConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
@@ -35,11 +37,17 @@ class AppArgs(Section):
     classes: ClassesConfig = ClassesConfig()
     """Queues and deadlines per class."""
 
+    overload: OverloadConfig = OverloadConfig()
+    """What is given up first when there is more work than time."""
+
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own."""
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    logging: LoggingConfig = LoggingConfig()
+    """The log of requests."""
 
     @field_validator("models")
     @classmethod

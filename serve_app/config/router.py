@@ -103,6 +103,9 @@ class RouterConfig(Section):
     bundle_timeout_s: Seconds = 60.0
     """A replica that has not answered a bundle for this long gets no more work until it answers."""
 
+    drain_timeout_s: Seconds = 20.0
+    """How long what a router has accepted may take to be answered when it stops."""
+
     replica_silence_s: Seconds = 2.0
     """A replica on this node that owes answers and gives no sign of life for this long gets no more work until it does.
 
@@ -155,6 +158,16 @@ class RouterConfig(Section):
             fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
+
+    def key_problems(self) -> tuple[str, ...]:
+        """Faults in the file of API keys, one line each; none where it is not here: it may be on the routers' nodes."""
+        if self.api_keys_file is None or not (home(os.environ) / self.api_keys_file).exists():
+            return ()
+        try:
+            self.watched_keys()
+        except ConfigError as error:
+            return error.problems
+        return ()
 
     def watched_keys(self) -> KeyWatch | None:
         """Read the file of API keys; ``None`` where there is none.

@@ -143,6 +143,8 @@ def render(error: ServeAppError, *, openai: bool = False) -> Rendered:
     seconds = retry_after(error)
     if seconds is not None:
         headers.append((b"retry-after", b"%d" % seconds))
+    if error.overload:
+        headers.append((b"x-overload", error.overload.encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return Rendered(status, headers, body)

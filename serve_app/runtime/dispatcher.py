@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Payload, Success, WireEntry
+from serve_app.payloads import Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
@@ -41,11 +41,13 @@ class Work(NamedTuple):
         payload: What to run.
         future: Ends with the entry.
         variant: The variant asked for, empty for the exact model. What runs is the entry's own ``variant``.
+        origin: Where it comes from, for the replica.
     """
 
     payload: Payload
     future: asyncio.Future[Answer]
     variant: str
+    origin: Origin | None = None
 
 
 class Dispatcher:
@@ -102,6 +104,7 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
+        origin: Origin | None = None,
         queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
@@ -116,6 +119,7 @@ class Dispatcher:
             nbytes: Bytes that it holds.
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
+            origin: Where it comes from, for the replica.
             queued: Is told the entry once it is accepted.
 
         Raises:
@@ -135,14 +139,16 @@ class Dispatcher:
             rows,
             bucket,
             nbytes,
-            Work(payload, future, variant),
+            Work(payload, future, variant, origin),
             variant,
             exact=exact,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
-            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error.overload = self._scheduler.overload(model)
+            raise error
         self._schedule_pump()
         if queued is not None:
             queued(entry)
@@ -300,7 +306,14 @@ class Dispatcher:
         entries = list(dispatch.entries)
         bundle = Bundle(
             [
-                WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, dispatch.variant, entry.payload.payload)
+                WireEntry(
+                    entry.priority,
+                    entry.deadline - sent_at,
+                    entry.rows,
+                    dispatch.variant,
+                    entry.payload.payload,
+                    entry.payload.origin,
+                )
                 for entry in entries
             ],
             self._name,
@@ -343,7 +356,9 @@ class Dispatcher:
             return
         now = self._loop.time()
         self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        alive = self._scheduler.on_done(
+            dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s, result.load
+        )
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -372,6 +387,7 @@ class Dispatcher:
         observer = self._observer
         preprocess_s, postprocess_s = result.preprocess_s, result.postprocess_s
         infer_s = sum([execution.seconds for execution in result.executions])
+        overload = self._scheduler.overload(dispatch.model)
         for entry, answer in pairs:
             if isinstance(answer, Success):
                 queue_s, total_s = self._times(entry, now)
@@ -391,6 +407,8 @@ class Dispatcher:
                             preprocess_s,
                             infer_s,
                             postprocess_s,
+                            "",
+                            overload,
                         )
                     )
             else:
@@ -425,6 +443,9 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
 
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
+        if outcome is not None:
+            error.outcome = outcome
+        error.overload = self._scheduler.overload(entry.model)
         self._end(entry, outcome or error.code)
         future = entry.payload.future
         if not future.done():

@@ -62,7 +62,7 @@ class SelfTest:
     @property
     def failing(self) -> bool:
         """Whether some build has failed so many tests in a row that this replica must be replaced."""
-        return any(failures >= _GIVEN_UP_AFTER for failures in self._failures.values())
+        return any(failures >= _GIVEN_UP_AFTER for failures in tuple(self._failures.values()))
 
     def works(self, variant: str) -> bool | None:
         """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""

@@ -20,6 +20,7 @@ from serve_app.errors import InferenceFailed
 from serve_app.inference.backend import Backend
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
 from serve_app.processors.processor import Processor
+from serve_app.runtime.device_load import DeviceGauge, DeviceWatch
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.processor_pool import ProcessorPool
 from serve_app.runtime.self_test import SelfTest
@@ -44,6 +45,7 @@ class Worker:
         warm_up: The executions of its backends' warm-up: what it predicts from at first.
         examples: By variant an input that is known to run, to tell a bad input from a bad model by.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+        gauge: Reads the device, for the routers; ``None``: they are told nothing of it.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class Worker:
         warm_up: Sequence[Execution] = (),
         examples: Mapping[str, Tensors] | None = None,
         refuse_non_finite: bool = False,
+        gauge: DeviceGauge | None = None,
     ) -> None:
         self._name = name
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
+        self._watch = DeviceWatch(gauge, self._pool.submit)
         self._lock = Lock()
         foresight = Foresight(max_rows)
         foresight.seed(warm_up)
@@ -118,6 +122,7 @@ class Worker:
             max(0.0, finished - (staged.finished_at or preprocessed)),
             outlook,
             staged.model_works,
+            self._watch.news(staged.sender, finished),
         )
 
     def stalled_s(self) -> float:
