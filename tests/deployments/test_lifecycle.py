@@ -277,7 +277,7 @@ def open_to_the_network(server: ServeProcess) -> dict[str, list[int]]:
             and not ipaddress.ip_address(socket.laddr.ip.removeprefix("::ffff:")).is_loopback
         ]
         if ports:
-            found.setdefault(Path(title).name, []).extend(ports)
+            found.setdefault(Path(title).name.split(".")[0], []).extend(ports)
     return found
 
 
@@ -307,12 +307,18 @@ def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
         with server as running:
             answer = ask(running.url, "tiny")
             assert answer.status_code == 200, answer.text
-            opened = open_to_the_network(running)
-            of_haproxy = {int(variables[f"RAY_SERVE_HAPROXY_{name}_PORT"]) for name in ("STATS", "METRICS")}
-            assert set(opened.pop("haproxy")) == of_haproxy
-            assert {title.split(".")[0] for title in opened} == {
-                f"ray::ServeReplica:serve-app:{name}" for name in ("router", "tiny")
-            }
+            replicas = [f"ray::ServeReplica:serve-app:{name}" for name in ("router", "tiny")]
+            counters = sorted(int(variables[f"RAY_SERVE_HAPROXY_{name}_PORT"]) for name in ("STATS", "METRICS"))
+            opened: dict[str, list[int]] = {}
+
+            def settled() -> bool:
+                opened.clear()
+                opened.update(open_to_the_network(running))
+                return "haproxy" in opened
+
+            wait_until(settled, "HAProxy, which hands its sockets over when it learns of a router")
+            assert sorted(set(opened.pop("haproxy"))) == counters
+            assert sorted(opened) == replicas
             authority, *own = (Path(private[f"RAY_TLS_{name}"]).read_bytes() for name in CERTIFICATES)
             for ports in opened.values():
                 (port,) = ports  # Serve's calls between its processes
