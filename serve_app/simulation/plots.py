@@ -295,7 +295,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 def _panels_over_time(count: int) -> tuple[Figure, Sequence[Axes]]:
     figure = Figure(figsize=(9.0, 1.9 * count + 0.7), layout="constrained")
-    return figure, figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
+    return figure, list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
 
 
 def _finish_over_time(figure: Figure, panels: Sequence[Axes], case: CaseResults) -> None:
