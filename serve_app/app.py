@@ -56,6 +56,8 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=config.router.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.router.cpus},
         health_check_period_s=5.0,
+        # Serve first waits for what came by its own ports, then the router closes the others.
+        graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
         max_surge_percent=_SURGE,
     )
     application: serve.Application = router.bind(config, infos, models, priors=_priors(pinned), identities=known)

@@ -40,11 +40,15 @@ class ServeAppError(Exception):
 
     Attributes:
         counted: Whether the metrics hold the end of this request already; set by whoever counted it.
+        logged: Whether the log has its line already, in the same way.
+        outcome: What the metrics call that end, where it is not the code.
         overload: The step of the overload ladder that it happened under; empty where there was none.
     """
 
     code: ClassVar[str] = "internal"
     counted: bool = False
+    logged: bool = False
+    outcome: str = ""
     overload: str = ""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:

@@ -128,6 +128,21 @@ class Texts(NamedTuple):
 Payload: TypeAlias = Tensors | Media | Texts
 
 
+class Origin(NamedTuple):
+    """Where a request comes from, for the log and the trace of the process that runs it.
+
+    Attributes:
+        request_id: As its client knows it.
+        trace_parent: W3C ``traceparent`` of the router's span; empty where there is no trace.
+    """
+
+    request_id: str = ""
+    trace_parent: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.request_id or 'without id'} (trace {self.trace_parent[3:35] or 'none'})"
+
+
 class WireEntry(NamedTuple):
     """One entry of a bundle.
 
@@ -137,6 +152,7 @@ class WireEntry(NamedTuple):
         rows: Rows it adds to a batch, as estimated by the router.
         variant: Name of the variant to run, empty for the exact model.
         payload: What to run.
+        origin: Where it comes from; ``None`` where nothing is known of that.
     """
 
     priority: int
@@ -144,6 +160,7 @@ class WireEntry(NamedTuple):
     rows: int
     variant: str
     payload: Payload
+    origin: Origin | None = None
 
 
 class Bundle(NamedTuple):

@@ -91,10 +91,7 @@ async def _node(stage: Stage) -> None:
         await stage.hold(2.0)
         gone = before - len(await stage.find(_VICTIM))
         stage.notes.append(f"{gone} of {before} replicas of {_VICTIM} were on that node")
-        models = stage.bank.models
-        await stage.until(
-            lambda: all(stage.server.replicas(model) == 2 for model in models), "two replicas of every model", 120.0
-        )
+        await stage.until(lambda: _whole(stage), "two replicas of every model", 120.0)
         stage.mended(mark)
         settled = stage.now()
         await stage.hold(_AFTER_S)
@@ -103,6 +100,15 @@ async def _node(stage: Stage) -> None:
     stage.require_none("with all replicas again nothing fails", [each for each in after if each.failed])
     answered = {each.priority for each in after if each.in_time}
     stage.require("every class is answered again", answered == set(CLASSES), ", ".join(sorted(answered)))
+
+
+def _whole(stage: Stage) -> bool:
+    """Whether every model has two processes, and the router reaches them and nothing else."""
+    reached = stage.server.status()
+    return all(
+        len(stage.server.find(model)) == len(reached.get(model, {}).get("replicas", ())) == 2
+        for model in stage.bank.models
+    )
 
 
 def _command_of(process: Process) -> tuple[list[str], dict[str, str]]:

@@ -14,10 +14,10 @@ from benchmarks.chaos.flood import SCENARIOS as FLOOD
 from benchmarks.chaos.kills import SCENARIOS as KILLS
 from benchmarks.chaos.others import SCENARIOS as OTHERS
 from benchmarks.chaos.questions import Bank
-from benchmarks.chaos.records import End
+from benchmarks.chaos.records import End, rates, summarize
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.server import FaultyServer
-from benchmarks.chaos.stage import Aim, Played, Stage
+from benchmarks.chaos.stage import BIN_S, Aim, Played, Stage
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import is_ready
 
@@ -41,13 +41,20 @@ async def play(scenarios: Sequence[Scenario], *, quick: bool, tell: Tell, done: 
     for _, group in groupby(scenarios, key=lambda each: each.setup.name):
         remaining = list(group)
         while remaining:
-            async with served(remaining[0], tell) as (server, bank, capacity):
-                sound = True
-                while remaining and sound:
-                    scenario = remaining.pop(0)
-                    played = await _played(scenario, server, bank, capacity, quick=quick, tell=tell)
-                    done(played)
-                    sound = played.met and await asyncio.to_thread(_well, server)
+            try:
+                await _on_one_server(remaining, quick=quick, tell=tell, done=done)
+            except BenchmarkError as error:  # it has not started
+                done(_not_played(remaining.pop(0), str(error)))
+
+
+async def _on_one_server(remaining: list[Scenario], *, quick: bool, tell: Tell, done: Callable[[Played], None]) -> None:
+    """Play what remains until one fails, and take what was played off the list."""
+    async with served(remaining[0], tell) as (server, bank, capacity):
+        sound = True
+        while remaining and sound:
+            played = await _played(remaining.pop(0), server, bank, capacity, quick=quick, tell=tell)
+            done(played)
+            sound = played.met and await asyncio.to_thread(_well, server)
 
 
 @asynccontextmanager
@@ -93,6 +100,25 @@ async def _played(
     except BenchmarkError as error:
         stage.aims.append(Aim("the fault is shown, and the server gets over it", met=False, found=str(error)))
         return stage.played(scenario.name, scenario.says, complete=False)
+
+
+def _not_played(scenario: Scenario, why: str) -> Played:
+    """The report of a scenario whose server could not be started."""
+    return Played(
+        scenario.name,
+        scenario.says,
+        seconds=0.0,
+        capacity=0.0,
+        rate=0.0,
+        summary=summarize([]),
+        aims=[Aim("the server starts", met=False, found=why[-600:])],
+        marks=[],
+        notes=[],
+        peak_mib={},
+        timeline=rates([], BIN_S, 0.0),
+        bin_s=BIN_S,
+        examples=[],
+    )
 
 
 def _well(server: FaultyServer) -> bool:

@@ -35,7 +35,7 @@ TOLERANCE = 2e-3
 another size adds up in another order."""
 
 _LEAST_SCORE = 1e-7
-_SENTENCES = 8
+_SENTENCES = 3
 _SEED = 11
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -147,7 +147,7 @@ def bank_of(models: Sequence[ModelConfig], size: int = 192) -> Bank:
 
 
 def long_texts(models: Sequence[ModelConfig], size: int = 96) -> Bank:
-    """Questions for models of texts: about a hundred words each, which take a model long and a client nothing."""
+    """Questions for models of texts: dozens of words each, which take a model long and a client nothing."""
     texts = _texts()
     joined = (" ".join(islice(texts, _SENTENCES)) for _ in count())
     return Bank({model.name: _asked(model, joined, size) for model in models})

@@ -25,7 +25,8 @@ T = TypeVar("T")
 CONNECTIONS = 64
 _LOOK_EVERY_S = 0.2
 _READ_EVERY_S = 5.0
-_BIN_S = 0.5
+BIN_S = 0.5
+"""Width of the bins in which answers are counted over time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +330,8 @@ class Stage:
             marks=marks,
             notes=self.notes,
             peak_mib=dict(self.peak_mib),
-            timeline=rates(self.records, _BIN_S, until_s),
-            bin_s=_BIN_S,
+            timeline=rates(self.records, BIN_S, until_s),
+            bin_s=BIN_S,
             examples=_examples(self.records),
         )
 

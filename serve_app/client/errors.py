@@ -241,7 +241,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: s
         request_id: What was sent as the request's id; the answer's own counts if it has one.
     """
     message, code = _message(body)
-    cls = BY_CODE.get(code) or _BY_STATUS.get(status) or _by_range(status)
+    cls = BY_CODE.get(code) or _behind_serves_proxy(status, body) or _BY_STATUS.get(status) or _by_range(status)
     if not message:
         message = f"HTTP status {status}{_excerpt(body)}"
     return cls(message, status, code, retry_after_s(headers), headers.get("x-request-id", request_id))
@@ -287,6 +287,16 @@ def _message(body: bytes) -> tuple[str, str]:
         document, error = error, error.get("message")
     code = document.get("code")
     return error if isinstance(error, str) else "", code if isinstance(code, str) else ""
+
+
+def _behind_serves_proxy(status: int, body: bytes) -> type[ServeAppClientError] | None:
+    """What Ray Serve's HAProxy says while it reaches no router, or has not been told of any yet.
+
+    Its 502, 503 and 504 become a 500 with two words, and what it has no application for a 404 in words of its own.
+    """
+    if (status, body) == (500, b"Internal Server Error") or (status == 404 and b"/-/routes" in body):
+        return Unavailable
+    return None
 
 
 def _by_range(status: int) -> type[ServeAppClientError]:

@@ -16,6 +16,7 @@ from serve_app.config.budget import Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
 from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.locate import is_remote, resolve_model
+from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.overload import OverloadConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
@@ -44,6 +45,9 @@ class AppArgs(Section):
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    logging: LoggingConfig = LoggingConfig()
+    """The log of requests."""
 
     @field_validator("models")
     @classmethod

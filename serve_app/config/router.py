@@ -103,6 +103,9 @@ class RouterConfig(Section):
     bundle_timeout_s: Seconds = 60.0
     """A replica that has not answered a bundle for this long gets no more work until it answers."""
 
+    drain_timeout_s: Seconds = 20.0
+    """How long what a router has accepted may take to be answered when it stops."""
+
     replica_silence_s: Seconds = 2.0
     """A replica on this node that owes answers and gives no sign of life for this long gets no more work until it does.
 

@@ -20,6 +20,7 @@ from serve_app.payloads import Bundle, BundleResult, Execution, Tensors
 from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
+from serve_app.runtime.trail import configured_tracer, traced
 from serve_app.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -79,13 +80,15 @@ class ModelDeployment:
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)
         )
         self._held.set_default_tags({"model": config.name})
-        self._links = LinkServer(config.name, self._worker.run) if LinkServer.supported() else None
+        tracer = configured_tracer()
+        self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
+        self._links = LinkServer(config.name, self._run) if LinkServer.supported() else None
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
     async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter
         """Run one bundle; see `serve_app.runtime.worker.Worker.run`."""
-        return await self._worker.run(bundle)
+        return await self._run(bundle)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""

@@ -28,6 +28,7 @@ from serve_app.protocols.grpc_health import Health
 from serve_app.protocols.open_inference import inference_pb2
 from serve_app.protocols.open_inference.rpc import InferenceRpc, Stream, Unary
 from serve_app.protocols.request_id import RequestIds
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
 
 _FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
@@ -69,6 +70,7 @@ class GrpcApp:
         service: What it serves.
         bodies: Limits large messages together with what other protocols hold.
         guard: Lets calls in by their API keys; ``None``: everybody is let in.
+        log: Is told of requests that are refused before they reach the service.
         open_administration: Whether anybody may change the server, where there are no API keys.
         streams: Most streams open at once; they may last for ever, and other calls need room, too.
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
@@ -80,6 +82,7 @@ class GrpcApp:
         service: InferenceService,
         bodies: BodyReader,
         guard: Guard | None = None,
+        log: RequestLog | None = None,
         *,
         open_administration: bool = False,
         streams: int = 1024,
@@ -92,6 +95,7 @@ class GrpcApp:
         self._open_streams = 0
         self._service = service
         self._guard = guard
+        self._log = log
         self._ids = RequestIds()
         self._inference = InferenceRpc(
             service,
@@ -120,6 +124,7 @@ class GrpcApp:
             The serialized answer; nothing where the call failed.
         """
         call = Call(context)
+        self._request_id(call)
         try:
             if self._guard is not None:
                 self._guard.enter_call(name, call.headers)
@@ -132,6 +137,7 @@ class GrpcApp:
         """Answer a call that gives a stream. Arguments as those of `unary`; some take a stream of requests."""
         incoming = _only(request) if isinstance(request, bytes) else _until_idle(request, self._stream_idle_s)
         call = Call(context)
+        self._request_id(call)
         if self._open_streams >= self._most_streams:
             self._fail(QueueFull("the server has too many streams open; try again, or close some", 1.0), call, name)
             return
@@ -161,19 +167,22 @@ class GrpcApp:
         self._health.close()
 
     def _fail(self, error: Exception, call: Call, name: str) -> None:
-        call.fail(self._explain(error, call, name), self._request_id(call))
+        call.fail(self._explain(error, call, name))
 
     def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
         """Count what was refused on the way to the scheduler, and make what the client may see."""
-        if call.asked_model is not None and not (isinstance(error, ServeAppError) and error.counted):
-            self._service.refused(call.asked_model, code_of(error))
+        model = call.asked_model
+        if model is not None:
+            if not (isinstance(error, ServeAppError) and error.counted):
+                self._service.refused(model, code_of(error))
+            if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
+                self._log.refused(model if model in self._service.models else "", code_of(error), call.headers)
         if isinstance(error, ServeAppError):
             return error
-        return internal_error(error, self._request_id(call).decode(), name)
+        return internal_error(error, call.request_id, name)
 
-    def _request_id(self, call: Call) -> bytes:
-        request_id = call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
-        return request_id
+    def _request_id(self, call: Call) -> None:
+        call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
 
 
 class Server(Protocol):

@@ -7,6 +7,7 @@ routed by Starlette. Errors of both are rendered here, in one place.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,9 @@ from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of
 from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.openapi import pages
+from serve_app.protocols.options import DOOR
 from serve_app.protocols.request_id import RequestIds
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
 
 INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
@@ -44,6 +47,7 @@ class HttpSettings:
         decode_threads: Most conversions in threads at once.
         patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
         in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
+        door: What the log calls the port that requests come by.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
         open_administration: Whether anybody may change the server, where there are no API keys.
     """
@@ -55,6 +59,7 @@ class HttpSettings:
     patience_s: float = 30.0
     in_place_bytes: int = 128 * 2**20
     send_request_id: bool = True
+    door: str = "direct-http"
     open_administration: bool = False
 
 
@@ -72,6 +77,7 @@ class HttpApp:
         bodies: BodyReader | None = None,
         allocate: Allocate = allocate,
         guard: Guard | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         if guard is not None:
             service = GuardedService(service, guard)
@@ -103,6 +109,8 @@ class HttpApp:
             redirect_slashes=False,
         )
         self._request_id = RequestIds()
+        self._log = log
+        self._door = settings.door.encode()
 
     def served(self) -> list[tuple[str, str]]:
         """Method and path of everything that is served. HEAD goes wherever GET does."""
@@ -125,7 +133,10 @@ class HttpApp:
             await self._route(scope, receive, send, path, target)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers.get(_REQUEST_ID)) if self._settings.send_request_id else b""
+        headers[DOOR] = self._door
+        request_id = b""
+        if self._settings.send_request_id:
+            request_id = headers[_REQUEST_ID] = self._request_id(headers.get(_REQUEST_ID))
         try:
             if self._guard is not None:
                 self._guard.admit(headers)
@@ -133,7 +144,7 @@ class HttpApp:
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
-            self._count(error, target[0])
+            self._count(error, target[0], headers)
             reply = _render_any(
                 error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
             )
@@ -158,7 +169,14 @@ class HttpApp:
             return
         # A route that takes work for models says here which one was asked for, and nothing says more.
         state: dict[str, Any] = dict(scope.get("state", ()))
-        inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path, "state": state}
+        headers[_REQUEST_ID], headers[DOOR] = request_id, self._door
+        inner = {
+            **scope,
+            "app": self._router,
+            "path": scope.get("root_path", "") + path,
+            "state": state,
+            "headers": [*scope["headers"], (_REQUEST_ID, request_id), (DOOR, self._door)],  # the last of a name counts
+        }
         try:
             if self._guard is not None:
                 self._guard.enter(path, headers)
@@ -168,14 +186,18 @@ class HttpApp:
         except Exception as error:  # as above
             if answering.started:
                 raise
-            self._count(error, state.get("asked_model"))
+            self._count(error, state.get("asked_model"), headers)
             what = f"{scope['method']} {path}"
             await answering.whole(_render_any(error, request_id, what, openai=is_openai(path)))
 
-    def _count(self, error: Exception, model: str | None) -> None:
-        """Count what was refused on the way to the scheduler, which counts everything from there on."""
-        if model is not None and not (isinstance(error, ServeAppError) and error.counted):
+    def _count(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
+        """Count and log what was refused on the way to the scheduler; from there on others do."""
+        if model is None:
+            return
+        if not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(model, code_of(error))
+        if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
+            self._log.refused(model if model in self._service.models else "", code_of(error), headers)
 
 
 class _Answering:
@@ -225,6 +247,7 @@ def create_app(
     bodies: BodyReader | None = None,
     allocate: Allocate = allocate,
     guard: Guard | None = None,
+    log: RequestLog | None = None,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -234,10 +257,11 @@ def create_app(
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
         guard: Lets requests in by their API keys; ``None``: everybody is let in.
+        log: Is told of requests that are refused before they reach the service.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    return HttpApp(service, settings or HttpSettings(), bodies, allocate, guard)
+    return HttpApp(service, settings or HttpSettings(), bodies, allocate, guard, log)
 
 
 def _route_path(scope: Scope) -> str:

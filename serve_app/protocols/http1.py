@@ -427,7 +427,8 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is None or self._transport.is_closing():
             return
         if not exchange.keep_alive:
-            self._end(linger=not exchange.body_complete)
+            # While draining, the client may have sent another request before it could know.
+            self._end(linger=not exchange.body_complete or self._shared.draining)
         elif self._drain is None:
             self._next()
         else:
@@ -480,8 +481,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def draining(self) -> bool:
-        """Whether connections end after their current response."""
-        return self._shared.draining
+        """Whether this connection ends after its current response: the last to a request that was read."""
+        return self._shared.draining and not self._queue
 
     # --- Limits of time ---
 

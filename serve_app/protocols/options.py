@@ -12,10 +12,16 @@ from typing import Final, TypeAlias
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from serve_app.protocols.service import ModelInfo, RequestOptions
+from serve_app.protocols.trace_context import parent_of
 from serve_app.scheduling.entry import Priority
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 """A deadline further away than this is a mistake of units, not a wish."""
+
+DOOR: Final = b":door"
+"""Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
+_LONGEST_ID: Final = 128
+_LONGEST_STATE: Final = 512
 
 Wish: TypeAlias = tuple[Priority | None, float | None]
 """A class, and seconds until the deadline, each ``None`` where none is named."""
@@ -74,9 +80,30 @@ def request_options(
         )
     if fallback is None:
         fallback = _header_fallback(headers.get(b"x-fallback"))
-    options = RequestOptions(chosen, timeout_s, nbytes, variant, fallback)
+    options = RequestOptions(
+        chosen,
+        timeout_s,
+        nbytes,
+        variant,
+        fallback,
+        request_id=request_id_of(headers),
+        door=headers.get(DOOR, b"").decode(),
+    )
+    if b"traceparent" in headers:
+        options = _in_trace(options, headers)
     control = headers.get(b"cache-control")
     return options if control is None else _with_cache_control(options, control)
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """The id of a request; empty where nobody has given it one."""
+    return headers.get(b"x-request-id", b"")[:_LONGEST_ID].decode("latin-1")
+
+
+def _in_trace(options: RequestOptions, headers: Mapping[bytes, bytes]) -> RequestOptions:
+    parent = parent_of(headers[b"traceparent"])
+    state = headers.get(b"tracestate", b"") if parent else b""
+    return options._replace(trace_parent=parent, trace_state=state[:_LONGEST_STATE].decode("latin-1"))
 
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:

@@ -81,6 +81,8 @@ class RequestOptions(NamedTuple):
         trace_parent: W3C ``traceparent`` of the request's span here; empty where there is none.
         key: Name of the API key that it came with; empty where none is needed.
         fresh: Whether the answer must be made for this request, and none that was given before.
+        trace_state: W3C ``tracestate`` that came with ``trace_parent``.
+        door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
     """
 
     priority: Priority | None = None
@@ -93,6 +95,8 @@ class RequestOptions(NamedTuple):
     trace_parent: str = ""
     key: str = ""
     fresh: bool = False
+    trace_state: str = ""
+    door: str = ""
 
 
 class Answer(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Payload, Success, WireEntry
+from serve_app.payloads import Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
@@ -41,11 +41,13 @@ class Work(NamedTuple):
         payload: What to run.
         future: Ends with the entry.
         variant: The variant asked for, empty for the exact model. What runs is the entry's own ``variant``.
+        origin: Where it comes from, for the replica.
     """
 
     payload: Payload
     future: asyncio.Future[Answer]
     variant: str
+    origin: Origin | None = None
 
 
 class Dispatcher:
@@ -102,6 +104,7 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
+        origin: Origin | None = None,
         queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
@@ -116,6 +119,7 @@ class Dispatcher:
             nbytes: Bytes that it holds.
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
+            origin: Where it comes from, for the replica.
             queued: Is told the entry once it is accepted.
 
         Raises:
@@ -135,7 +139,7 @@ class Dispatcher:
             rows,
             bucket,
             nbytes,
-            Work(payload, future, variant),
+            Work(payload, future, variant, origin),
             variant,
             exact=exact,
         )
@@ -302,7 +306,14 @@ class Dispatcher:
         entries = list(dispatch.entries)
         bundle = Bundle(
             [
-                WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, dispatch.variant, entry.payload.payload)
+                WireEntry(
+                    entry.priority,
+                    entry.deadline - sent_at,
+                    entry.rows,
+                    dispatch.variant,
+                    entry.payload.payload,
+                    entry.payload.origin,
+                )
                 for entry in entries
             ],
             self._name,
@@ -432,6 +443,8 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
 
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
+        if outcome is not None:
+            error.outcome = outcome
         error.overload = self._scheduler.overload(entry.model)
         self._end(entry, outcome or error.code)
         future = entry.payload.future

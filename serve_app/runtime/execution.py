@@ -183,6 +183,8 @@ class Executor:
                 staged.results[index] = (
                     Failure(outcome.code, outcome.message) if isinstance(outcome, ServeAppError) else Success(outcome)
                 )
+                if isinstance(outcome, InferenceFailed):
+                    logger.error("The model failed on request %s", staged.entries[index].origin)
             executions = [execution._replace(variant=variant) for execution in run.executions]
             if not executions:
                 continue

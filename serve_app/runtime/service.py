@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
@@ -14,6 +16,7 @@ from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
+from serve_app.runtime.trail import Trails, origin_of
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
@@ -31,6 +34,7 @@ class Service:
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
+        trails: Follow every request, for the log and for traces.
         cache: Answers what was asked before; ``None`` where no model has one.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
@@ -48,6 +52,7 @@ class Service:
         scheduling: Mapping[str, ModelScheduling] | None = None,
         groups: Iterable[DeviceGroup] = (),
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
+        trails: Trails | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
         self._models = models
@@ -60,6 +65,10 @@ class Service:
         self._peer_statistics = peer_statistics or _no_peers
         self._cache = cache
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
+        self._trails = trails
+        self._in_work = 0
+        self._ending = False  # not ready any more, though what comes is still answered
+        self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -94,6 +103,8 @@ class Service:
         """
         if model not in self._models:
             self.find(model)
+        if self._finished is not None:
+            raise _stopping()
         if self._cache is not None and self._cache.of(model) is not None:
             return
         priority = priority or _NORMAL
@@ -134,8 +145,12 @@ class Service:
             raise InvalidRequest(
                 f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
+        if self._finished is not None:
+            raise _stopping()
+        trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
+        self._in_work += 1
         try:
-            return await self._dispatcher.submit(
+            answer = await self._dispatcher.submit(
                 model,
                 payload,
                 priority=priority,
@@ -145,28 +160,66 @@ class Service:
                 nbytes=options.nbytes or _nbytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
+                origin=origin_of(options) if trail is None else trail.origin,
                 queued=queued,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
+            if trail is not None:
+                trail.failed(error)
             raise
+        except asyncio.CancelledError:
+            if trail is not None:
+                trail.cancelled()
+            raise
+        finally:
+            self._in_work -= 1
+            if self._finished is not None and not self._in_work:
+                self._finished.set()
+        if trail is not None:
+            trail.answered(answer)
+        return answer
 
     def live(self) -> bool:
-        """Whether this process works at all."""
-        return True
+        """Whether this process works at all: whoever can ask has had an answer from its event loop."""
+        return not self._dispatcher.broken
 
     def ready(self) -> bool:
-        """Whether every model that should be running can take work."""
+        """Whether every model that should be running can take work, and this router will go on taking it."""
         return all(self.model_ready(model) for model in self._models)
 
     def model_ready(self, model: str) -> bool:
-        """Whether this model can take work; a model that starts on demand always can.
+        """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
 
         Raises:
             ModelNotFound: No such model.
         """
         self.find(model)
+        if self._ending or self._dispatcher.broken:
+            return False
         return model in self._on_demand or self._scheduler.usable(model) > 0
+
+    def stop_being_ready(self) -> None:
+        """Say that no more work should be sent here, though what comes is still done."""
+        self._ending = True
+
+    async def finish(self, limit_s: float) -> int:
+        """Refuse what comes from now on, and wait until what was taken is answered.
+
+        Args:
+            limit_s: For how long at most, seconds.
+
+        Returns:
+            How many requests are left then.
+        """
+        self._ending = True
+        if self._finished is None:
+            self._finished = asyncio.Event()
+        if self._in_work:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._finished.wait()
+        return self._in_work
 
     def status(self) -> Mapping[str, Any]:
         """A picture of the models, JSON-able.
@@ -234,6 +287,10 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+def _stopping() -> ModelUnavailable:
+    return ModelUnavailable("this server is stopping; send the request again, or elsewhere", 1.0)
 
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:

@@ -138,5 +138,5 @@ def test_a_grpc_refusal_under_overload_tells_the_step() -> None:
     ended = _Ended()
     error = QueueFull("no", 1.0)
     error.overload = "shed-low"
-    Call(ended).fail(error, b"7")
+    Call(ended).fail(error)
     assert ("x-overload", "shed-low") in ended.metadata

@@ -124,7 +124,11 @@ class InferenceRpc:
             ServeAppError: As `serve_app.errors` says.
         """
         encoded, answer = await self._infer(body, call)
-        told = [_PRIORITY[answer.priority], ("server-timing", server_timing(answer).decode())]
+        told = [
+            _PRIORITY[answer.priority],
+            ("server-timing", server_timing(answer).decode()),
+            ("x-request-id", call.request_id),
+        ]
         call.tell(*told, *peculiarities(answer))
         return encoded
 
@@ -193,7 +197,8 @@ class InferenceRpc:
         has ended and everything is answered, or when the server is closing.
 
         Raises:
-            ModelUnavailable: The server is closing; what was read has been answered.
+            ModelUnavailable: The server is closing, and the client had not ended its side: what was read has been
+                answered.
         """
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
         room = asyncio.Semaphore(AHEAD)
@@ -235,7 +240,7 @@ class InferenceRpc:
                 if unread <= UNREAD_BYTES:
                     mostly_read.set()
                 room.release()
-            if self._closing:
+            if self._closing and (reader.cancelled() or not reader.done()):  # else the client had no more to ask
                 raise ModelUnavailable("the server is closing; open the stream again")
             await reader  # to hear why it ended, if not because the client was done
         finally:

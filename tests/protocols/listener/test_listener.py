@@ -143,8 +143,28 @@ async def test_closing_answers_what_is_in_work_and_what_idle_clients_send_last()
             _, headers, body = await client.answer()
             assert (body, headers["connection"]) == (b"done", "close")
             assert await client.ended() == b""
+            client.leave()
         await closing
         assert (listener.connections, listener.requests) == (0, 0)
+
+
+async def test_closing_answers_what_was_pipelined_behind_a_request_in_work() -> None:
+    """Only the last answer says that the connection ends, and what comes after it is dropped without a reset."""
+    app = Gated()
+    async with serving(app) as (listener, port):
+        client = await Client.connect(port)
+        await client.send(post(b"x"), post(b"x"), post(b"x"))
+        await app.started.wait()
+        closing = asyncio.create_task(listener.close(60.0, grace_s=60.0))
+        await until_refused(port)
+        app.let.set()
+        answers = [await client.answer() for _ in range(3)]
+        assert [body for _, _, body in answers] == [b"done"] * 3
+        assert [headers.get("connection") for _, headers, _ in answers] == [None, None, "close"]
+        await client.send(post(b"x"))
+        assert await client.ended() == b""
+        client.leave()
+        await closing
 
 
 async def test_closing_ends_idle_connections_after_the_grace_and_all_at_the_limit() -> None:
