@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _INVALID = 2
-_TABLE_WIDTH = 220
+_TABLE_WIDTH = 250
 """Columns of tables that do not go to a terminal, so that no cell is cut."""
 
 
