@@ -97,6 +97,8 @@ def test_a_file_of_keys_is_checked_where_it_is_here(tmp_path: Path) -> None:
     text = VALID.replace("      models:", f"      router: {{api_keys_file: {keys}}}\n      models:")
 
     assert validate(tmp_path / "config.yaml", text, "--no-models")[0] == 0
+    missing = f"args.router.api_keys_file: {keys}: cannot be read: No such file or directory"
+    assert missing in validate(tmp_path / "config.yaml", text)[1]
     keys.write_text("keys:\n- {name: a, hash: something}\n")
     code, lines = validate(tmp_path / "config.yaml", text, "--no-models")
     assert code == 2
