@@ -65,8 +65,8 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         f"are alike. A request *hangs* if it has no end {GRACE_S:g} s after its deadline. Server, Ray and the load",
         "generator share the cores below: rates are parts of what that machine answers flat out, measured before.",
         "What the columns promise is explained in [reliability.md](../reliability.md). Other work on the machine",
-        "during a run (see the load average below) makes answers late. `client_deadline`: our client gave up by itself,",
-        "a quarter of a second after the deadline.",
+        "during a run (see the load average below) makes answers late. `client_deadline`: our client gave up by",
+        "itself, a quarter of a second after the deadline.",
         "",
         table(
             (
