@@ -1,4 +1,4 @@
-"""Runs the real server for tests: ``serve run`` in a process of its own, on free ports, with its own Ray cluster."""
+"""Runs the real server for tests, in a process of its own, on free ports, with its own Ray cluster."""
 
 from __future__ import annotations
 
@@ -38,12 +38,21 @@ class ServeProcess:
         folder: Where the configuration and the log go.
         autoscale: Whether replicas follow the router's queue.
         env: Further environment variables of the server.
+        graceful: Whether it is ``serve-app run``, which finishes what it has accepted, and not ``serve run``.
     """
 
     def __init__(
-        self, args: Mapping[str, Any], folder: Path, *, autoscale: bool = True, env: Mapping[str, str] | None = None
+        self,
+        args: Mapping[str, Any],
+        folder: Path,
+        *,
+        autoscale: bool = True,
+        env: Mapping[str, str] | None = None,
+        graceful: bool = False,
     ) -> None:
         self._folder = folder
+        serve = [str(Path(sys.executable).with_name("serve")), "run"]
+        self._command = [sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard"] if graceful else serve
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.grpc_port = free_ports(2)
         self._mark = f"{os.getpid()}-{self.port}"
@@ -97,10 +106,9 @@ class ServeProcess:
 
     def __enter__(self) -> ServeProcess:
         self.config_file.write_text(yaml.safe_dump(self.config, sort_keys=False))
-        serve = Path(sys.executable).with_name("serve")
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(serve), "run", str(self.config_file)],
+                [*self._command, str(self.config_file)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._env,
@@ -184,14 +192,18 @@ class ServeProcess:
         address = re.search(r"View the dashboard at.*?(http://[\d.]+:\d+)", self.log())
         return address.group(1) if address else "http://127.0.0.1:1"
 
-    def stop(self) -> list[psutil.Process]:
-        """Stop as Ctrl-C does. Returns the processes that outlived it, after ending them too."""
+    def stop(self, number: signal.Signals = signal.SIGINT) -> list[psutil.Process]:
+        """Stop by a signal, that of Ctrl-C unless told otherwise.
+
+        Returns:
+            The processes that outlived it, after ending them too.
+        """
         process = self._process
         if process is None:
             return []
         family = self.processes()
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
@@ -49,6 +50,7 @@ class SteadyLoad:
     ) -> None:
         self.ended: Counter[tuple[int, str]] = Counter()
         self.details: Counter[str] = Counter()
+        self._ports = (*http_ports, *grpc_ports)
         self._model, self._size, self._timeout_ms = model, size, timeout_ms
         self._done = threading.Event()
         self._lock = threading.Lock()
@@ -66,6 +68,17 @@ class SteadyLoad:
         self._done.set()
         for thread in self._threads:
             thread.join()
+
+    def wait_for_answers(self) -> None:
+        """Wait until every port has answered something from now on."""
+        before = {port: self._answers(port) for port in self._ports}
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(self._answers(port) == number for port, number in before.items()):
+            assert time.monotonic() < deadline, f"a port does not answer: {self.ended} {self.details}"
+            self._done.wait(0.05)
+
+    def _answers(self, port: int) -> int:
+        return self.ended[port, "200"] + self.ended[port, "OK"]
 
     def outcomes(self) -> Counter[str]:
         """How many requests ended how, over all ports."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -22,10 +24,9 @@ import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 from serve_process import ROOT, ServeProcess
+from steady_load import SteadyLoad
 
 from benchmarks.ports import free_ports
-from serve_app.cli.run import environment
-from serve_app.cli.run_folder import run_folder
 
 pytestmark = pytest.mark.cluster
 
@@ -89,7 +90,8 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         model["path"] = str(folder / "models" / str(model["name"]))
         model["resources"] = {"cpus": 0.1}
         model["health"] = {"check_period_s": 1.0}
-    router = {"cpus": 0.1, "direct_port": free_ports(1)[0]}
+    direct_port, direct_grpc_port = free_ports(2)
+    router = {"cpus": 0.1, "direct_port": direct_port, "direct_grpc_port": direct_grpc_port}
     args = {"models": models, "classes": {"normal": {"timeout_ms": 60000}}, "router": router}
     with ServeProcess(args, folder) as running:
         yield running
@@ -101,9 +103,11 @@ def ask(url: str, model: str, value: float = 1.0, size: int = 1, **options: Any)
     return httpx.post(f"{url}/v2/models/{model}/infer", json=body, timeout=60.0, **options)
 
 
-def direct_url(server: ServeProcess) -> str:
-    """The routers' own port."""
-    return f"http://127.0.0.1:{server.config['applications'][0]['args']['router']['direct_port']}"
+def ways_in(server: ServeProcess) -> tuple[list[int], list[int]]:
+    """The ports for HTTP and those for gRPC: Serve's, where it has any, and the routers' own."""
+    router = server.config["applications"][0]["args"]["router"]
+    of_serve = [server.grpc_port] if "grpc_options" in server.config else []
+    return [server.port, router["direct_port"]], [*of_serve, router["direct_grpc_port"]]
 
 
 def replicas(url: str, model: str) -> int:
@@ -224,19 +228,7 @@ def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess) -> Non
 
 
 def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
-    """A new version of the model and new settings roll through while clients keep asking, on either way in."""
-    done = threading.Event()
-
-    def keep_asking(number: int) -> set[str]:
-        answers = set()
-        url = busy.url if number % 2 else direct_url(busy)
-        with httpx.Client(transport=httpx.HTTPTransport(retries=2), timeout=60.0) as client:
-            while not done.is_set():
-                body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [float(number)]}]}
-                answer = client.post(f"{url}/v2/models/steady/infer", json=body)
-                answers.add(f"{answer.status_code} {answer.json().get('outputs', [{}])[0].get('data')}")
-        return answers
-
+    """A new version of the model and new settings roll through while clients keep asking, on every way in."""
     onnx_models.make(busy.config_file.parent / "models" / "steady" / "2" / "model.onnx", "add_one")
     changed = yaml.safe_load(busy.config_file.read_text())
     changed["applications"][0]["args"]["models"][0]["batching"] = {"max_rows": 16}
@@ -250,15 +242,13 @@ def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
             return [], 0
         return model.json()["versions"], config.json()["max_batch_size"]
 
-    with ThreadPoolExecutor(4) as pool:
-        clients = [pool.submit(keep_asking, number) for number in range(4)]
-        try:
-            busy.deploy(file)
-            wait_until(lambda: deployed() == (["2"], 16), "the new version and the new setting")
-            wait_until(lambda: busy.application_status() == "RUNNING", "a settled application")
-        finally:
-            done.set()
-        assert [client.result() for client in clients] == [{f"200 [{number + 1.0}]"} for number in range(4)]
+    http, grpc_ = ways_in(busy)
+    with SteadyLoad("steady", http_ports=http, grpc_ports=grpc_, clients=1) as load:
+        busy.deploy(file)
+        wait_until(lambda: deployed() == (["2"], 16), "the new version and the new setting")
+        wait_until(lambda: busy.application_status() == "RUNNING", "a settled application")
+        load.wait_for_answers()
+    assert set(load.outcomes()) - {"refused"} == {"200", "OK"}, load.details
 
 
 def open_to_the_network(server: ServeProcess) -> dict[str, list[int]]:
@@ -292,45 +282,6 @@ def answer_of(port: int, credentials: grpc.ChannelCredentials | None) -> grpc.St
     return code
 
 
-def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
-    """While it serves, no port is open to the network but those that docs/security.md names; after Ctrl-C none is.
-
-    Those for calls between Serve's processes let nobody in without a certificate of the run.
-    """
-    onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
-    args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}]}
-    environ = {"RAY_AUTH_MODE": "disabled", "SERVE_APP_HOME": str(ROOT)}
-    with run_folder(environ) as private:
-        server = ServeProcess(args, tmp_path, env=environment(environ) | private)
-        del server.config["grpc_options"]  # as in configs/demo.yaml
-        variables = server.config["controller_options"]["runtime_env"]["env_vars"]
-        with server as running:
-            answer = ask(running.url, "tiny")
-            assert answer.status_code == 200, answer.text
-            replicas = [f"ray::ServeReplica:serve-app:{name}" for name in ("router", "tiny")]
-            counters = sorted(int(variables[f"RAY_SERVE_HAPROXY_{name}_PORT"]) for name in ("STATS", "METRICS"))
-            opened: dict[str, list[int]] = {}
-
-            def settled() -> bool:
-                opened.clear()
-                opened.update(open_to_the_network(running))
-                return "haproxy" in opened
-
-            wait_until(settled, "HAProxy, which hands its sockets over when it learns of a router")
-            assert sorted(set(opened.pop("haproxy"))) == counters
-            assert sorted(opened) == replicas
-            authority, *own = (Path(private[f"RAY_TLS_{name}"]).read_bytes() for name in CERTIFICATES)
-            for ports in opened.values():
-                (port,) = ports  # Serve's calls between its processes
-                assert answer_of(port, None) is grpc.StatusCode.UNAVAILABLE
-                assert answer_of(port, grpc.ssl_channel_credentials(authority)) is grpc.StatusCode.UNAVAILABLE
-                assert answer_of(port, grpc.ssl_channel_credentials(authority, *own)) is grpc.StatusCode.UNIMPLEMENTED
-            survivors = running.stop()
-            assert [process.pid for process in survivors] == []
-            with pytest.raises(httpx.ConnectError):
-                httpx.get(f"{running.url}/v2/health/live")
-
-
 def test_a_wrong_configuration_fails_with_its_lines(tmp_path: Path) -> None:
     """Under plain `serve run` the deployment's error holds the same readable lines as `serve-app validate`."""
     args = {"models": [{"name": "tiny", "path": "models/nowhere", "batching": {"max_row": 4}}]}
@@ -359,40 +310,91 @@ app = Caller.bind()
 """
 
 
-def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """`serve-app run` of two routers, beside another application. The last test stops it."""
+    folder = tmp_path_factory.mktemp("two_routers")
+    onnx_models.make(folder / "models" / "tiny" / "1" / "model.onnx", "add_one")
+    (folder / "caller_app.py").write_text(CALLER)
+    direct_port, direct_grpc_port = free_ports(2)
+    args = {
+        "models": [{"name": "tiny", "path": str(folder / "models" / "tiny")}],
+        "router": {"replicas": 2, "cpus": 0.1, "direct_port": direct_port, "direct_grpc_port": direct_grpc_port},
+    }
+    server = ServeProcess(args, folder, env={"PYTHONPATH": f"{ROOT}:{folder}"}, graceful=True)
+    del server.config["grpc_options"]  # as in configs/demo.yaml
+    server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
+    with server as running:
+        yield running
+
+
+def test_another_application_calls_the_router_by_its_handle(two_routers: ServeProcess) -> None:
     """The same queue and promises as over HTTP; and two routers are one in metrics and statistics.
 
     All that goes between Serve's processes, with the certificates of `serve-app run`.
     """
-    onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
-    (tmp_path / "caller_app.py").write_text(CALLER)
-    args = {
-        "models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}],
-        "router": {"replicas": 2, "cpus": 0.1},
+    url = two_routers.url
+    wait_until(lambda: httpx.get(f"{url}/caller", timeout=30.0).status_code == 200, "the other application")
+    assert httpx.get(f"{url}/caller", timeout=30.0).json() == {"y": [[2.0, 2.0]], "priority": "high"}
+
+    def routers() -> int:
+        page = httpx.get(f"{url}/metrics", timeout=30.0).text
+        return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
+
+    wait_until(lambda: routers() == 2, "both routers in the metrics")
+
+    def inferences() -> int:
+        (statistics,) = httpx.get(f"{url}/v2/models/tiny/stats", timeout=30.0).json()["model_stats"]
+        return int(statistics["inference_count"])
+
+    before = inferences()
+    request = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+    for _ in range(8):  # each by a connection of its own, to whichever router
+        assert httpx.post(f"{url}/v2/models/tiny/infer", json=request, timeout=30).status_code == 200
+    assert [inferences() - before for _ in range(4)] == [8] * 4
+
+
+def certificates(server: ServeProcess) -> list[bytes]:
+    """Those that the processes of a run show each other: the authority, a key and a certificate."""
+    for process in server.processes():
+        environ = process.environ()
+        if all(f"RAY_TLS_{name}" in environ for name in CERTIFICATES):
+            return [Path(environ[f"RAY_TLS_{name}"]).read_bytes() for name in CERTIFICATES]
+    raise AssertionError("no process of the run has certificates")
+
+
+def test_no_port_is_open_to_the_network_but_those_that_have_to_be(two_routers: ServeProcess) -> None:
+    """Those that docs/security.md names; Serve's own, for its calls, let nobody in without a certificate of the run."""
+    variables = two_routers.config["controller_options"]["runtime_env"]["env_vars"]
+    counters = sorted(int(variables[f"RAY_SERVE_HAPROXY_{name}_PORT"]) for name in ("STATS", "METRICS"))
+    opened: dict[str, list[int]] = {}
+
+    def settled() -> bool:
+        opened.clear()
+        opened.update(open_to_the_network(two_routers))
+        return "haproxy" in opened
+
+    wait_until(settled, "HAProxy, which hands its sockets over when it learns of a router")
+    assert sorted(set(opened.pop("haproxy"))) == counters
+    named = {"serve-app:router": 2, "serve-app:tiny": 1, "caller:Caller": 1}
+    assert {name: len(ports) for name, ports in opened.items()} == {
+        f"ray::ServeReplica:{name}": number for name, number in named.items()
     }
-    with run_folder({}) as private:
-        server = ServeProcess(args, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}", **private})
-        server.config["applications"].append(
-            {"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"}
-        )
-        with server:
-            wait_until(
-                lambda: httpx.get(f"{server.url}/caller", timeout=30.0).status_code == 200, "the other application"
-            )
-            assert httpx.get(f"{server.url}/caller", timeout=30.0).json() == {"y": [[2.0, 2.0]], "priority": "high"}
+    authority, *own = certificates(two_routers)
+    for port in itertools.chain.from_iterable(opened.values()):
+        assert answer_of(port, None) is grpc.StatusCode.UNAVAILABLE
+        assert answer_of(port, grpc.ssl_channel_credentials(authority)) is grpc.StatusCode.UNAVAILABLE
+        assert answer_of(port, grpc.ssl_channel_credentials(authority, *own)) is grpc.StatusCode.UNIMPLEMENTED
 
-            def routers() -> int:
-                page = httpx.get(f"{server.url}/metrics", timeout=30.0).text
-                return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
 
-            wait_until(lambda: routers() == 2, "both routers in the metrics")
-
-            def inferences() -> int:
-                (statistics,) = httpx.get(f"{server.url}/v2/models/tiny/stats", timeout=30.0).json()["model_stats"]
-                return int(statistics["inference_count"])
-
-            before = inferences()
-            request = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
-            for _ in range(8):  # each by a connection of its own, to whichever router
-                assert httpx.post(f"{server.url}/v2/models/tiny/infer", json=request, timeout=30).status_code == 200
-            assert [inferences() - before for _ in range(4)] == [8] * 4
+def test_stopping_under_load_loses_nothing_and_leaves_nothing_behind(two_routers: ServeProcess) -> None:
+    """After SIGTERM what was accepted is answered, then no process and no port of the server is left."""
+    http, grpc_ = ways_in(two_routers)
+    with SteadyLoad("tiny", http_ports=http, grpc_ports=grpc_, clients=2) as load:
+        load.wait_for_answers()
+        survivors = two_routers.stop(signal.SIGTERM)
+    assert [process.pid for process in survivors] == []
+    assert set(load.outcomes()) - {"refused"} == {"200", "OK"}, load.details
+    for port in (*http, *grpc_):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
