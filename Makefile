@@ -17,6 +17,9 @@ CONFIG ?= configs/demo.yaml
 TESTS ?=
 # Arguments for the comparison with other servers, e.g. `make bench BENCH="--cases tiny,pool --publish"`
 BENCH ?=
+# Arguments for the faults and for the endurance run, e.g. `make chaos CHAOS="--list"`
+CHAOS ?=
+SOAK ?=
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
 # How many requests `make fuzz-hostile` sends
@@ -208,6 +211,18 @@ bench-at-rest: env models ## Measure one request at rest, stage by stage
 .PHONY: bench-memory
 bench-memory: env models ## Watch the server's memory over ten million requests (half an hour)
 	@$(BIN)/python -m benchmarks.memory
+
+.PHONY: bench-cache
+bench-cache: env models ## Measure what the response cache costs and spares
+	@$(BIN)/python -m benchmarks.cache
+
+.PHONY: chaos
+chaos: env models ## Break a real server on purpose, half an hour (CHAOS="--only replica,router --quick" narrows it)
+	@$(BIN)/python -m benchmarks.chaos $(CHAOS)
+
+.PHONY: soak
+soak: env models ## Keep a real server busy and look whether anything grows, half an hour (SOAK="--minutes 120")
+	@$(BIN)/python -m benchmarks.soak $(SOAK)
 
 .PHONY: bench-scheduler
 bench-scheduler: env ## Measure what the scheduler's decisions cost

@@ -23,9 +23,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from time import process_time, thread_time
 from typing import Annotated, Any
@@ -69,6 +69,8 @@ _PARTS = (
 )
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
+AsgiRequest = tuple[bytes, list[tuple[bytes, bytes]]]
+"""A body and headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,13 @@ class Replica:
     """The replica's side of `serve_app.runtime.send.Send`: answers at once.
 
     Attributes:
+        outputs: Values of an answer's row.
         bundles: Bundles answered.
         entries: Entries answered.
     """
 
     def __init__(self, outputs: int) -> None:
+        self.outputs = outputs
         self._answers = np.random.default_rng(_SEED).standard_normal((64, outputs), dtype=np.float32)
         self.bundles = 0
         self.entries = 0
@@ -139,8 +143,18 @@ class Replica:
         return BundleResult(results, [Execution(entries, 0, _RUN_S[0] + entries * _RUN_S[1])], 1e-5, 0.0, 1e-5)
 
 
-def make_app(case: Case) -> tuple[App, Replica]:
-    """The application of a router with one model. Must run in the loop that it serves."""
+def make_app(
+    case: Case,
+    replica: Replica | None = None,
+    more: Callable[[Dispatcher, RouterMetrics], Mapping[str, Any]] | None = None,
+) -> tuple[App, Replica]:
+    """The application of a router with one model. Must run in the loop that it serves.
+
+    Args:
+        case: What is measured.
+        replica: Answers; by default one that gives random rows.
+        more: Makes what else the service is to have.
+    """
     signature = ModelSignature(
         (TensorSpec("x", "FP32", (-1, case.inputs)),), (TensorSpec("y", "FP32", (-1, case.outputs)),)
     )
@@ -149,7 +163,7 @@ def make_app(case: Case) -> tuple[App, Replica]:
     classes = {priority: ClassSettings(10_000, 1 << 30, 60.0, min_share=0.05) for priority in Priority}
     scheduler = Scheduler([ModelScheduling("tiny", case.max_rows, slo_s=0.05)], classes, ProcessLimits(1 << 30))
     scheduler.seed("tiny", [(rows, 0, _RUN_S[0] + rows * _RUN_S[1], "") for rows in (1, 2, 4, 8, 16, 32, 64)])
-    replica = Replica(case.outputs)
+    replica = replica or Replica(case.outputs)
     metrics = RouterMetrics(scheduler)
     dispatcher = Dispatcher(scheduler, replica, metrics, 60.0)
     dispatcher.on_replicas("tiny", ["replica"])
@@ -164,11 +178,12 @@ def make_app(case: Case) -> tuple[App, Replica]:
         metrics=metrics,
         on_demand=frozenset(),
         metrics_page=page,
+        **({} if more is None else more(dispatcher, metrics)),
     )
     return create_app(service, HttpSettings(send_request_id=False)), replica
 
 
-def body_of(case: Case) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+def body_of(case: Case) -> AsgiRequest:
     """A request's body, and its headers as an HTTP server gives them."""
     x = np.random.default_rng(_SEED).standard_normal((1, case.inputs), dtype=np.float32)
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": x.shape}
@@ -197,12 +212,13 @@ class Client:
     """Calls an ASGI application as an HTTP server does.
 
     Args:
-        case: What is sent.
+        case: How many at once.
+        requests: What is sent in turn, as `body_of` gives it; by default that of the case.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, requests: Sequence[AsgiRequest] = ()) -> None:
         self._case = case
-        self._body, self._headers = body_of(case)
+        self._requests = cycle(requests or [body_of(case)])
 
     async def run(self, app: App, requests: int) -> float:
         """Send so many requests, some at once. Returns microseconds of the processor per request."""
@@ -213,9 +229,9 @@ class Client:
         def start() -> None:
             nonlocal started
             started += 1
-            loop.create_task(self._request(app)).add_done_callback(ended)
+            loop.create_task(self.ask(app, next(self._requests))).add_done_callback(ended)
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[Any]) -> None:
             nonlocal left
             left -= 1
             if (error := task.exception()) is not None:
@@ -231,7 +247,13 @@ class Client:
         await finished
         return (process_time() - began) / requests * 1e6
 
-    async def _request(self, app: App) -> None:
+    async def ask(self, app: App, request: AsgiRequest) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Send one request. Returns the answer's headers and body.
+
+        Raises:
+            BenchmarkError: It has another status than 200.
+        """
+        body, headers = request
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -244,22 +266,26 @@ class Client:
             "path": "/v2/models/tiny/infer",
             "raw_path": b"/v2/models/tiny/infer",
             "query_string": b"",
-            "headers": list(self._headers),
+            "headers": list(headers),
             "state": {},
         }
-        message = {"type": "http.request", "body": self._body, "more_body": False}
-        status = 0
+        message = {"type": "http.request", "body": body, "more_body": False}
+        status, told, content = 0, [], b""
 
         async def receive() -> dict[str, Any]:
             return message
 
         async def send(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal status, told, content
+            if message["type"] == "http.response.start":
+                status, told = message["status"], message["headers"]
+            else:
+                content += message.get("body", b"")
 
         await app(scope, receive, send)
         if status != 200:
-            raise BenchmarkError(f"the application answered {status}")
+            raise BenchmarkError(f"the application answered {status}: {content[:200]!r}")
+        return told, content
 
 
 async def measure(case: Case) -> Measured:
@@ -268,7 +294,7 @@ async def measure(case: Case) -> Measured:
     client = Client(case)
     await client.run(app, min(_WARM_UP, case.requests))
     replica.bundles = replica.entries = 0
-    with _no_collection():
+    with no_collection():
         bare_us = await client.run(bare, case.requests)
         us = await client.run(app, case.requests)
     return Measured(us - bare_us, bare_us, replica.entries / replica.bundles)
@@ -337,7 +363,7 @@ async def over_sockets(case: Case, bodies: Path, seconds: float) -> tuple[float,
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Keeps the collection of garbage out of a measurement, and in the same state at the start of each."""
     gc.collect()
     gc.freeze()

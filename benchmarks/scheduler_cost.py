@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
 _MODEL = "model"
 _VARIANT = "light"
@@ -98,7 +99,9 @@ class Load:
         self._case = case
         classes = {priority: ClassSettings(1 << 30, 1 << 60, 60.0) for priority in Priority}
         self._scheduler = Scheduler(
-            [ModelScheduling(_MODEL, _MAX_ROWS, slo_s=0.1, policy=case.policy)], classes, ProcessLimits(1 << 60)
+            [ModelScheduling(_MODEL, _MAX_ROWS, slo_s=0.1, policy=case.policy, breaker=BreakerSettings())],
+            classes,
+            ProcessLimits(1 << 60),
         )
         profile = [(rows, 0, _ALPHA_S + _BETA_S * rows) for rows in (1, 2, 4, 8, 16, 32)]
         self._scheduler.seed(_MODEL, [(*point, variant) for point in profile for variant in ("", _VARIANT)])
@@ -137,6 +140,7 @@ class Load:
             answers = self._answers()
             begin = thread_time()
             for end, bundle_id, rows, seconds, variant in answers:
+                scheduler.on_verdict(bundle_id, variant, Verdict.ANSWERED, end)
                 scheduler.on_done(bundle_id, [(rows, 0, seconds, variant)], end)
             for entry in arriving:
                 if scheduler.on_arrival(entry, now) is not None:

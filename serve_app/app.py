@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
+from serve_app.config.identity import identities
 from serve_app.config.profile import read_profile
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.router import RouterDeployment
@@ -39,7 +40,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     infos = describe_models(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.
     pinned = [model.model_copy(update={"version": int(infos[model.name].version)}) for model in config.models]
-    models = {model.name: _model_deployment(model, config).bind(model) for model in pinned}
+    known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
+    models = {
+        model.name: _model_deployment(model, config).bind(model, identities=known.get(model.name, {}))
+        for model in pinned
+    }
     router = serve.deployment(serve.ingress()(RouterDeployment)).options(
         name=ROUTER,
         autoscaling_config={
@@ -51,9 +56,11 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=config.router.max_ongoing_requests,
         ray_actor_options={"num_cpus": config.router.cpus},
         health_check_period_s=5.0,
+        # Serve first waits for what came by its own ports, then the router closes the others.
+        graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
         max_surge_percent=_SURGE,
     )
-    application: serve.Application = router.bind(config, infos, models, priors=_priors(pinned))
+    application: serve.Application = router.bind(config, infos, models, priors=_priors(pinned), identities=known)
     return application
 
 

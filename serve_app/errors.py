@@ -11,6 +11,7 @@
     ├── Unsupported             decoded     part of the protocol that this server does not implement
     ├── Unauthenticated         bytes       missing or wrong API key
     ├── PermissionDenied        decoded     the key may not use this model or class
+    ├── RateLimited             bytes       the key was used more often than it may be
     ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
     ├── DeadlineUnreachable     admitted    it cannot finish in time, so it is not started
     ├── DeadlineExceeded        queued...   the deadline passed before the answer was ready
@@ -39,10 +40,16 @@ class ServeAppError(Exception):
 
     Attributes:
         counted: Whether the metrics hold the end of this request already; set by whoever counted it.
+        logged: Whether the log has its line already, in the same way.
+        outcome: What the metrics call that end, where it is not the code.
+        overload: The step of the overload ladder that it happened under; empty where there was none.
     """
 
     code: ClassVar[str] = "internal"
     counted: bool = False
+    logged: bool = False
+    outcome: str = ""
+    overload: str = ""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
@@ -101,6 +108,12 @@ class PermissionDenied(ServeAppError):
     code = "permission_denied"
 
 
+class RateLimited(ServeAppError):
+    """The API key was used more often than it may be."""
+
+    code = "rate_limited"
+
+
 class QueueFull(ServeAppError):
     """The class's queue has no room left, by entries or by bytes."""
 
@@ -153,6 +166,7 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         Unsupported,
         Unauthenticated,
         PermissionDenied,
+        RateLimited,
         QueueFull,
         DeadlineUnreachable,
         DeadlineExceeded,

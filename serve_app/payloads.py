@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.scheduling.gate import Outlook
+from serve_app.scheduling.relief import DeviceLoad
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
@@ -127,6 +128,21 @@ class Texts(NamedTuple):
 Payload: TypeAlias = Tensors | Media | Texts
 
 
+class Origin(NamedTuple):
+    """Where a request comes from, for the log and the trace of the process that runs it.
+
+    Attributes:
+        request_id: As its client knows it.
+        trace_parent: W3C ``traceparent`` of the router's span; empty where there is no trace.
+    """
+
+    request_id: str = ""
+    trace_parent: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.request_id or 'without id'} (trace {self.trace_parent[3:35] or 'none'})"
+
+
 class WireEntry(NamedTuple):
     """One entry of a bundle.
 
@@ -136,6 +152,7 @@ class WireEntry(NamedTuple):
         rows: Rows it adds to a batch, as estimated by the router.
         variant: Name of the variant to run, empty for the exact model.
         payload: What to run.
+        origin: Where it comes from; ``None`` where nothing is known of that.
     """
 
     priority: int
@@ -143,6 +160,7 @@ class WireEntry(NamedTuple):
     rows: int
     variant: str
     payload: Payload
+    origin: Origin | None = None
 
 
 class Bundle(NamedTuple):
@@ -217,6 +235,9 @@ class BundleResult(NamedTuple):
         wait_s: Time between preprocessing and the session being free for it.
         postprocess_s: Time from the end of the run to the answer.
         outlook: How busy the replica is, where other routers send to it too.
+        model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
+            or nobody knows such an input.
+        load: How busy and how full its device is, where that was not told this router before.
     """
 
     results: list[EntryResult]
@@ -225,3 +246,5 @@ class BundleResult(NamedTuple):
     wait_s: float
     postprocess_s: float
     outlook: Outlook | None = None
+    model_works: bool | None = None
+    load: DeviceLoad | None = None

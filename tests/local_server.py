@@ -19,12 +19,19 @@ from runtime_harness import batch_same_turn
 
 from serve_app.app import describe_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.config.identity import identities
 from serve_app.inference.onnx import OnnxBackend
+from serve_app.inference.warmup import tensor_inputs
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
+from serve_app.runtime.key_watch import KeyWatch
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.service import Service
 from serve_app.runtime.worker import Worker
@@ -114,9 +121,13 @@ class LocalServer:
     Attributes:
         url: Where it listens.
         app: The HTTP application.
+        grpc: Where it listens for gRPC.
+        keys: Its API keys, where it has any.
     """
 
     url: str
+    grpc: str
+    keys: KeyWatch | None
     app: HttpApp
 
     def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
@@ -156,14 +167,29 @@ class LocalServer:
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
             return await workers[model].run(bundle)
 
-        service = _service(self._config, send)
-        self.app = create_app(service, self._settings)
+        service, metrics, cache = _service(self._config, send)
+        if cache is not None:
+            cache.start()
+        self.keys = self._config.router.watched_keys()
+        guard = None if self.keys is None else self.keys.guard
+        self.app = create_app(service, self._settings, guard=guard)
+        grpc = GrpcListener(GrpcApp(service, self.app.bodies, guard), "127.0.0.1", 0)
+        await grpc.start()
+        self.grpc = f"127.0.0.1:{grpc.port}"
+        if self.keys is not None:
+            metrics.registry.register(KeysCollector(self.keys.guard))
+            self.keys.start()
         listener = Listener(self.app, bind("127.0.0.1", 0))
         await listener.start()
         self.url = f"http://127.0.0.1:{listener.port}"
         self._started.set()
         await self._stop.wait()
+        if self.keys is not None:
+            self.keys.close()
+        await grpc.close(0.0)
         await listener.close(1.0, grace_s=0.0)
+        if cache is not None:
+            await cache.close()
         for worker in workers.values():
             worker.close()
 
@@ -181,10 +207,12 @@ def _worker(model: ModelConfig) -> Worker:
         max_rows=model.batching.max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
+        examples={variant: tensor_inputs(backend.signature)(1, 0) for variant, backend in backends.items()},
+        refuse_non_finite=model.health.refuse_non_finite,
     )
 
 
-def _service(config: AppArgs, send: Any) -> Service:
+def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics, ResponseCache | None]:
     infos = describe_models(config)
     processors: dict[str, Processor] = {}
     for model in config.models:
@@ -192,7 +220,13 @@ def _service(config: AppArgs, send: Any) -> Service:
         if processor is not None:
             processors[model.name] = processor
     scheduling = config.model_scheduling()
-    scheduler = Scheduler(scheduling.values(), config.class_settings(), config.process_limits(), config.groups())
+    scheduler = Scheduler(
+        scheduling.values(),
+        config.class_settings(),
+        config.process_limits(),
+        config.groups(),
+        config.overload.settings(),
+    )
     metrics = RouterMetrics(scheduler)
     dispatcher = Dispatcher(scheduler, send, metrics, config.router.bundle_timeout_s)
     for name in infos:
@@ -201,7 +235,11 @@ def _service(config: AppArgs, send: Any) -> Service:
     async def page() -> str:
         return metrics.render()
 
-    return Service(
+    known = {model.name: identities(model, model.locations()) for model in config.models if model.caches}
+    caches = config.cache_settings(known)
+    cache = None if caches is None else ResponseCache(caches, dispatcher, metrics)
+
+    service = Service(
         models=infos,
         processors=processors,
         dispatcher=dispatcher,
@@ -209,4 +247,6 @@ def _service(config: AppArgs, send: Any) -> Service:
         on_demand=frozenset(),
         metrics_page=page,
         scheduling=scheduling,
+        cache=cache,
     )
+    return service, metrics, cache

@@ -31,6 +31,19 @@ def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) 
     assert config.locations()[""].version == "7"
 
 
+def test_routers_and_replicas_agree_on_what_is_cached(tmp_path: Path) -> None:
+    """Both are given what tells the files of the model from others, where its answers are kept."""
+    onnx_models.make(tmp_path / "m" / "7" / "model.onnx", "add_one")
+    path = str(tmp_path / "m")
+    models = [{"name": "m", "path": path, "cache": {}}, {"name": "n", "path": path}]
+    router = build({"models": models})._bound_deployment
+    deployments = router.init_args[2]
+    replicas = {name: deployments[name]._bound_deployment.init_kwargs["identities"] for name in ("m", "n")}
+    assert router.init_kwargs["identities"] == {"m": replicas["m"]}
+    assert list(replicas["m"]) == [""]
+    assert replicas["n"] == {}
+
+
 def profiled(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     """The arguments of an application with one model, that model with a variant, and its profile."""
     file = onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
@@ -60,7 +73,7 @@ def profiled(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 def test_the_router_is_given_what_profiles_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It knows what batches cost before any replica does; variants that are not served are left out."""
     deployment = build(profiled(tmp_path))._bound_deployment
-    assert deployment.init_kwargs == {"priors": {"m": [Execution(1, 0, 0.25), Execution(4, 0, 0.25)]}}
+    assert deployment.init_kwargs["priors"] == {"m": [Execution(1, 0, 0.25), Execution(4, 0, 0.25)]}
     assert caplog.messages == []
 
 

@@ -43,16 +43,22 @@ def make_samples(model_file: Path) -> list[Sample]:
     return [Sample(inputs, session.run(None, inputs)[0].ravel()) for inputs in make_inputs(session)]
 
 
-def make_inputs(session: Any) -> list[Arrays]:
+def make_inputs(session: Any, count: int | None = None, seed: int = _SEED) -> list[Arrays]:
     """Inputs of different requests to a model, one row each, always the same ones.
 
     Floats are normal. Whole numbers are ids of tokens, as many as in a mixture of sentences and paragraphs: log-normal
     with a median of 24, at most 128.
+
+    Args:
+        session: The model.
+        count: How many; ``None`` for up to 256, fewer where they are large.
+        seed: Another one gives others.
     """
-    random = np.random.default_rng(_SEED)
+    random = np.random.default_rng(seed)
     first = _inputs(session, random)
-    size = sum(array.nbytes for array in first.values())
-    count = int(np.clip(_SAMPLES_BYTES // size, _FEWEST_SAMPLES, _MOST_SAMPLES))
+    if count is None:
+        size = sum(array.nbytes for array in first.values())
+        count = int(np.clip(_SAMPLES_BYTES // size, _FEWEST_SAMPLES, _MOST_SAMPLES))
     return [first, *(_inputs(session, random) for _ in range(count - 1))]
 
 

@@ -30,6 +30,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     problems = list(serve_problems(document))
     try:
         file = parse_document(document)
+        problems += file.args.router.key_problems()
         if look_for_models and not problems:
             _check_models(file.args)
     except ConfigError as error:
@@ -45,7 +46,7 @@ def _check_models(args: AppArgs) -> None:
     Raises:
         ConfigError: With one line per fault.
     """
-    problems = args.model_problems()
+    problems = (*args.model_problems(), *args.tls_problems())
     if problems:
         raise ConfigError(problems)
     here = tuple(

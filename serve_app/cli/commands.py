@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from serve_app import __version__
+from serve_app.cli import keys
 from serve_app.cli.simulate import simulate
 from serve_app.errors import ConfigError, ServeAppError
 
@@ -78,6 +79,8 @@ def validate(
         file = check_file(config, look_for_models=models)
     except ConfigError as error:
         raise _invalid(config, error) from None
+    for line in file.open_ports():
+        _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
     names = ", ".join(model.name for model in file.args.models)
     typer.echo(f"{config}: valid; models: {names}")
 
@@ -171,6 +174,7 @@ def convert(
 
 
 app.command()(simulate)
+app.add_typer(keys.app, name="key")
 
 
 @app.command()

@@ -159,6 +159,7 @@ def _ports(file: ServeFile) -> Iterator[Finding]:
     yield from (Finding("error", "ports", line) for line in taken)
     if not taken:
         yield Finding("ok", "ports", "free")
+    yield from (Finding("note", "ports", line) for line in file.open_ports())
 
 
 def _sessions(model: ModelConfig) -> Iterator[Finding]:

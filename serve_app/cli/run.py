@@ -2,7 +2,8 @@
 
 It runs Ray's own ``serve run`` in this process, on a Ray cluster of its own. A second thread asks Serve for the state
 of the deployments and says it in one line; a failed deployment ends the run. Every process that Ray starts inherits an
-environment variable with this run's number, so at the end exactly what was started can be checked and ended.
+environment variable with this run's number, so at the end exactly what was started can be checked and ended. How a
+signal ends it is in `ending`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
+from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
 from serve_app.errors import ConfigError
@@ -60,24 +62,36 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
         for line in obstacles:
             _say_error(console, line)
         return 1
-    watcher = _Watcher(file, console)
-    with _noted(pid_file(file.http_address[1], os.environ)), _interrupts(console) as interrupted:
+    watchdog = watch(_RUN_VARIABLE)
+    ending = Ending(file, _RUN_VARIABLE, console)
+    watcher = _Watcher(file, console, ending)
+    with _noted(pid_file(file.http_address[1], os.environ)), ending.by_signals():
         try:
             console.print(f"serving {path} on Ray")
+            for line in file.open_ports():
+                console.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
-            _serve_run(path, dashboard=dashboard)
+            _serve_run(path, ending, dashboard=dashboard)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
+        except AtOnce:
+            pass
         except Exception as error:  # whatever stops Ray from starting is said in one line
-            if not interrupted.is_set():
+            if not ending.asked:
                 watcher.failure = f"Ray could not be started: {str(error) or type(error).__name__}"
-        finally:
+        ending.asked = True  # from here on, one signal is enough to end at once
+        try:
             watcher.stop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(
-                    number, signal.SIG_IGN
-                )  # the clean-up must not be cut short; each of its waits is bounded
-            _leave_nothing(console)
+            if not ending.at_once:
+                _leave_nothing(console)
+        except AtOnce:
+            pass
+        if ending.at_once:
+            ending.kill()
+    watchdog.communicate()  # it finds nothing to end, and ends
+    if ending.at_once:
+        sys.stderr.flush()
+        os._exit(1)  # Ray would wait at the interpreter's exit for processes that are gone
     if watcher.failure is not None:
         _say_error(console, watcher.failure)
         return 1
@@ -145,6 +159,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": environ.get("RAY_USAGE_STATS_ENABLED", "0"),
         "RAY_AUTH_MODE": environ.get("RAY_AUTH_MODE", "token"),
+        # The cluster is this machine's alone. Where Ray makes none over several machines (by default on Windows and
+        # macOS, whence the name), its own servers listen on the loopback interface only.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),
         # Ray lowers the priority of its workers, which suits batch jobs. These answer people.
         "RAY_worker_niceness": environ.get("RAY_worker_niceness", "0"),
         HOME_VARIABLE: str(home(environ).resolve()),
@@ -161,13 +178,14 @@ def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
     return (home(environ) / "build").glob("serve-app-*.pid")
 
 
-def _serve_run(path: Path, *, dashboard: bool) -> None:
+def _serve_run(path: Path, ending: Ending, *, dashboard: bool) -> None:
     import ray  # noqa: PLC0415 - after the environment is complete
     from ray.serve.scripts import run  # noqa: PLC0415
 
     # `local` makes a cluster of its own even where another one runs: ending this run must not end that. `serve run`
     # takes the cluster that it finds its process connected to.
-    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard)
+    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard, dashboard_host="127.0.0.1")
+    ending.take_signals()  # Ray has put a handler of its own for SIGTERM in their place, which ends Serve in mid-work
     run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
 
 
@@ -197,35 +215,13 @@ def _noted(note: Path) -> Iterator[None]:
         note.unlink(missing_ok=True)
 
 
-@contextmanager
-def _interrupts(console: Console) -> Iterator[threading.Event]:
-    """Let SIGTERM end the run the way Ctrl-C does, and say so at once: shutting down takes some seconds.
-
-    Gives an event that says whether there was such a signal.
-    """
-    interrupted = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def interrupt(*_: Any) -> None:
-        interrupted.set()
-        console.print("stopping ...")
-        raise KeyboardInterrupt
-
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield interrupted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class _Watcher:
     """Says how the start goes, in a thread of its own, until the server answers or a deployment has failed."""
 
-    def __init__(self, file: ServeFile, console: Console) -> None:
+    def __init__(self, file: ServeFile, console: Console, ending: Ending) -> None:
         self._file = file
         self._console = console
+        self._ending = ending
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch start-up", daemon=True)
         self.failure: str | None = None
@@ -247,7 +243,7 @@ class _Watcher:
             state, failed = _application_state(self._file.name)
             if failed:
                 self.failure = state
-                os.kill(os.getpid(), signal.SIGINT)
+                self._ending.interrupt()
                 return
             if state != said:
                 self._console.print(

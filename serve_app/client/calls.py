@@ -308,7 +308,7 @@ def _misshapen(error: Exception) -> InvalidAnswer:
 
 def _served(answer: Answer) -> Served:
     headers = answer.headers
-    return Served(headers.get("x-priority", ""), headers.get("x-variant", ""), headers.get("x-request-id", ""))
+    return Served(*(headers.get(name, "") for name in ("x-priority", "x-variant", "x-request-id", "x-cache")))
 
 
 def _read_infer(answer: Answer) -> InferResult:

@@ -21,6 +21,9 @@ from serve_app.client.retry import Retry, RetryBudget
 URL_VARIABLE: Final = "SERVE_APP_URL"
 """Environment variable with the address of the server, for clients that are given none."""
 
+KEY_VARIABLE: Final = "SERVE_APP_API_KEY"
+"""Environment variable with the API key, for clients that are given none."""
+
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 
 GRACE_S: Final = 0.25
@@ -34,7 +37,8 @@ class ClientSettings(TypedDict, total=False):
     """What both clients take.
 
     Attributes:
-        api_key: Sent as ``Authorization: Bearer``.
+        api_key: Sent as ``Authorization: Bearer``. Default: the environment variable SERVE_APP_API_KEY;
+            ``""`` for none.
         priority: The class of calls that name none. Default: the server's, ``normal``.
         timeout: Seconds that a call may take as a whole where it names nothing and is in no `deadline` scope.
             Default: none is sent, and the server's default for the class is the deadline.
@@ -85,8 +89,11 @@ class Connection:
     def __init__(self, url: str | None, **settings: Unpack[ClientSettings]) -> None:
         self.url = checked_url(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL)
         timeout, priority = settings.get("timeout"), settings.get("priority")
+        api_key = settings.get("api_key")
+        if api_key is None:
+            api_key = os.environ.get(KEY_VARIABLE)
         self.calls = Calls(
-            default_headers(settings.get("api_key"), settings.get("headers")),
+            default_headers(api_key or None, settings.get("headers")),
             None if priority is None else checked_priority(priority),
             None if timeout is None else checked_timeout(timeout),
             checked_timeout(settings.get("patience", 60.0)),

@@ -11,6 +11,7 @@
     ├── MethodNotAllowed          405  the path exists, the method does not
     ├── Unsupported               501  a part of the protocol that the server does not implement
     ├── Refused                   429  not accepted now; also from a gateway that limits rates
+    │   ├── RateLimited           429  the API key was used more often than it may be
     │   ├── QueueFull             429  no room in the class's queue
     │   └── DeadlineUnreachable   429  it could not finish in time, so it was not started
     ├── Unavailable          502, 503, 504  nobody could take the work; from a proxy in front of the server, too
@@ -137,6 +138,12 @@ class Refused(ServeAppClientError):
     """The request was not accepted now."""
 
 
+class RateLimited(Refused):
+    """The API key was used more often than it may be."""
+
+    default_code = "rate_limited"
+
+
 class QueueFull(Refused):
     """The class's queue has no room left."""
 
@@ -197,6 +204,7 @@ BY_CODE: Final[Mapping[str, type[ServeAppClientError]]] = {
         ModelNotFound,
         MethodNotAllowed,
         Unsupported,
+        RateLimited,
         QueueFull,
         DeadlineUnreachable,
         ModelUnavailable,
@@ -233,7 +241,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: s
         request_id: What was sent as the request's id; the answer's own counts if it has one.
     """
     message, code = _message(body)
-    cls = BY_CODE.get(code) or _BY_STATUS.get(status) or _by_range(status)
+    cls = BY_CODE.get(code) or _behind_serves_proxy(status, body) or _BY_STATUS.get(status) or _by_range(status)
     if not message:
         message = f"HTTP status {status}{_excerpt(body)}"
     return cls(message, status, code, retry_after_s(headers), headers.get("x-request-id", request_id))
@@ -279,6 +287,16 @@ def _message(body: bytes) -> tuple[str, str]:
         document, error = error, error.get("message")
     code = document.get("code")
     return error if isinstance(error, str) else "", code if isinstance(code, str) else ""
+
+
+def _behind_serves_proxy(status: int, body: bytes) -> type[ServeAppClientError] | None:
+    """What Ray Serve's HAProxy says while it reaches no router, or has not been told of any yet.
+
+    Its 502, 503 and 504 become a 500 with two words, and what it has no application for a 404 in words of its own.
+    """
+    if (status, body) == (500, b"Internal Server Error") or (status == 404 and b"/-/routes" in body):
+        return Unavailable
+    return None
 
 
 def _by_range(status: int) -> type[ServeAppClientError]:

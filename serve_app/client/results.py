@@ -35,11 +35,13 @@ class Served:
         priority: The class that counted: ``high``, ``normal`` or ``low``; empty where the server does not say.
         variant: The build of the model that answered; empty for the exact model.
         request_id: Names the request in the server's log.
+        cache: ``hit``, ``miss`` or ``shared`` where the model has a response cache; else empty.
     """
 
     priority: str = ""
     variant: str = ""
     request_id: str = ""
+    cache: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,7 +44,8 @@ class Retry:
         first_s: Bound of the first wait, seconds; that of each further one is twice as long.
         most_s: Largest bound, seconds.
         ratio: Retries that each call pays into the client's budget, and with that the extra load in the long run.
-        reserve: Retries that the budget holds at the start, and at most.
+        reserve: Retries that the budget holds at the start, and at most. A server that dies cuts all connections of a
+            client at once: as many as it may have, by default.
         per_s: Retries that the budget gets per second without any call, for clients that call rarely.
     """
 
@@ -52,7 +53,7 @@ class Retry:
     first_s: float = 0.05
     most_s: float = 2.0
     ratio: float = 0.1
-    reserve: float = 10.0
+    reserve: float = 100.0
     per_s: float = 0.1
 
     def __post_init__(self) -> None:

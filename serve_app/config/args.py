@@ -16,12 +16,16 @@ from serve_app.config.budget import Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
 from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.locate import is_remote, resolve_model
+from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
+from serve_app.config.overload import OverloadConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
+from serve_app.protocols.tls import make_context
+from serve_app.runtime.cache import CacheSettings, ModelCacheSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 
 
 class AppArgs(Section):
@@ -33,11 +37,17 @@ class AppArgs(Section):
     classes: ClassesConfig = ClassesConfig()
     """Queues and deadlines per class."""
 
+    overload: OverloadConfig = OverloadConfig()
+    """What is given up first when there is more work than time."""
+
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own."""
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    logging: LoggingConfig = LoggingConfig()
+    """The log of requests."""
 
     @field_validator("models")
     @classmethod
@@ -78,18 +88,22 @@ class AppArgs(Section):
             for number, model in enumerate(self.models)
             if model.resources.memory_per_row is not None and model.name not in limited
         )
+        if self.router.cache.redis is not None and not any(model.caches for model in self.models):
+            faults.append((("router", "cache", "redis"), "counts for nothing unless a model has a cache"))
         if faults:
             raise misfit(faults)
         return self
 
     def budget(self) -> Budget:
         """What one router process may have to hold."""
+        waiting = self.router.cache.max_waiting if any(model.caches for model in self.models) else 0
         return Budget(
             queues={priority.label: limits.queue for priority, limits in self.classes.by_priority().items()},
             in_flight={
                 model.name: model.autoscaling.max_replicas * model.batching.window * model.batching.max_rows
                 for model in self.models
-            },
+            }
+            | ({"waiting for the same request": waiting} if waiting else {}),
             headroom=self.router.headroom,
         )
 
@@ -108,6 +122,20 @@ class AppArgs(Section):
                     problems += _missing(f"args.models[{number}].{key}", path, version, environ)
         return tuple(problems)
 
+    def tls_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Say what is wrong with the certificates of this machine, one line each.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+        """
+        if self.router.tls is None:
+            return ()
+        try:
+            make_context(self.router.tls.files(environ), "http/1.1")
+        except ConfigError as error:
+            return tuple(f"args.router.tls: {problem}" for problem in error.problems)
+        return ()
+
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
         """Limits of every class, for the scheduler of one router process."""
         return {priority: limits.settings() for priority, limits in self.classes.by_priority().items()}
@@ -116,6 +144,35 @@ class AppArgs(Section):
         """Batching of every model by name, for the scheduler."""
         weights = {name: weight for group in self.device_groups for name, weight in group.weights.items()}
         return {model.name: replace(model.scheduling(), weight=weights.get(model.name, 1.0)) for model in self.models}
+
+    def cache_settings(
+        self, identities: Mapping[str, Mapping[str, str]], environ: Mapping[str, str] | None = None
+    ) -> CacheSettings | None:
+        """The response caches of one router process, ``None`` where no model has one.
+
+        Args:
+            identities: By model and variant, from `serve_app.config.identity.identities`.
+            environ: Environment variables; by default those of this process.
+
+        Raises:
+            ConfigError: Redis' password is not where it should be.
+        """
+        models = {
+            model.name: ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities[model.name])
+            for model in self.models
+            if model.cache is not None and model.caches
+        }
+        if not models:
+            return None
+        router, redis = self.router, self.router.cache.redis
+        return CacheSettings(
+            models,
+            max_followers=router.cache.max_waiting,
+            follower_bytes=int(router.cache.waiting_bytes),
+            aside_above=int(router.decode_aside_above),
+            threads=router.decode_threads,
+            redis=None if redis is None else redis.settings(environ),
+        )
 
     def groups(self) -> tuple[DeviceGroup, ...]:
         """The device groups, for the scheduler."""
@@ -127,6 +184,7 @@ class AppArgs(Section):
             total_bytes=int(self.router.max_bytes),
             high_headroom=self.router.high_headroom,
             network_s=self.router.network_ms / 1000,
+            rescue=RescueSettings(share=self.router.rescue_share),
         )
 
 

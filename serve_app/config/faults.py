@@ -15,6 +15,14 @@ Location: TypeAlias = tuple[str | int, ...]
 _SHOWN_CHARACTERS = 60
 
 
+class _Hidden:
+    def __repr__(self) -> str:
+        return "something else"
+
+
+_HIDDEN = _Hidden()
+
+
 def place(location: Iterable[str | int], prefix: str = "") -> str:
     """Write a location the way people do: ``args.models[1].batching``."""
     written = prefix
@@ -55,7 +63,9 @@ def misfit(faults: Sequence[tuple[Location, str]]) -> ValidationError:
     )
 
 
-def problems_of(error: ValidationError, data: Any, schema: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
+def problems_of(
+    error: ValidationError, data: Any, schema: Mapping[str, Any], prefix: str = "", *, hide_values: bool = False
+) -> tuple[str, ...]:
     """Write every fault that pydantic found as one line; what the branches of a union say about a place is one fault.
 
     Args:
@@ -63,10 +73,13 @@ def problems_of(error: ValidationError, data: Any, schema: Mapping[str, Any], pr
         data: What was validated.
         schema: JSON Schema of the model; tells which keys a place knows.
         prefix: Written before every place.
+        hide_values: Whether to show nothing of what was validated, since it may be secret.
     """
     messages: dict[Location, list[str]] = {}
     for details in error.errors(include_url=False):
         location = _without_union_tags(details, data)
+        if hide_values:
+            details["input"] = _HIDDEN
         messages.setdefault(location, []).append(_message(details, location, data, schema))
     return tuple(
         f"{place(location, prefix) or 'document'}: {'; or '.join(dict.fromkeys(alternatives))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE
 from serve_app.config.faults import shown
+from serve_app.config.loader import UniqueKeyLoader
 from serve_app.errors import ConfigError
 
 IMPORT_PATH = "serve_app.app:build"
@@ -54,27 +56,43 @@ class ServeFile:
         options = self.document.get("grpc_options") or {}
         return int(options.get("port", 9000)) if options.get("grpc_servicer_functions") else None
 
+    def open_ports(self) -> tuple[str, ...]:
+        """Say which ports others can reach who should not expect what they find there, one line each."""
+        host, port = self.http_address
+        router = self.args.router
+        said = []
+        if router.tls is not None and not is_loopback(host):
+            ports = f"{port}" if self.grpc_port is None else f"{port} and {self.grpc_port}"
+            said.append(
+                f"http_options.host: {host} opens {ports} to the network without TLS, which router.tls does not give"
+                " them; use 127.0.0.1 and the direct ports, or end TLS in front of it"
+            )
+        direct = [each for each in (router.direct_port, router.direct_grpc_port) if each is not None]
+        if router.tls is None and direct and not is_loopback(router.direct_host):
+            said.append(
+                f"args.router.direct_host: {router.direct_host} opens {' and '.join(map(str, direct))} to the network"
+                " without TLS; set router.tls, or 127.0.0.1"
+            )
+        if self.env_vars.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+            said += [
+                f"http_options.{key}: is not for HAProxy, and breaks its way to the routers; leave it out"
+                for key in self.document.get("http_options") or {}
+                if key.startswith("ssl_")
+            ]
+        return tuple(said)
+
     @property
     def route_prefix(self) -> str:
         """Path below which our application is served, without a slash at the end."""
         return str(self.document["applications"][self.application].get("route_prefix", "/")).rstrip("/")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, refusing a mapping that holds a key twice: the first value would silently be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {shown(key)} stands here twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -84,7 +102,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ConfigError: When it cannot be read, is not YAML, repeats a key or holds something else.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a SafeLoader
+        document = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise ConfigError((f"cannot be read: {error.strerror}",)) from None
     except UnicodeDecodeError as error:

@@ -22,6 +22,8 @@ from pydantic_core import CoreSchema
 
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import BatchingConfig, fallback_faults
+from serve_app.config.breaker import BreakerConfig
+from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, home, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
@@ -48,14 +50,21 @@ class HealthConfig(Section):
     check_period_s: Seconds = 5.0
     """How often a replica's health is checked."""
 
-    check_timeout_s: Seconds = 10.0
-    """How long a health check may take."""
+    check_timeout_s: Seconds = 5.0
+    """How long a health check may take. Ray Serve replaces a replica after three in a row that took longer."""
 
     warm_up_s: Seconds = 5.0
     """Time that a starting replica spends on running every batch shape once; what does not fit is left out."""
 
     stall_timeout_s: Seconds = 60.0
     """A single run of the session that takes longer fails the health check, and the replica is replaced."""
+
+    refuse_non_finite: bool = False
+    """Fail a request with 500 whose output holds NaN or infinity, alone of its batch.
+
+    Off, since models of plain tensors may mean them (a masked logit, the logarithm of 0). What answers media and
+    embeddings refuses them in any case.
+    """
 
     drain_timeout_s: Seconds = 20.0
     """How long a replica that is being stopped may take to finish its work."""
@@ -106,6 +115,9 @@ class ModelConfig(Section):
     health: HealthConfig = HealthConfig()
     """How replicas are watched and stopped."""
 
+    breaker: BreakerConfig = BreakerConfig()
+    """When a model that fails is not asked any more, and a replica that fails alone gets no work."""
+
     variants: Annotated[tuple[VariantConfig, ...], Field(strict=False)] = ()
     """Other builds of the model, the most exact first."""
 
@@ -114,6 +126,9 @@ class ModelConfig(Section):
 
     The answer tells in `X-Variant` which one ran. A request can forbid it, and one that names a variant gets that.
     """
+
+    cache: ModelCacheConfig | None = None
+    """Give answers again to the same request. By default every request is executed."""
 
     profile: str | None = Field(default=None, min_length=1)
     """File written by `serve-app profile`: what batches cost, until replicas have measured it. Located as `path` is."""
@@ -189,6 +204,8 @@ class ModelConfig(Section):
             self.batching.scheduling(self.name, self.fallbacks),
             resident_bytes=self.resident_bytes,
             bytes_per_row=int(self.resources.memory_per_row or 0),
+            variants=tuple(variant.name for variant in self.variants),
+            breaker=self.breaker.settings(),
         )
 
     def onnx_settings(self, model_file: Path, *, gpu_available: bool) -> OnnxSettings:
@@ -295,6 +312,11 @@ class ModelConfig(Section):
             if variant.name not in profile.variants
         ]
         return tuple(f"model {self.name!r}: profile: {self.profile} {note}" for note in notes)
+
+    @property
+    def caches(self) -> bool:
+        """Whether answers are given again."""
+        return self.cache is not None and self.cache.enabled
 
     @property
     def resident_bytes(self) -> int:

@@ -67,6 +67,12 @@ class ResourcesConfig(Section):
     cpus: Cpus = 0.25
     """CPUs that Ray reserves per replica. It reserves only: nothing enforces it."""
 
+    memory_limit: Size | None = None
+    """Memory of the host that a replica may hold; above it the health check fails, and the replica is replaced.
+
+    It finishes its work first. What it shares with others, such as the router's `shared_memory`, does not count.
+    """
+
     threads: Positive = 1
     """Threads that the session computes with on the CPU."""
 

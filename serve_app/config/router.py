@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
+from serve_app.config.api_keys import keys_of, read_api_keys
+from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
+from serve_app.config.locate import home
+from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
+from serve_app.errors import ConfigError
+from serve_app.protocols.access.guard import Guard
+from serve_app.runtime.key_watch import KeyFile, KeyWatch
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
 
@@ -30,6 +39,27 @@ class RouterConfig(Section):
 
     direct_grpc_port: int | None = Field(default=None, ge=1, le=65535)
     """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
+
+    tls: TlsConfig | None = None
+    """TLS on `direct_port` and `direct_grpc_port`; plain without it. Ray Serve's own ports have none."""
+
+    connections: Positive = 8192
+    """Connections to `direct_port` at once, in each router process.
+
+    When there are more, those that ask nothing make room: first those that never sent a whole request.
+    """
+
+    connections_per_client: Positive | None = None
+    """Connections to `direct_port` at once from one address. Not behind a proxy: it is one address for all clients."""
+
+    grpc_connections: Positive = 2048
+    """Connections to `direct_grpc_port` at once, in each router process; more are closed at once."""
+
+    grpc_streams: Positive = 1024
+    """Streams (`ModelStreamInfer`, `Watch`, reflection) open at once in each router process; more are refused."""
+
+    grpc_stream_idle_s: Seconds = 3600.0
+    """A stream of requests on which nothing comes and nothing is owed for this long ends."""
 
     grpc_keepalive_s: Seconds = 60.0
     """A connection to `direct_grpc_port` on which nothing has come for this long is asked for a sign of life."""
@@ -73,14 +103,87 @@ class RouterConfig(Section):
     bundle_timeout_s: Seconds = 60.0
     """A replica that has not answered a bundle for this long gets no more work until it answers."""
 
+    drain_timeout_s: Seconds = 20.0
+    """How long what a router has accepted may take to be answered when it stops."""
+
+    replica_silence_s: Seconds = 2.0
+    """A replica on this node that owes answers and gives no sign of life for this long gets no more work until it does.
+
+    What it has is tried at another replica at once.
+    """
+
+    replica_kill_s: Seconds | None = 10.0
+    """A replica on this node that has been silent for this long is killed, so that Ray Serve replaces it at once.
+
+    `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
+    """
+
+    rescue_share: Share = 0.05
+    """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
+
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+    cache: CacheConfig = CacheConfig()
+    """What the response caches of all models share. Which models have one is said there."""
+
+    api_keys_file: str | None = Field(default=None, min_length=1)
+    """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
+
+    Relative paths start from SERVE_APP_HOME. A changed file counts from the next look at it on; one that cannot be
+    understood changes nothing.
+    """
+
+    api_keys_check_s: Seconds = 2.0
+    """How often the routers look whether that file has changed."""
+
+    open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
+    """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.
+
+    The questions for health never take one. Metrics and status, where they are not open, take one with `admin: true`.
+    """
+
+    open_administration: bool = False
+    """Whether everybody may change how much is logged, where there are no API keys."""
 
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:
         if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
             raise misfit([(("direct_grpc_port",), "must be another port than direct_port")])
+        if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
+            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
+        if self.tls is not None and self.direct_port is None and self.direct_grpc_port is None:
+            raise misfit([(("tls",), "needs direct_port or direct_grpc_port: it is for the routers' own ports")])
+        if self.tls is not None and self.tls.minimum_version == "1.3" and self.direct_grpc_port is not None:
+            fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
+            raise misfit([(("tls", "minimum_version"), fault)])
         return self
+
+    def key_problems(self) -> tuple[str, ...]:
+        """Faults in the file of API keys, one line each; none where it is not here: it may be on the routers' nodes."""
+        if self.api_keys_file is None or not (home(os.environ) / self.api_keys_file).exists():
+            return ()
+        try:
+            self.watched_keys()
+        except ConfigError as error:
+            return error.problems
+        return ()
+
+    def watched_keys(self) -> KeyWatch | None:
+        """Read the file of API keys; ``None`` where there is none.
+
+        Raises:
+            ConfigError: It cannot be read or understood.
+        """
+        if self.api_keys_file is None:
+            return None
+        file = KeyFile(home(os.environ) / self.api_keys_file, read_api_keys, keys_of)
+        make = partial(Guard, open_parts=self.open_without_key, routers=self.replicas)
+        try:
+            return KeyWatch(file, self.api_keys_check_s, make)
+        except ConfigError as error:
+            named = (f"args.router.api_keys_file: {file.path}: {problem}" for problem in error.problems)
+            raise ConfigError(tuple(named)) from None
 
 
 class ClassConfig(Section):

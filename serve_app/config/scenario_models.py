@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated
 
@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section, checked_name
+from serve_app.scheduling.settings import BreakerSettings
 from serve_app.simulation.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
 
 MOST_ROWS = 65_536
@@ -204,7 +205,11 @@ class SimulatedModelConfig(Section):
         """
         scaling = self.autoscaling
         return SimulatedModel(
-            scheduling=self.batching.scheduling(self.name, self.fallbacks),
+            scheduling=replace(
+                self.batching.scheduling(self.name, self.fallbacks),
+                variants=tuple(variant.name for variant in self.variants),
+                breaker=BreakerSettings(),
+            ),
             curve=curve,
             replicas=self.replicas,
             variants=dict(variants),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import logging.handlers
+from pathlib import Path
 
 _SERVE_LOGGER = "ray.serve"
 
@@ -17,3 +19,12 @@ def join_serve_log() -> None:
     ours.handlers = list(serve.handlers)
     ours.setLevel(serve.getEffectiveLevel())
     ours.propagate = False
+
+
+def serve_log_file() -> Path | None:
+    """Where Serve writes this process's log; ``None`` where it writes none."""
+    for handler in logging.getLogger(_SERVE_LOGGER).handlers:
+        target = handler.target if isinstance(handler, logging.handlers.MemoryHandler) else handler
+        if isinstance(target, logging.FileHandler):
+            return Path(target.baseFilename)
+    return None

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -16,8 +18,8 @@ from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
-from serve_app.deployments.log import join_serve_log
-from serve_app.deployments.model import LINK, WARM_UP
+from serve_app.deployments.log import join_serve_log, serve_log_file
+from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
@@ -27,14 +29,21 @@ from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.protocols.http1 import Limits
-from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.listener import Listener, bind, within_open_files
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.tls import Certificates
 from serve_app.runtime.arena import Arena
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
+from serve_app.runtime.line_writer import LineWriter
 from serve_app.runtime.links import Links
+from serve_app.runtime.liveness import Watch
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.runtime.statistics import Statistics
+from serve_app.runtime.trail import Trails, configured_tracer
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -45,9 +54,6 @@ _METRICS_WAIT_S = 2.0
 
 _OPEN_ANYWAY_S = 30.0
 """After so many seconds the direct ports are opened even if some model has no replica yet."""
-
-_CLOSE_WITHIN_S = 10.0
-"""How long the direct ports' last requests may take when this router stops. Serve ends a router after 20 s."""
 
 
 @answers_grpc
@@ -62,6 +68,7 @@ class RouterDeployment:
         handles: A handle to every model's deployment, by name.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
+        identities: By model and variant, of the models whose answers are kept.
 
     Attributes:
         grpc_app: Answers the calls that come by Serve's gRPC port.
@@ -73,21 +80,39 @@ class RouterDeployment:
         infos: Mapping[str, ModelInfo],
         handles: Mapping[str, DeploymentHandle[Any]],
         priors: Mapping[str, Sequence[Execution]],
+        identities: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         join_serve_log()
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._node = ray.get_runtime_context().get_node_id()
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
-        self._links = Links(self._arena, self._on_link)
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
-        scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
+        scheduler = Scheduler(
+            models.values(), config.class_settings(), config.process_limits(), groups, config.overload.settings()
+        )
         for model, prior in priors.items():
             scheduler.seed(model, prior)
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
         self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        watch = Watch(
+            config.router.replica_silence_s,
+            config.router.replica_kill_s,
+            self._dispatcher.on_silent,
+            self._dispatcher.on_heard,
+        )
+        self._links = Links(self._arena, self._on_link, watch)
+        caches = config.cache_settings(identities)
+        self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self._metrics)
+        if self._cache is not None:
+            self._cache.start()
+        self._log_lines = self._request_log_writer()
+        log = None
+        if self._log_lines is not None:
+            log = RequestLog(config.logging.settings(), self._log_lines, self._loop.call_later)
+        tracer = configured_tracer()
         self._service = Service(
             models=infos,
             processors=_processors(config, infos),
@@ -98,6 +123,8 @@ class RouterDeployment:
             scheduling=models,
             groups=groups,
             peer_statistics=self._peer_statistics,
+            trails=None if log is None and tracer is None else Trails(log, tracer),
+            cache=self._cache,
         )
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
@@ -120,10 +147,25 @@ class RouterDeployment:
             decode_threads=router.decode_threads,
             in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             send_request_id=False,  # Serve adds its own
+            open_administration=router.open_administration,
+            door="http",
         )
-        self._app = create_app(self._service, settings, allocate=self._allocate)
-        self.grpc_app = GrpcApp(self._service, self._app.bodies)
-        self._direct = [each for each in (self._listener(settings), self._grpc_listener()) if each is not None]
+        self._keys = router.watched_keys()
+        self._guard = None if self._keys is None else self._keys.guard
+        if self._keys is not None:
+            self._metrics.registry.register(KeysCollector(self._keys.guard))
+            self._keys.start()
+        self._app = create_app(self._service, settings, allocate=self._allocate, guard=self._guard, log=log)
+        self.grpc_app = GrpcApp(
+            self._service,
+            self._app.bodies,
+            self._guard,
+            log,
+            open_administration=router.open_administration,
+            streams=router.grpc_streams,
+            stream_idle_s=router.grpc_stream_idle_s,
+        )
+        self._direct = [each for each in (self._listener(settings, log), self._grpc_listener()) if each is not None]
         self._opening: list[asyncio.Task[None]] = []
         if self._direct:
             self._loop.call_later(_OPEN_ANYWAY_S, self._open_direct)
@@ -131,7 +173,17 @@ class RouterDeployment:
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
-    def _listener(self, settings: HttpSettings) -> Listener | None:
+    def _request_log_writer(self) -> LineWriter | None:
+        """What writes the request log, if there is to be one and a place for it."""
+        config = self._config.logging
+        beside = serve_log_file()
+        if not config.requests or beside is None:
+            return None
+        folder = beside.parent if config.folder is None else Path(config.folder)
+        name = f"requests_{beside.name.removeprefix('replica_')}"
+        return LineWriter(folder / name, int(config.max_bytes), config.files - 1)
+
+    def _listener(self, settings: HttpSettings, log: RequestLog | None) -> Listener | None:
         """Take the direct port. It is opened when the models can take work: other routers may be serving on it."""
         router = self._config.router
         if router.direct_port is None:
@@ -140,8 +192,22 @@ class RouterDeployment:
             sock = bind(router.direct_host, router.direct_port)
         except OSError as error:
             raise _cannot_listen("direct_port", router.direct_host, router.direct_port, error) from error
-        app = create_app(self._service, replace(settings, send_request_id=True), self._app.bodies)
-        return Listener(app, sock, Limits(requests=router.max_ongoing_requests))
+        direct = replace(settings, send_request_id=True, door="direct-http")
+        app = create_app(self._service, direct, self._app.bodies, guard=self._guard, log=log)
+        limits = Limits(
+            connections=within_open_files(router.connections),
+            connections_per_client=router.connections_per_client,
+            requests=router.max_ongoing_requests,
+        )
+        return Listener(app, sock, limits, self._certificates("http/1.1"))
+
+    def _certificates(self, alpn: str) -> Certificates | None:
+        if self._config.router.tls is None:
+            return None
+        problems = self._config.tls_problems()
+        if problems:
+            raise ConfigError(problems)
+        return Certificates(self._config.router.tls.files(), alpn)
 
     def _grpc_listener(self) -> GrpcListener | None:
         """As `_listener`, for gRPC."""
@@ -151,11 +217,15 @@ class RouterDeployment:
         limits = GrpcLimits(
             max_message=router.max_body,
             calls=router.max_ongoing_requests,
+            connections=within_open_files(router.grpc_connections),
+            arriving=max(16, 2 * router.max_bytes // router.max_body),
             keepalive_s=router.grpc_keepalive_s,
             client_ping_s=router.grpc_client_ping_s,
         )
         try:
-            return GrpcListener(self.grpc_app, router.direct_host, router.direct_grpc_port, limits)
+            return GrpcListener(
+                self.grpc_app, router.direct_host, router.direct_grpc_port, limits, self._certificates("h2")
+            )
         except OSError as error:
             raise _cannot_listen("direct_grpc_port", router.direct_host, router.direct_grpc_port, error) from error
 
@@ -165,9 +235,32 @@ class RouterDeployment:
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
-        self.grpc_app.close()
-        await asyncio.gather(*(each.close(_CLOSE_WITHIN_S) for each in self._direct))
+        await self._close_direct(self._config.router.drain_timeout_s)
+        if self._keys is not None:
+            self._keys.close()
         self._links.close()
+        if self._cache is not None:
+            await self._cache.close()
+        if self._log_lines is not None:
+            await asyncio.to_thread(self._log_lines.close)
+
+    async def drain(self, limit_s: float) -> int:
+        """Be ready no more, answer what was accepted, and refuse what comes after that. Called when all is to end.
+
+        Args:
+            limit_s: After so many seconds, what is not answered is left to its fate.
+
+        Returns:
+            How many requests that is.
+        """
+        loop, until = self._loop, self._loop.time() + limit_s
+        self._service.stop_being_ready()
+        await self._close_direct(limit_s)
+        return await self._service.finish(max(0.0, until - loop.time()))
+
+    async def _close_direct(self, limit_s: float) -> None:
+        self.grpc_app.close()
+        await asyncio.gather(*(each.close(limit_s) for each in self._direct))
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""
@@ -187,8 +280,9 @@ class RouterDeployment:
         timeout_ms: float | None = None,
         variant: str = "",
         fallback: bool = True,
+        cacheable: bool = True,
     ) -> Answer:
-        """Answer a request of another Serve application: the same queue and promises as over HTTP.
+        """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
         Args:
             model: Name of the model.
@@ -197,6 +291,7 @@ class RouterDeployment:
             timeout_ms: Deadline, milliseconds from now; ``None`` for the class's default.
             variant: Name of the model's variant to run; empty for the exact model.
             fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+            cacheable: Whether the answer may come from, and go to, the response cache.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
@@ -208,7 +303,7 @@ class RouterDeployment:
         if variant and variant not in self._service.find(model).variants:
             raise InvalidRequest(f"model {model!r} has no variant {variant[:64]!r}")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
-        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback)
+        options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback, cacheable=cacheable)
         return await self._service.submit(model, payload, options)
 
     def check_health(self) -> None:
@@ -282,6 +377,8 @@ class RouterDeployment:
             node, address = metadata.get(LINK, (None, None))
             if node == self._node:
                 addresses[replica] = address
+        if self._cache is not None:
+            self._cache.on_replicas(model, [metadata.get(IDENTITIES, {}) for metadata in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         self.grpc_app.changed()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.inference.backend import Backend, Prepared, PreparingBackend
+from serve_app.inference.outputs import not_finite
 from serve_app.payloads import Execution, Tensors, joined
 
 _logger = logging.getLogger(__name__)
@@ -79,10 +80,22 @@ class BatchRun:
         """Note the error of an entry."""
         self._errors[position] = error
 
+    @property
+    def failed(self) -> bool:
+        """Whether the model has failed on an entry."""
+        return any(isinstance(error, InferenceFailed) for error in self._errors.values())
+
+    def refuse_non_finite(self) -> None:
+        """Fail the entries whose outputs hold NaN or infinity."""
+        for positions, counts, outputs in self._ran:
+            for at, name in not_finite(outputs, counts):
+                self.fail(positions[at], InferenceFailed(f"output {name!r} of the model is not finite for this input"))
+
     def _split(self) -> list[Outcome]:
-        found: dict[int, Outcome] = dict(self._errors)
+        found: dict[int, Outcome] = {}
         for positions, counts, outputs in self._ran:
             found.update(zip(positions, split(outputs, counts), strict=True))
+        found.update(self._errors)
         return [found[position] for position in range(len(found))]
 
 

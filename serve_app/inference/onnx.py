@@ -16,6 +16,7 @@ from serve_app.inference.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.inference.binding import BoundSession, Filled, can_bind, rows_missing, run_options
 from serve_app.inference.failure import describe_failure
 from serve_app.inference.memory import CudaMemory, Memory
+from serve_app.inference.outputs import DeclaredShapes
 from serve_app.inference.sessions import make_sessions
 from serve_app.inference.settings import OnnxSettings
 from serve_app.inference.signature import SessionSignature
@@ -48,6 +49,7 @@ class OnnxBackend:
         self._providers: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
         self._output_names: list[str] = []
+        self._declared = DeclaredShapes(ModelSignature((), ()))
         self._text_inputs: tuple[str, ...] = ()
         self._bfloat16 = False
         self._run_options = run_options()
@@ -112,6 +114,7 @@ class OnnxBackend:
         self._providers = made.providers
         self._notes = made.notes
         self._output_names = [spec.name for spec in made.loaded.signature.outputs]
+        self._declared = DeclaredShapes(made.loaded.signature)
         self._text_inputs = tuple(spec.name for spec in made.loaded.signature.inputs if spec.datatype == "BYTES")
         if self._text_inputs and takes_or_gives_bfloat16(made.loaded.signature):
             raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
@@ -130,7 +133,8 @@ class OnnxBackend:
             Every output by name, with as many rows.
 
         Raises:
-            InferenceFailed: The model failed, or gave an output whose axis 0 is not the rows.
+            InferenceFailed: The model failed, or gave an output whose axis 0 is not the rows, or of another shape than
+                it declares.
             InvalidRequest: A BYTES input holds something that is not text.
         """
         self._facts()
@@ -210,7 +214,7 @@ class OnnxBackend:
 
     def _run_bound(self, parts: Sequence[Tensors], filled: object) -> Tensors:
         if isinstance(filled, Filled):
-            return self._at(filled.run_rows).run(filled)
+            return self._declared.check(self._at(filled.run_rows).run(filled))
         rows = _rows(parts)
         largest = max(self._bound) or rows
         if rows > largest:
@@ -234,7 +238,7 @@ class OnnxBackend:
         for name, array in zip(self._output_names, arrays, strict=True):
             if array.ndim == 0 or len(array) != rows:
                 raise rows_missing(name, array.shape, rows)
-        return dict(zip(self._output_names, arrays, strict=True))
+        return self._declared.check(dict(zip(self._output_names, arrays, strict=True)))
 
     def _run_filled(self, inputs: Tensors) -> Tensors:
         """Run in pieces of the largest size, each filled up to the smallest size that holds it."""

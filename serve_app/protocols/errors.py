@@ -40,6 +40,7 @@ STATUSES: Final[Mapping[str, Status]] = MappingProxyType(
         "method_not_allowed": Status(405, "UNIMPLEMENTED"),
         "payload_too_large": Status(413, "INVALID_ARGUMENT"),
         "unsupported_media": Status(415, "INVALID_ARGUMENT"),
+        "rate_limited": Status(429, "RESOURCE_EXHAUSTED"),
         "queue_full": Status(429, "RESOURCE_EXHAUSTED"),
         "deadline_unreachable": Status(429, "RESOURCE_EXHAUSTED"),
         "inference_failed": Status(500, "INTERNAL"),
@@ -142,4 +143,8 @@ def render(error: ServeAppError, *, openai: bool = False) -> Rendered:
     seconds = retry_after(error)
     if seconds is not None:
         headers.append((b"retry-after", b"%d" % seconds))
+    if error.overload:
+        headers.append((b"x-overload", error.overload.encode()))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     return Rendered(status, headers, body)

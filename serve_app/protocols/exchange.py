@@ -52,7 +52,7 @@ class Wire(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether connections end after their current response."""
+        """Whether the connection ends after its current response."""
 
 
 class Exchange:

@@ -17,14 +17,18 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from serve_app.errors import ServeAppError
+from serve_app.errors import QueueFull, ServeAppError
+from serve_app.protocols.access.guard import Guard, administration
+from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import SLOWEST, BodyReader
 from serve_app.protocols.errors import code_of, internal_error
+from serve_app.protocols.grpc_arrivals import Arrivals
 from serve_app.protocols.grpc_call import Call, Context, parse
 from serve_app.protocols.grpc_health import Health
 from serve_app.protocols.open_inference import inference_pb2
 from serve_app.protocols.open_inference.rpc import InferenceRpc, Stream, Unary
 from serve_app.protocols.request_id import RequestIds
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
 
 _FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
@@ -65,12 +69,41 @@ class GrpcApp:
     Args:
         service: What it serves.
         bodies: Limits large messages together with what other protocols hold.
+        guard: Lets calls in by their API keys; ``None``: everybody is let in.
+        log: Is told of requests that are refused before they reach the service.
+        open_administration: Whether anybody may change the server, where there are no API keys.
+        streams: Most streams open at once; they may last for ever, and other calls need room, too.
+        stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
+            owed is answered.
     """
 
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        guard: Guard | None = None,
+        log: RequestLog | None = None,
+        *,
+        open_administration: bool = False,
+        streams: int = 1024,
+        stream_idle_s: float = 3600.0,
+    ) -> None:
+        if guard is not None:
+            service = GuardedService(service, guard)
+        self._most_streams = streams
+        self._stream_idle_s = stream_idle_s
+        self._open_streams = 0
         self._service = service
+        self._guard = guard
+        self._log = log
         self._ids = RequestIds()
-        self._inference = InferenceRpc(service, bodies, self._explain)
+        self._inference = InferenceRpc(
+            service,
+            bodies,
+            self._explain,
+            administration(guard, open_administration),
+            None if guard is None else guard.admit,
+        )
         self._health = Health(
             service, tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values())
         )
@@ -91,7 +124,10 @@ class GrpcApp:
             The serialized answer; nothing where the call failed.
         """
         call = Call(context)
+        self._request_id(call)
         try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
             return await self._unary[name](body, call)
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._fail(error, call, name)
@@ -99,14 +135,27 @@ class GrpcApp:
 
     async def stream(self, name: str, request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Answer a call that gives a stream. Arguments as those of `unary`; some take a stream of requests."""
-        incoming = _only(request) if isinstance(request, bytes) else request
+        incoming = _only(request) if isinstance(request, bytes) else _until_idle(request, self._stream_idle_s)
         call = Call(context)
+        self._request_id(call)
+        if self._open_streams >= self._most_streams:
+            self._fail(QueueFull("the server has too many streams open; try again, or close some", 1.0), call, name)
+            return
+        self._open_streams += 1
         try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
                     yield answer
         except Exception as error:  # as above
             self._fail(error, call, name)
+        finally:
+            self._open_streams -= 1
+
+    def refuse(self, name: str, error: ServeAppError, context: Context) -> None:
+        """End a call that was not asked, for lack of its message. Arguments as those of `unary`."""
+        self._fail(error, Call(context), name)
 
     def changed(self) -> None:
         """Tell those who watch that a model may have become ready, or unready."""
@@ -118,19 +167,22 @@ class GrpcApp:
         self._health.close()
 
     def _fail(self, error: Exception, call: Call, name: str) -> None:
-        call.fail(self._explain(error, call, name), self._request_id(call))
+        call.fail(self._explain(error, call, name))
 
     def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
         """Count what was refused on the way to the scheduler, and make what the client may see."""
-        if call.asked_model is not None and not (isinstance(error, ServeAppError) and error.counted):
-            self._service.refused(call.asked_model, code_of(error))
+        model = call.asked_model
+        if model is not None:
+            if not (isinstance(error, ServeAppError) and error.counted):
+                self._service.refused(model, code_of(error))
+            if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
+                self._log.refused(model if model in self._service.models else "", code_of(error), call.headers)
         if isinstance(error, ServeAppError):
             return error
-        return internal_error(error, self._request_id(call).decode(), name)
+        return internal_error(error, call.request_id, name)
 
-    def _request_id(self, call: Call) -> bytes:
-        request_id = call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
-        return request_id
+    def _request_id(self, call: Call) -> None:
+        call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
 
 
 class Server(Protocol):
@@ -140,7 +192,7 @@ class Server(Protocol):
         """Serve what these handle."""
 
 
-def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S) -> None:
+def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S, arrivals: Arrivals | None = None) -> None:
     """Have a server answer every call.
 
     Args:
@@ -148,16 +200,17 @@ def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S) -> Non
         server: Carries the calls.
         stall_s: How long a client may take nothing of an answer, seconds, beyond 1 s for every 64 KiB of it. Then its
             call is cut: what it does not read would be held for ever, as many calls have no deadline.
+        arrivals: Bounds how long messages may take to arrive.
 
     Ray Serve calls this, too, as one of its ``grpc_servicer_functions``: with nothing for ``app``, since its server
     puts its own way to the router in place of every method. It looks at the first handler only of each call here.
     """
     for service in SERVICES:
-        methods = {rpc.name: _handler(app, rpc, stall_s) for rpc in RPCS if rpc.service == service.full_name}
+        methods = {rpc.name: _handler(app, rpc, stall_s, arrivals) for rpc in RPCS if rpc.service == service.full_name}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, methods),))
 
 
-def _handler(app: GrpcApp, rpc: Rpc, stall_s: float) -> Any:
+def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) -> Any:
     """Messages stay as they are: who parses them has to say what is wrong with them."""
     name = rpc.name
     if not rpc.streams:
@@ -168,7 +221,15 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float) -> Any:
                 _cut_later(stall_s, answer)  # without effect once the answer is sent
             return answer
 
-        return grpc.unary_unary_rpc_method_handler(unary)
+        if arrivals is None:
+            return grpc.unary_unary_rpc_method_handler(unary)
+
+        async def arrived(requests: AsyncIterator[bytes], context: Context) -> bytes:
+            # To gRPC it takes a stream: on the wire both are the same.
+            body = await _message(app, name, arrivals, requests, context)
+            return b"" if body is None else await unary(body, context)
+
+        return grpc.stream_unary_rpc_method_handler(arrived)
 
     async def stream(request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         async with contextlib.aclosing(app.stream(name, request, context)) as answers:  # type: ignore[type-var]
@@ -181,7 +242,28 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float) -> Any:
 
     if rpc.takes_stream:
         return grpc.stream_stream_rpc_method_handler(stream)
-    return grpc.unary_stream_rpc_method_handler(stream)
+    if arrivals is None:
+        return grpc.unary_stream_rpc_method_handler(stream)
+
+    async def arrived_first(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        body = await _message(app, name, arrivals, requests, context)
+        if body is not None:
+            async with contextlib.aclosing(stream(body, context)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    yield answer
+
+    return grpc.stream_stream_rpc_method_handler(arrived_first)
+
+
+async def _message(
+    app: GrpcApp, name: str, arrivals: Arrivals, requests: AsyncIterator[bytes], context: Context
+) -> bytes | None:
+    """The message of a call that has one; ``None`` where it did not come, and the call is over."""
+    try:
+        return await arrivals.message(requests)
+    except ServeAppError as error:
+        app.refuse(name, error, context)
+        return None
 
 
 def _cut_later(stall_s: float, answer: bytes) -> asyncio.TimerHandle:
@@ -189,6 +271,18 @@ def _cut_later(stall_s: float, answer: bytes) -> asyncio.TimerHandle:
     task = asyncio.current_task()
     assert task is not None
     return asyncio.get_running_loop().call_later(stall_s + len(answer) / SLOWEST, task.cancel)
+
+
+async def _until_idle(incoming: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
+    """The requests of a stream, until none has come for so long."""
+    requests = aiter(incoming)
+    while True:
+        try:
+            async with asyncio.timeout(idle_s):
+                body = await anext(requests)
+        except (StopAsyncIteration, TimeoutError):
+            return
+        yield body
 
 
 async def _only(body: bytes) -> AsyncIterator[bytes]:

@@ -11,14 +11,30 @@ from google.protobuf.message import DecodeError, Message
 
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.protocols.errors import code_of, retry_after, status_of
-from serve_app.protocols.options import MAX_TIMEOUT_S, Wish, header_wish
+from serve_app.protocols.options import DOOR, MAX_TIMEOUT_S, Wish, header_wish
 
 _M = TypeVar("_M", bound=Message)
 
 _HEADERS: Final = MappingProxyType(
-    {name: name.encode() for name in ("x-priority", "x-timeout-ms", "x-variant", "x-fallback", "x-request-id")}
+    {
+        name: name.encode()
+        for name in (
+            "x-priority",
+            "x-timeout-ms",
+            "x-variant",
+            "x-fallback",
+            "x-request-id",
+            "traceparent",
+            "tracestate",
+            "cache-control",
+            "authorization",
+            "x-api-key",
+        )
+    }
 )
 """Metadata that mean something here, as the HTTP headers of the same names do."""
+_DIRECT: Final = b"direct-grpc"
+_BY_SERVE: Final = b"grpc"
 QUESTION_BYTES: Final = 16 * 1024
 """Largest message of a call that takes no tensors. Calls that watch keep theirs for as long as they last."""
 _LONGEST_DETAILS: Final = 2000
@@ -64,6 +80,8 @@ class Call:
             name = _HEADERS.get(key)
             if name is not None:
                 self.headers[name] = value if isinstance(value, bytes) else value.encode()
+        # Ray Serve's context knows no deadline, by which it is told apart.
+        self.headers[DOOR] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
     def again(self) -> Call:
         """The next request of the same stream."""
@@ -90,17 +108,19 @@ class Call:
         """Say something with the end of the call."""
         self._context.set_trailing_metadata(list(metadata))  # Serve adds its own to a list
 
-    def fail(self, error: ServeAppError, request_id: bytes) -> None:
-        """End the call with an error: its status, its message, and its code among the metadata.
+    @property
+    def request_id(self) -> str:
+        """For the client to quote; empty where it was given none."""
+        return self.headers.get(b"x-request-id", b"").decode("latin-1")
 
-        Args:
-            error: What happened.
-            request_id: For the client to quote.
-        """
-        metadata = [("code", code_of(error)), ("x-request-id", request_id.decode())]
+    def fail(self, error: ServeAppError) -> None:
+        """End the call with an error: its status, its message, and its code among the metadata."""
+        metadata = [("code", code_of(error)), ("x-request-id", self.request_id)]
         seconds = retry_after(error)
         if seconds is not None:
             metadata.append(("retry-after", str(seconds)))
+        if error.overload:
+            metadata.append(("x-overload", error.overload))
         self._context.set_code(grpc.StatusCode[status_of(error).grpc])
         self._context.set_details(shown(error))
         self._context.set_trailing_metadata(metadata)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import grpc.aio
 
 from serve_app.protocols.grpc_app import STALL_S, GrpcApp, add_to_server
+from serve_app.protocols.grpc_arrivals import Arrivals
 from serve_app.protocols.listener import bind
+from serve_app.protocols.tls import Certificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,12 @@ class GrpcLimits:
     Attributes:
         max_message: Most bytes of one message that is taken; what is sent is not limited.
         calls: Most calls in work at once. More are refused with RESOURCE_EXHAUSTED.
+        connections: Most open connections. More are closed at once.
+        calls_per_connection: Most calls of one connection at once. Clients keep back what is more.
+        connect_s: How long a handshake may take, seconds.
+        idle_s: How long a connection may stay open without a call, seconds.
+        arriving: So many calls may take ``arrive_s`` for their message, and those beyond it 2 s.
+        arrive_s: How long the message of a call may take to arrive, seconds.
         keepalive_s: A connection on which nothing has come for this long is asked for a sign of life.
         client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
         stall_s: How long a client may take nothing of an answer, beyond 1 s for every 64 KiB of it.
@@ -24,6 +32,12 @@ class GrpcLimits:
 
     max_message: int = 32 * 2**20
     calls: int = 4096
+    connections: int = 2048
+    calls_per_connection: int = 1024
+    connect_s: float = 10.0
+    idle_s: float = 300.0
+    arriving: int = 64
+    arrive_s: float = 60.0
     keepalive_s: float = 60.0
     client_ping_s: float = 10.0
     stall_s: float = STALL_S
@@ -34,6 +48,10 @@ class GrpcLimits:
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_allowed_incoming_connections", self.connections),
+            ("grpc.max_concurrent_streams", self.calls_per_connection),
+            ("grpc.server_handshake_timeout_ms", round(self.connect_s * 1e3)),
+            ("grpc.max_connection_idle_ms", round(self.idle_s * 1e3)),
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", round(self.client_ping_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -48,14 +66,23 @@ class GrpcListener:
         host: Address of this machine.
         port: The port; 0 for any that is free.
         limits: What is allowed.
+        certificates: For TLS; ``None`` for plain gRPC.
 
     Raises:
         OSError: Somebody has the port who does not share it, or the host is none of this machine.
     """
 
-    def __init__(self, app: GrpcApp, host: str, port: int, limits: GrpcLimits | None = None) -> None:
+    def __init__(
+        self,
+        app: GrpcApp,
+        host: str,
+        port: int,
+        limits: GrpcLimits | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._app = app
         self._limits = limits or GrpcLimits()
+        self._certificates = certificates
         # gRPC listens as soon as it has a port, and clients whose connection is made then would wait for the start.
         # Until then the port is only kept.
         self._kept = bind(host, port)
@@ -68,9 +95,13 @@ class GrpcListener:
         """Listen. Does nothing when it listens already or was closed."""
         if self._server is not None or self._closed:
             return
-        server = grpc.aio.server(options=self._limits.options(), maximum_concurrent_rpcs=self._limits.calls)
-        add_to_server(self._app, server, self._limits.stall_s)
-        server.add_insecure_port(self._address)
+        limits = self._limits
+        server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
+        add_to_server(self._app, server, limits.stall_s, Arrivals(limits.arriving, limits.arrive_s))
+        if self._certificates is None:
+            server.add_insecure_port(self._address)
+        else:
+            server.add_secure_port(self._address, self._certificates.grpc_credentials())
         self._server = server
         await server.start()
         self._kept.close()

@@ -7,6 +7,7 @@ routed by Starlette. Errors of both are rendered here, in one place.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.protocols import hugging_face, openai, overview, predict
+from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.access.guard import administration as administration_check
+from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.protocols.compression import asked_coding, compress
 from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, is_openai, render
 from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.openapi import pages
+from serve_app.protocols.options import DOOR
 from serve_app.protocols.request_id import RequestIds
+from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
 
 INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
@@ -41,7 +47,9 @@ class HttpSettings:
         decode_threads: Most conversions in threads at once.
         patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
         in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
+        door: What the log calls the port that requests come by.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
+        open_administration: Whether anybody may change the server, where there are no API keys.
     """
 
     max_body: int = 32 * 2**20
@@ -51,6 +59,8 @@ class HttpSettings:
     patience_s: float = 30.0
     in_place_bytes: int = 128 * 2**20
     send_request_id: bool = True
+    door: str = "direct-http"
+    open_administration: bool = False
 
 
 class HttpApp:
@@ -66,7 +76,11 @@ class HttpApp:
         settings: HttpSettings,
         bodies: BodyReader | None = None,
         allocate: Allocate = allocate,
+        guard: Guard | None = None,
+        log: RequestLog | None = None,
     ) -> None:
+        if guard is not None:
+            service = GuardedService(service, guard)
         bodies = bodies or BodyReader(
             max_body=settings.max_body,
             max_held_bytes=settings.max_held_bytes,
@@ -79,21 +93,24 @@ class HttpApp:
         self.bodies = bodies
         self._service = service
         self._settings = settings
+        self._guard = guard
         self._infer = InferEndpoint(service, bodies)
         media = predict.Predict(service, bodies)
         self._router = Router(
             [
                 *rest.routes(service),
-                *administration.routes(service, bodies),
+                *administration.routes(service, bodies, administration_check(guard, settings.open_administration)),
                 *openai.routes(service, bodies),
                 *predict.routes(media),
                 *hugging_face.routes(service, media),
                 *overview.routes(service),
-                *pages.routes(service, self.served),
+                *pages.routes(service, self.served, guard),
             ],
             redirect_slashes=False,
         )
         self._request_id = RequestIds()
+        self._log = log
+        self._door = settings.door.encode()
 
     def served(self) -> list[tuple[str, str]]:
         """Method and path of everything that is served. HEAD goes wherever GET does."""
@@ -116,13 +133,18 @@ class HttpApp:
             await self._route(scope, receive, send, path, target)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers.get(_REQUEST_ID)) if self._settings.send_request_id else b""
+        headers[DOOR] = self._door
+        request_id = b""
+        if self._settings.send_request_id:
+            request_id = headers[_REQUEST_ID] = self._request_id(headers.get(_REQUEST_ID))
         try:
+            if self._guard is not None:
+                self._guard.admit(headers)
             reply = await self._infer(*target, headers, receive)
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
-            self._count(error, target[0])
+            self._count(error, target[0], headers)
             reply = _render_any(
                 error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
             )
@@ -147,22 +169,35 @@ class HttpApp:
             return
         # A route that takes work for models says here which one was asked for, and nothing says more.
         state: dict[str, Any] = dict(scope.get("state", ()))
-        inner = {**scope, "app": self._router, "path": scope.get("root_path", "") + path, "state": state}
+        headers[_REQUEST_ID], headers[DOOR] = request_id, self._door
+        inner = {
+            **scope,
+            "app": self._router,
+            "path": scope.get("root_path", "") + path,
+            "state": state,
+            "headers": [*scope["headers"], (_REQUEST_ID, request_id), (DOOR, self._door)],  # the last of a name counts
+        }
         try:
+            if self._guard is not None:
+                self._guard.enter(path, headers)
             await self._router(inner, receive, answering)
         except ClientGone:
             return
         except Exception as error:  # as above
             if answering.started:
                 raise
-            self._count(error, state.get("asked_model"))
+            self._count(error, state.get("asked_model"), headers)
             what = f"{scope['method']} {path}"
             await answering.whole(_render_any(error, request_id, what, openai=is_openai(path)))
 
-    def _count(self, error: Exception, model: str | None) -> None:
-        """Count what was refused on the way to the scheduler, which counts everything from there on."""
-        if model is not None and not (isinstance(error, ServeAppError) and error.counted):
+    def _count(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
+        """Count and log what was refused on the way to the scheduler; from there on others do."""
+        if model is None:
+            return
+        if not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(model, code_of(error))
+        if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
+            self._log.refused(model if model in self._service.models else "", code_of(error), headers)
 
 
 class _Answering:
@@ -211,6 +246,8 @@ def create_app(
     settings: HttpSettings | None = None,
     bodies: BodyReader | None = None,
     allocate: Allocate = allocate,
+    guard: Guard | None = None,
+    log: RequestLog | None = None,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -219,10 +256,12 @@ def create_app(
         settings: Limits; the defaults suit a router replica with 2 GiB.
         bodies: Reads bodies within limits that several applications of one process share; its limits count then.
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
+        guard: Lets requests in by their API keys; ``None``: everybody is let in.
+        log: Is told of requests that are refused before they reach the service.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    return HttpApp(service, settings or HttpSettings(), bodies, allocate)
+    return HttpApp(service, settings or HttpSettings(), bodies, allocate, guard, log)
 
 
 def _route_path(scope: Scope) -> str:

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp
 
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.protocols.body import SLOWEST, BodyTooSlow
+from serve_app.protocols.crowd import Crowd
 from serve_app.protocols.errors import Headers, Rendered, is_openai, render
 from serve_app.protocols.exchange import LARGE, Exchange
 from serve_app.protocols.head import (
@@ -49,9 +50,12 @@ class Limits:
     """What one listener allows.
 
     Attributes:
-        connections: Most open connections; more are answered with 503 and closed.
-        requests: Most requests in work; more are refused with 429.
-        head_s: How long the head of a request may take to arrive, seconds.
+        connections: Most open connections. Those that ask nothing make room for more; where there are none, more are
+            answered with 503 and closed.
+        connections_per_client: Most open connections of one address; ``None`` for no limit.
+        requests: Most requests in work; more are refused with 429. Half of them at most may have large bodies that
+            still arrive, so that clients who send slowly leave room for the others.
+        head_s: How long a TLS handshake, and the head of a request, may take to arrive, seconds.
         body_s: How long a body of 64 KiB or less may take to arrive, seconds.
         idle_s: How long a connection may stay open without a request, seconds.
         stall_s: How long a client may take no byte of what was sent to it, and how far it may fall behind 64 KiB/s,
@@ -60,6 +64,7 @@ class Limits:
     """
 
     connections: int = 8192
+    connections_per_client: int | None = None
     requests: int = 4096
     head_s: float = 10.0
     body_s: float = 30.0
@@ -77,7 +82,9 @@ class Shared:
         limits: What is allowed.
         loop: Runs all of it.
         connections: All that are open.
+        crowd: Who of them stays.
         requests: Requests in work.
+        arriving: Those of them whose body was not complete when they began, and still is not.
         draining: Whether connections end after their current response.
         on_lost: Called after a connection has ended.
         scratch: Where bytes arrive; used up before the next connection reads.
@@ -87,12 +94,17 @@ class Shared:
     limits: Limits
     loop: asyncio.AbstractEventLoop
     connections: set[Connection] = field(default_factory=set)
+    crowd: Crowd = field(init=False)
     requests: int = 0
+    arriving: int = 0
     draining: bool = False
     on_lost: Callable[[], None] = lambda: None
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
     _date: bytes = b""
     _date_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.crowd = Crowd(self.limits.connections, self.limits.connections_per_client)
 
     def date(self) -> bytes:
         """The line of the header Date, made once a second."""
@@ -108,10 +120,12 @@ class Connection(asyncio.BufferedProtocol):
 
     Args:
         shared: What it shares with the others.
+        scheme: ``https`` where its transport is one of TLS.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, scheme: str = "http") -> None:
         self._shared = shared
+        self._scheme = scheme
         self._loop = shared.loop
         self._transport: asyncio.Transport = None  # type: ignore[assignment] # from `connection_made` on
         self._parser: Any = None
@@ -130,6 +144,8 @@ class Connection(asyncio.BufferedProtocol):
         self._deaf = False
         self._reading = True
         self._drain: asyncio.Future[None] | None = None  # while the client takes too little
+        self._arrives = False  # whether the body of the current request counts among those that arrive
+        self._served = False  # whether there was a whole request, ever
         self._since = 0.0  # when it began to be idle, to send a head, or to end
         self._written = 0  # bytes, ever
         self._taken = 0  # those of them that were not waiting here when last looked at
@@ -146,19 +162,23 @@ class Connection(asyncio.BufferedProtocol):
         self._client = _address(transport.get_extra_info("peername"))
         shared.connections.add(self)
         self._renew_parser()
-        excess = len(shared.connections) - shared.limits.connections
-        if excess > 0:
-            self._turn_away(cut=excess > 256)
+        reason = shared.crowd.enter(self, self._host, self._since)
+        if reason is not None:
+            self._turn_away(reason)
 
-    def _turn_away(self, *, cut: bool) -> None:
-        if cut:  # those that are told why are limited, too
+    @property
+    def _host(self) -> str:
+        return "" if self._client is None else self._client[0]
+
+    def _turn_away(self, reason: str) -> None:
+        self._deaf = True
+        # Those that are told why are limited, too. Where the handshake is still to come, none can be told.
+        if self._scheme == "https" or self._shared.crowd.overrun:
             self._transport.abort()
             return
-        reply = render(QueueFull("the server has too many connections; try again, or elsewhere", 1.0))
-        reply = reply._replace(status=503)
+        reply = render(QueueFull(reason, 1.0))._replace(status=503)
         exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
         self._current = exchange
-        self._deaf = True
         exchange.reply(reply)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -193,6 +213,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """End, and end what is done for the client."""
         self._shared.connections.discard(self)
+        self._shared.crowd.leave(self, self._host)
         self._lose()
         self._parser = None  # it holds this connection
         self.resume_writing()
@@ -292,6 +313,9 @@ class Connection(asyncio.BufferedProtocol):
         exchange, self._arriving = self._arriving, None
         if exchange is not None:
             self._unframed = 0
+            self._served = True
+            if exchange is self._current:
+                self._has_arrived()
             exchange.finish()
             self._deaf = not exchange.keep_alive
 
@@ -306,6 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         keep_alive: bool,
     ) -> Exchange:
         scope = scope_of(method, url, version, headers, self._server, self._client)
+        scope["scheme"] = self._scheme
         return Exchange(self, scope, length, keep_alive=keep_alive)
 
     def _refuse(self, reply: Rendered) -> None:
@@ -375,12 +400,25 @@ class Connection(asyncio.BufferedProtocol):
             full = QueueFull("the server has too many requests in work; try again", 1.0)
             exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
             return
+        if not exchange.body_complete:
+            if shared.arriving >= max(1, shared.limits.requests // 2):
+                full = QueueFull("too many large bodies are arriving; try again", 1.0)
+                exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
+                return
+            self._arrives = True
+            shared.arriving += 1
         shared.requests += 1
         exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
 
     def left(self) -> None:
         """Note that the application has returned."""
         self._shared.requests -= 1
+        self._has_arrived()
+
+    def _has_arrived(self) -> None:
+        if self._arrives:
+            self._arrives = False
+            self._shared.arriving -= 1
 
     def answered(self) -> None:
         """Go on after a complete response."""
@@ -389,7 +427,8 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is None or self._transport.is_closing():
             return
         if not exchange.keep_alive:
-            self._end(linger=not exchange.body_complete)
+            # While draining, the client may have sent another request before it could know.
+            self._end(linger=not exchange.body_complete or self._shared.draining)
         elif self._drain is None:
             self._next()
         else:
@@ -442,8 +481,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def draining(self) -> bool:
-        """Whether connections end after their current response."""
-        return self._shared.draining
+        """Whether this connection ends after its current response: the last to a request that was read."""
+        return self._shared.draining and not self._queue
 
     # --- Limits of time ---
 
@@ -451,6 +490,13 @@ class Connection(asyncio.BufferedProtocol):
     def idle(self) -> bool:
         """Whether no request is in work or on its way."""
         return self._current is None and not self._queue and not self._unframed
+
+    def rest(self) -> tuple[bool, float] | None:
+        """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
+        current = self._current
+        if current is not None and (current.task is not None or current.body_complete):
+            return None
+        return None if self._queue or self._transport.get_write_buffer_size() else (self._served, self._since)
 
     def close(self) -> None:
         """End an idle connection."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import resource
 import socket
+from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
 from serve_app.protocols.http1 import Connection, Limits, Shared
+from serve_app.protocols.secure import SecureTransport
+from serve_app.protocols.tls import Certificates
 
 _BACKLOG = 2048
 _LOOK_EVERY_S = 1.0
+_OTHER_FILES = 1024  # of the process: links, models, Ray
+_ROOM = 256 * 1024  # bytes that are decrypted at once
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -36,6 +42,18 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def within_open_files(connections: int) -> int:
+    """Have this process open as many files as so many connections need. Says how many there can be.
+
+    At the limit of open files connections wait in the kernel, where nobody chooses who makes room.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    soft = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]), most))
+    return max(1, min(connections, soft - _OTHER_FILES))
+
+
 class Listener:
     """Serves an ASGI application on a socket, in the running event loop.
 
@@ -43,11 +61,22 @@ class Listener:
         app: Answers requests.
         sock: A bound socket, as `bind` makes it; closed by `close`.
         limits: What is allowed.
+        certificates: For TLS; ``None`` for plain HTTP.
     """
 
-    def __init__(self, app: ASGIApp, sock: socket.socket, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        limits: Limits | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
         self._shared = Shared(app, limits or Limits(), asyncio.get_running_loop(), on_lost=self._on_lost)
-        self._connection = functools.partial(Connection, self._shared)
+        self._connection: Callable[[], asyncio.BaseProtocol] = (
+            functools.partial(Connection, self._shared)
+            if certificates is None
+            else functools.partial(SecureTransport, self._shared, certificates, memoryview(bytearray(_ROOM)))
+        )
         self._socket = sock
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None

@@ -19,7 +19,7 @@ from serve_app.errors import InvalidRequest
 from serve_app.payloads import Embeddings, Texts
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.open_inference.wire import invalid
-from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
+from serve_app.protocols.options import header_wish, patience_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json, json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -79,9 +79,8 @@ class _Endpoints:
         arrived = monotonic()
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
         request.state.asked_model = ""
-        # The body names the model: until it is read, the most patient one counts.
         wish = header_wish(headers)
-        limit_s = max(reading_s(info, wish) for info in self._service.models.values())
+        limit_s = patience_s(self._service.models.values(), wish)
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             large = self._bodies.is_large(len(content))

@@ -6,16 +6,22 @@ The body beats the header for priority, variant and fallback; the tightest deadl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from serve_app.errors import DeadlineExceeded, InvalidRequest
+from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from serve_app.protocols.service import ModelInfo, RequestOptions
+from serve_app.protocols.trace_context import parent_of
 from serve_app.scheduling.entry import Priority
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 """A deadline further away than this is a mistake of units, not a wish."""
+
+DOOR: Final = b":door"
+"""Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
+_LONGEST_ID: Final = 128
+_LONGEST_STATE: Final = 512
 
 Wish: TypeAlias = tuple[Priority | None, float | None]
 """A class, and seconds until the deadline, each ``None`` where none is named."""
@@ -74,7 +80,30 @@ def request_options(
         )
     if fallback is None:
         fallback = _header_fallback(headers.get(b"x-fallback"))
-    return RequestOptions(chosen, timeout_s, nbytes, variant, fallback)
+    options = RequestOptions(
+        chosen,
+        timeout_s,
+        nbytes,
+        variant,
+        fallback,
+        request_id=request_id_of(headers),
+        door=headers.get(DOOR, b"").decode(),
+    )
+    if b"traceparent" in headers:
+        options = _in_trace(options, headers)
+    control = headers.get(b"cache-control")
+    return options if control is None else _with_cache_control(options, control)
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """The id of a request; empty where nobody has given it one."""
+    return headers.get(b"x-request-id", b"")[:_LONGEST_ID].decode("latin-1")
+
+
+def _in_trace(options: RequestOptions, headers: Mapping[bytes, bytes]) -> RequestOptions:
+    parent = parent_of(headers[b"traceparent"])
+    state = headers.get(b"tracestate", b"") if parent else b""
+    return options._replace(trace_parent=parent, trace_state=state[:_LONGEST_STATE].decode("latin-1"))
 
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
@@ -85,6 +114,17 @@ def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
 def reading_s(info: ModelInfo, wish: Wish) -> float:
     """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
     return _allowed_s(info, *wish)
+
+
+def patience_s(models: Iterable[ModelInfo], wish: Wish) -> float:
+    """Seconds for reading a body that names the model itself: until it is read, the most patient one counts.
+
+    Raises:
+        ModelNotFound: There is none.
+    """
+    if not (allowed := [reading_s(info, wish) for info in models]):
+        raise ModelNotFound("there is no model here for you")
+    return max(allowed)
 
 
 def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:
@@ -132,6 +172,14 @@ def _header_fallback(value: bytes | None) -> bool:
     if word not in {b"allow", b"never"}:
         raise InvalidRequest("X-Fallback: expected allow (the default) or never")
     return word == b"allow"
+
+
+def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions:
+    """What RFC 9111 says a cache must do. Directives that are not known have to be ignored."""
+    directives = {directive.strip().lower() for directive in value.split(b",")}
+    return options._replace(
+        cacheable=b"no-store" not in directives, fresh=not directives.isdisjoint({b"no-cache", b"max-age=0"})
+    )
 
 
 def _header_timeout(value: bytes) -> float:

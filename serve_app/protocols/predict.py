@@ -26,7 +26,7 @@ from serve_app.protocols.content_type import (
     resolve,
 )
 from serve_app.protocols.media import Asked, PredictRequest, parse, parse_form, payload_of
-from serve_app.protocols.options import allowed_s, header_wish, reading_s, remaining, request_options
+from serve_app.protocols.options import allowed_s, header_wish, patience_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -105,8 +105,7 @@ class Predict:
         request.state.asked_model = ""
         headers: dict[bytes, bytes] = dict(request.scope["headers"])
         wish = header_wish(headers)
-        # The body tells the model: until it is read, the most patient one counts.
-        limit_s = max(reading_s(info, wish) for info in self._service.models.values())
+        limit_s = patience_s(self._service.models.values(), wish)
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             parsed = await self._parse(request, media_type(headers), content)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from serve_app.errors import ModelNotFound
 from serve_app.payloads import ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
 
@@ -79,6 +80,9 @@ class RequestOptions(NamedTuple):
         request_id: As in the answer's ``X-Request-Id``; empty where there is none.
         trace_parent: W3C ``traceparent`` of the request's span here; empty where there is none.
         key: Name of the API key that it came with; empty where none is needed.
+        fresh: Whether the answer must be made for this request, and none that was given before.
+        trace_state: W3C ``tracestate`` that came with ``trace_parent``.
+        door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
     """
 
     priority: Priority | None = None
@@ -90,6 +94,9 @@ class RequestOptions(NamedTuple):
     request_id: str = ""
     trace_parent: str = ""
     key: str = ""
+    fresh: bool = False
+    trace_state: str = ""
+    door: str = ""
 
 
 class Answer(NamedTuple):
@@ -167,3 +174,15 @@ class InferenceService(Protocol):
 
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""
+
+
+def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
+    """The error for a model that there is not.
+
+    Args:
+        model: The name that was asked for.
+        models: The names that there are.
+    """
+    # Programs written for Triton look for its words, with which the message begins.
+    listed = ", ".join(models) or "none"
+    return ModelNotFound(f"Request for unknown model: there is no {model[:64]!r} here; models: {listed}")

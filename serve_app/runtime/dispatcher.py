@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Payload, Success, WireEntry
+from serve_app.payloads import Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
+from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -39,11 +41,13 @@ class Work(NamedTuple):
         payload: What to run.
         future: Ends with the entry.
         variant: The variant asked for, empty for the exact model. What runs is the entry's own ``variant``.
+        origin: Where it comes from, for the replica.
     """
 
     payload: Payload
     future: asyncio.Future[Answer]
     variant: str
+    origin: Origin | None = None
 
 
 class Dispatcher:
@@ -72,6 +76,7 @@ class Dispatcher:
         self._dispatched_at: dict[int, float] = {}
         self._wake_ups: dict[str, Dispatch] = {}
         self._bundles: set[asyncio.Task[None]] = set()
+        self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
         """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
 
@@ -99,6 +104,8 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
+        origin: Origin | None = None,
+        queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
         """Queue one entry and wait for its end. Cancelling the call takes the entry out of the queue.
 
@@ -112,6 +119,8 @@ class Dispatcher:
             nbytes: Bytes that it holds.
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
+            origin: Where it comes from, for the replica.
+            queued: Is told the entry once it is accepted.
 
         Raises:
             QueueFull: There is no room.
@@ -130,15 +139,19 @@ class Dispatcher:
             rows,
             bucket,
             nbytes,
-            Work(payload, future, variant),
+            Work(payload, future, variant, origin),
             variant,
             exact=exact,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
-            raise error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+            error.overload = self._scheduler.overload(model)
+            raise error
         self._schedule_pump()
+        if queued is not None:
+            queued(entry)
         try:
             return await future
         except asyncio.CancelledError:
@@ -152,11 +165,40 @@ class Dispatcher:
             # request's tensors until the next garbage collection.
             del entry, future, payload
 
+    def end_early(self, entry: Entry, answer: Answer) -> bool:
+        """Answer an accepted entry with what came another way, and take it out; the observer is not told.
+
+        Returns:
+            Whether it had not ended by itself.
+        """
+        if entry.state is EntryState.DONE:
+            return False
+        self._scheduler.on_cancel(entry, self._loop.time())
+        self._dispatched_at.pop(entry.id, None)
+        self._schedule_pump()
+        entry.payload.future.set_result(answer)
+        return True
+
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
         self._scheduler.on_replicas(model, replicas, self._loop.time())
         if replicas and (wake_up := self._wake_ups.pop(model, None)) is not None:
             self._end_wake_up(wake_up)
+        self._schedule_pump()
+
+    def on_silent(self, model: str, replica: str) -> None:
+        """Tell the scheduler of a replica that owes answers and gives no sign of life."""
+        logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
+        self._observer.replica_silent(model)
+        now, before = self._loop.time(), self._scheduler.listed(model)
+        self._scheduler.on_silent(model, replica, now)
+        self._recovery.lost(model, before, now)
+        self._schedule_pump()
+
+    def on_heard(self, model: str, replica: str) -> None:
+        """Tell the scheduler that a silent replica speaks again."""
+        logger.warning("Replica %s of %s is back", replica, model)
+        self._scheduler.on_heard(model, replica, self._loop.time())
         self._schedule_pump()
 
     def _schedule_pump(self) -> None:
@@ -180,6 +222,10 @@ class Dispatcher:
             self._fail(entry, self._why_late(entry, _late))
         for entry in decisions.given_up:
             self._fail(entry, self._why_late(entry, _given_up), "given_up")
+        for entry, why in decisions.refused:
+            self._fail(entry, error_from_code(why.code, why.message, why.retry_after_s))
+        if decisions.changes:
+            log_changes(logger, decisions.changes)
         for dispatch in decisions.dispatches:
             if dispatch.replica is None:
                 self._wake_ups[dispatch.model] = dispatch
@@ -193,6 +239,8 @@ class Dispatcher:
             task = self._loop.create_task(work, context=self._context.copy())
             self._bundles.add(task)
             task.add_done_callback(self._bundles.discard)
+        if self._recovery.pending:
+            self._recovery.check(now)
         self._set_timer()
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
@@ -258,7 +306,14 @@ class Dispatcher:
         entries = list(dispatch.entries)
         bundle = Bundle(
             [
-                WireEntry(entry.priority, entry.deadline - sent_at, entry.rows, dispatch.variant, entry.payload.payload)
+                WireEntry(
+                    entry.priority,
+                    entry.deadline - sent_at,
+                    entry.rows,
+                    dispatch.variant,
+                    entry.payload.payload,
+                    entry.payload.origin,
+                )
                 for entry in entries
             ],
             self._name,
@@ -270,9 +325,9 @@ class Dispatcher:
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            self._deal_with(
-                self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), True, reached=lost.reached)
-            )
+            now, before = self._loop.time(), self._scheduler.listed(dispatch.model)
+            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, now, True, reached=lost.reached))
+            self._recovery.lost(dispatch.model, before, now)
         except asyncio.CancelledError:
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), False))
@@ -300,7 +355,10 @@ class Dispatcher:
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
+        alive = self._scheduler.on_done(
+            dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s, result.load
+        )
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -329,6 +387,7 @@ class Dispatcher:
         observer = self._observer
         preprocess_s, postprocess_s = result.preprocess_s, result.postprocess_s
         infer_s = sum([execution.seconds for execution in result.executions])
+        overload = self._scheduler.overload(dispatch.model)
         for entry, answer in pairs:
             if isinstance(answer, Success):
                 queue_s, total_s = self._times(entry, now)
@@ -348,6 +407,8 @@ class Dispatcher:
                             preprocess_s,
                             infer_s,
                             postprocess_s,
+                            "",
+                            overload,
                         )
                     )
             else:
@@ -355,7 +416,9 @@ class Dispatcher:
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
-        for entry in self._scheduler.on_done(dispatch.bundle_id, (), self._loop.time()):
+        now = self._loop.time()
+        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of_error(error.code), now)
+        for entry in self._scheduler.on_done(dispatch.bundle_id, (), now):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
 
     def _on_bundle_timeout(self, dispatch: Dispatch) -> None:
@@ -374,11 +437,15 @@ class Dispatcher:
             self._fail(
                 entry,
                 InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
+                "poisoned",
             )
         for entry in requeue.expired:
             self._fail(entry, self._why_late(entry, _late))
 
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
+        if outcome is not None:
+            error.outcome = outcome
+        error.overload = self._scheduler.overload(entry.model)
         self._end(entry, outcome or error.code)
         future = entry.payload.future
         if not future.done():

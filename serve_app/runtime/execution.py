@@ -15,6 +15,7 @@ from serve_app.inference.batch import BatchRun, fit, fits, rows_of, run_assemble
 from serve_app.payloads import Failure, Success, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.ahead import Ahead, Ready, Submit
+from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.staged import EXPIRED, Assembled, Staged
 from serve_app.scheduling.foresight import Due, Foresight
 from serve_app.scheduling.gate import Gate
@@ -49,6 +50,8 @@ class Executor:
         gate: Is told so.
         lock: Is held around every use of the last two.
         submit: Has work done in another thread, while a batch runs.
+        self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
+        refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
 
     Attributes:
         ahead: Prepares the next batch meanwhile; ``None`` where no backend does.
@@ -65,6 +68,9 @@ class Executor:
         gate: Gate,
         lock: Lock,
         submit: Submit,
+        self_test: SelfTest | None = None,
+        *,
+        refuse_non_finite: bool = False,
     ) -> None:
         self._name = name
         self._backends = backends
@@ -73,6 +79,8 @@ class Executor:
         self._foresight = foresight
         self._gate = gate
         self._lock = lock
+        self._self_test = self_test
+        self._refuse_non_finite = refuse_non_finite
         self.progressed_at = 0.0
         found = {variant: preparing(backend) for variant, backend in backends.items()}
         self._preparing = {variant: backend for variant, backend in found.items() if backend is not None}
@@ -139,18 +147,33 @@ class Executor:
                 ready = self.ahead.take(bundles)
             for staged in bundles:
                 self._await_assembly(staged)
-            ran = self._run_assembled(bundles, ready)
-            if ran is not None:
-                return [ran]
+            assembled = self._run_assembled(bundles, ready)
+            if assembled is not None:
+                return self._judge([assembled])
             if ready is not None:
                 ready.discard()  # before others take buffers
-            return self._run_entries(bundles)
+            return self._judge(self._run_entries(bundles))
         finally:
             if ready is not None:
                 ready.discard()
             self.progressed_at = finished = time.monotonic()
             for staged in bundles:
                 staged.finished_at = finished
+
+    def _judge(self, ran: list[Ran]) -> list[Ran]:
+        """Refuse what is no answer, and where the model has failed, find out whether it still works at all."""
+        for places, variant, run in ran:
+            if self._refuse_non_finite:
+                run.refuse_non_finite()
+            if self._self_test is None:
+                continue
+            if run.failed:
+                works = self._self_test.works(variant)
+                for staged, _ in places:
+                    staged.model_works = works
+            elif run.executions:
+                self._self_test.answered(variant)
+        return ran
 
     @staticmethod
     def finish(ran: Sequence[Ran]) -> None:
@@ -160,6 +183,8 @@ class Executor:
                 staged.results[index] = (
                     Failure(outcome.code, outcome.message) if isinstance(outcome, ServeAppError) else Success(outcome)
                 )
+                if isinstance(outcome, InferenceFailed):
+                    logger.error("The model failed on request %s", staged.entries[index].origin)
             executions = [execution._replace(variant=variant) for execution in run.executions]
             if not executions:
                 continue

@@ -25,6 +25,7 @@ from serve_app.payloads import (
     EntryResult,
     Execution,
     Failure,
+    Origin,
     Success,
     Tensors,
     WireEntry,
@@ -73,7 +74,10 @@ def encode_bundle(
         return _pickled(call, (sent_at, bundle)), []
     columns, buffers, kept = packed
     facts = [(entry.priority, entry.budget_s, entry.rows, entry.variant) for entry in entries]
-    return _frame((call, _TENSORS, sent_at, bundle.sender, facts, columns), buffers), kept
+    # As plain tuples, which take a quarter of the time; and nothing where nothing is known.
+    origins = [entry.origin and tuple(entry.origin) for entry in entries]
+    told = origins if any(origins) else None
+    return _frame((call, _TENSORS, sent_at, bundle.sender, facts, columns, told), buffers), kept
 
 
 def decode_bundle(frame: Frame, arena: ArenaReader | None, clock: Callable[[], float] = monotonic) -> Bundle:
@@ -91,12 +95,13 @@ def decode_bundle(frame: Frame, arena: ArenaReader | None, clock: Callable[[], f
         passed_s = max(0.0, clock() - sent_at)
         left = [entry._replace(budget_s=max(0.0, entry.budget_s - passed_s)) for entry in bundle.entries]
         return Bundle(left, bundle.sender)
-    sent_at, sender, facts, columns = rest
+    sent_at, sender, facts, columns, told = rest
     passed_s = max(0.0, clock() - sent_at)
     payloads = _unpack(columns, frame.buffers, len(facts), arena)
+    origins = [None] * len(facts) if told is None else [origin and Origin(*origin) for origin in told]
     entries = [
-        WireEntry(priority, max(0.0, budget_s - passed_s), rows, variant, payload)
-        for (priority, budget_s, rows, variant), payload in zip(facts, payloads, strict=True)
+        WireEntry(priority, max(0.0, budget_s - passed_s), rows, variant, payload, origin)
+        for (priority, budget_s, rows, variant), payload, origin in zip(facts, payloads, origins, strict=True)
     ]
     return Bundle(entries, sender)
 
@@ -161,6 +166,16 @@ class Frame:
             self.buffers.append(data[at : at + size])
             at += size
         self.header: tuple[Any, ...] = pickle.loads(header, buffers=self.buffers)  # noqa: S301 - see above
+
+
+def encode_ping() -> list[Part]:
+    """Make the frame that asks for a sign of life, and that is one: a call of number 0, which nobody waits for."""
+    return _frame((0,), [])
+
+
+def is_ping(frame: Frame) -> bool:
+    """Whether a frame is that."""
+    return bool(frame.header[0] == 0)
 
 
 def _frame(header: tuple[Any, ...], buffers: Sequence[Buffer]) -> list[Part]:

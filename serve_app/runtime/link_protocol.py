@@ -56,16 +56,21 @@ def abstract(address: str) -> str:
     return "\0" + address
 
 
-def check_peer(connection: socket.socket) -> None:
+def check_peer(connection: socket.socket) -> int:
     """Hang up on a process of another user.
+
+    Returns:
+        Id of the process at the other end; 0 if it cannot be seen from here.
 
     Raises:
         LinkError: The other end belongs to one.
     """
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    user = struct.unpack("3i", found)[1]
+    process: int
+    process, user, _ = struct.unpack("3i", found)
     if user != os.geteuid():
         raise LinkError(f"the other end belongs to user {user}")
+    return process
 
 
 class FramedProtocol(asyncio.BufferedProtocol, ABC):

@@ -15,7 +15,7 @@ from serve_app import __version__
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.runtime.arena import Arena, ArenaReader
-from serve_app.runtime.frames import Frame, Part, decode_bundle, encode_failure, encode_result
+from serve_app.runtime.frames import Frame, Part, decode_bundle, encode_failure, encode_ping, encode_result, is_ping
 from serve_app.runtime.link_protocol import (
     HELLO,
     VERSION,
@@ -189,6 +189,9 @@ class _ServerLink(FramedProtocol):
         self._server.joined(self)
 
     def on_frame(self, frame: Frame) -> None:
+        if is_ping(frame):
+            self.write(encode_ping())
+            return
         bundle = decode_bundle(frame, self._arena)
         self._server.started()
         task = self._server.new_task(self._answer(frame.header[0], bundle))

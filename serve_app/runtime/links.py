@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.link_protocol import LinkError
+from serve_app.runtime.liveness import Watch
 from serve_app.runtime.replica_link import ReplicaLink, connect
 
 logger = logging.getLogger(__name__)
@@ -22,11 +23,13 @@ class Links:
     Args:
         arena: What the router shares with its replicas.
         on_up: Called with a replica's id when the link to it has been made.
+        watch: Who is told of replicas that do not answer; ``None``: nobody looks.
     """
 
-    def __init__(self, arena: Arena | None, on_up: Callable[[str], None]) -> None:
+    def __init__(self, arena: Arena | None, on_up: Callable[[str], None], watch: Watch | None = None) -> None:
         self._arena = arena
         self._on_up = on_up
+        self._watch = watch
         self._links: dict[str, ReplicaLink] = {}
         self._wanted: dict[str, dict[str, str]] = {}
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -49,7 +52,9 @@ class Links:
             if (link := self._links.pop(replica, None)) is not None:
                 link.retire()
         for replica in addresses.keys() - before.keys():
-            self._keepers[replica] = asyncio.get_running_loop().create_task(self._keep(replica, addresses[replica]))
+            self._keepers[replica] = asyncio.get_running_loop().create_task(
+                self._keep(model, replica, addresses[replica])
+            )
 
     def close(self) -> None:
         """End all links."""
@@ -61,7 +66,7 @@ class Links:
         self._links.clear()
         self._wanted.clear()
 
-    async def _keep(self, replica: str, address: str) -> None:
+    async def _keep(self, model: str, replica: str, address: str) -> None:
         """Make the link, and make it again when it has ended, with pauses that grow unless it has lasted."""
         loop = asyncio.get_running_loop()
         pause_s, told = _FIRST_PAUSE_S, False
@@ -76,6 +81,8 @@ class Links:
             else:
                 up_since = loop.time()
                 self._links[replica] = link
+                if self._watch is not None:
+                    link.watch(model, self._watch)
                 self._on_up(replica)
                 await ended.wait()
                 if self._links.get(replica) is link:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Iterator
+from time import monotonic
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from serve_app.payloads import BundleResult
+from serve_app.runtime.breaker_metrics import BreakerCollector
 from serve_app.runtime.series import Count, Counter, Distribution, Histogram
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -20,6 +23,7 @@ from serve_app.scheduling.scheduler import Scheduler
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -30,7 +34,7 @@ class SchedulerCollector(Collector):
         self._scheduler = scheduler
 
     def collect(self) -> Iterator[Metric]:
-        """Yield queue, slot and replica gauges."""
+        """Yield queue, slot and replica gauges, and what rescues there were."""
         entries = GaugeMetricFamily(
             "serve_app_queue_entries", "Entries waiting in the router.", labels=("model", "priority")
         )
@@ -41,6 +45,26 @@ class SchedulerCollector(Collector):
         running = GaugeMetricFamily("serve_app_running_rows", "Rows sent to replicas.", labels=("model",))
         replicas = GaugeMetricFamily("serve_app_replicas", "Replicas within reach of the router.", labels=("model",))
         slots = GaugeMetricFamily("serve_app_slots_in_use", "Bundles in flight.", labels=("model",))
+        held = GaugeMetricFamily(
+            "serve_app_replicas_held",
+            "Replicas without work for now: failed, overdue or silent.",
+            labels=("model",),
+        )
+        silent = GaugeMetricFamily(
+            "serve_app_replicas_silent", "Replicas that owe answers and give no sign of life.", labels=("model",)
+        )
+        rescues = CounterMetricFamily(
+            "serve_app_rescues", "Requests also tried elsewhere, since their replica did not answer.", labels=("model",)
+        )
+        won = CounterMetricFamily(
+            "serve_app_rescues_won", "Rescued requests that the other replica answered first.", labels=("model",)
+        )
+        duplicates = CounterMetricFamily(
+            "serve_app_duplicates",
+            "Requests answered while another replica had them, too.",
+            labels=("model",),
+        )
+        wasted = CounterMetricFamily("serve_app_wasted_rows", "Rows executed for nobody.", labels=("model",))
         for model, state in self._scheduler.snapshot().items():
             for label, queue in state["queues"].items():
                 entries.add_metric((model, label), queue["entries"])
@@ -49,7 +73,59 @@ class SchedulerCollector(Collector):
             running.add_metric((model,), state["running_rows"])
             replicas.add_metric((model,), len(state["replicas"]))
             slots.add_metric((model,), state["slots_in_use"])
-        yield from (entries, rows, nbytes, running, replicas, slots)
+            held.add_metric((model,), len(state["held_replicas"]))
+            silent.add_metric((model,), len(state["silent_replicas"]))
+            rescues.add_metric((model,), state["rescues"]["made"])
+            won.add_metric((model,), state["rescues"]["won"])
+            duplicates.add_metric((model,), state["rescues"]["duplicates"])
+            wasted.add_metric((model,), state["wasted_rows"])
+        yield from (entries, rows, nbytes, running, replicas, slots, held, silent, rescues, won, duplicates, wasted)
+        yield from self._overload()
+
+    def _overload(self) -> Iterator[Metric]:
+        """The overload ladders. Models that share a device share one, and each of them shows it."""
+        step = GaugeMetricFamily(
+            "serve_app_overload_step",
+            "Step of the overload ladder: 0 none, 1 batches, 2 variant, 3 shed-low, 4 shed-normal, 5 shed-high.",
+            labels=("model",),
+        )
+        lateness = GaugeMetricFamily(
+            "serve_app_overload_lateness",
+            "Predicted wait over the time that requests usually have, smoothed.",
+            labels=("model", "priority"),
+        )
+        moves = CounterMetricFamily(
+            "serve_app_overload_moves", "Moves of the overload ladder.", labels=("model", "direction")
+        )
+        seconds = CounterMetricFamily(
+            "serve_app_overload_step_seconds", "Time spent on each step.", labels=("model", "step")
+        )
+        shed = CounterMetricFamily(
+            "serve_app_shed", "Requests refused because their class was shed.", labels=("model", "priority")
+        )
+        for model, ladder in self._scheduler.overloads(monotonic()).items():
+            step.add_metric((model,), ladder["level"])
+            for label, value in ladder["lateness"].items():
+                lateness.add_metric((model, label), value)
+            moves.add_metric((model, "up"), ladder["climbs"])
+            moves.add_metric((model, "down"), ladder["descents"])
+            for label, value in ladder["seconds"].items():
+                seconds.add_metric((model, label), value)
+            for label, value in ladder["shed"].items():
+                shed.add_metric((model, label), value)
+        yield from (step, lateness, moves, seconds, shed)
+
+
+class TaskCollector(Collector):
+    """Counts the asyncio tasks of the event loop that asks: what is never awaited to its end shows as growth."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauge; nothing outside an event loop."""
+        try:
+            count = len(asyncio.all_tasks())
+        except RuntimeError:
+            return
+        yield GaugeMetricFamily("serve_app_tasks", "Tasks of the router's event loop.", count)
 
 
 class RouterMetrics:
@@ -62,7 +138,7 @@ class RouterMetrics:
         self.requests = Counter(
             "serve_app_requests",
             "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time any"
-            " more), or the error's code.",
+            " more), poisoned (two replicas failed with it), or the error's code.",
             ("model", "priority", "outcome"),
         )
         self.fallbacks = Counter(
@@ -88,9 +164,18 @@ class RouterMetrics:
             "serve_app_bundle_entries", "Entries per call to a replica.", ("model",), _ROWS_BUCKETS
         )
         self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
+        self.silent = Counter("serve_app_silences", "Times that a replica gave no sign of life.", ("model",))
+        self.recovery = Histogram(
+            "serve_app_recovery_seconds",
+            "From the loss of a replica, dead or silent, until as many are usable as before.",
+            ("model",),
+            _RECOVERY_BUCKETS,
+        )
         self.registry = CollectorRegistry()
         for collector in (
             SchedulerCollector(scheduler),
+            BreakerCollector(scheduler),
+            TaskCollector(),
             self.requests,
             self.fallbacks,
             self.latency,
@@ -99,6 +184,8 @@ class RouterMetrics:
             self.execution,
             self.bundle_entries,
             self.lost,
+            self.silent,
+            self.recovery,
         ):
             self.registry.register(collector)
         self._answered: dict[tuple[str, Priority], _Answered] = {}
@@ -136,9 +223,7 @@ class RouterMetrics:
             statistics.failed += 1
             statistics.failed_s += total_s
             return
-        answered = self._answered.get((entry.model, entry.priority))
-        if answered is None:
-            answered = self._answered[entry.model, entry.priority] = self._series_of(entry.model, entry.priority.label)
+        answered = self._answered_by(entry.model, entry.priority)
         answered.number.value += 1
         answered.latency.observe(total_s)
         answered.queue_time.observe(queue_s)
@@ -148,6 +233,38 @@ class RouterMetrics:
         statistics.queue_s += queue_s
         statistics.rows += entry.rows
         statistics.last_arrival = entry.arrival
+
+    def answered_from_cache(
+        self, model: str, priority: Priority, arrival: float, queue_s: float, total_s: float, *, hit: bool
+    ) -> None:
+        """Count an answer that was executed for another request.
+
+        Args:
+            model: Name of the model.
+            priority: The class.
+            arrival: When the request came, on the dispatcher's clock.
+            queue_s: How long it waited for the other request, seconds.
+            total_s: How long it took in all, seconds.
+            hit: Whether it was found in the cache; otherwise the other request was still in flight.
+        """
+        answered = self._answered_by(model, priority)
+        answered.number.value += 1
+        answered.latency.observe(total_s)
+        answered.queue_time.observe(queue_s)
+        statistics = answered.statistics
+        if hit:
+            statistics.hits += 1
+            statistics.hits_s += total_s
+        else:
+            statistics.shared += 1
+            statistics.shared_s += total_s
+        statistics.last_arrival = arrival
+
+    def cache_missed(self, model: str, seconds: float) -> None:
+        """Count an answer that was looked up, executed and kept: what the first and the last took."""
+        statistics = self.statistics(model)
+        statistics.misses += 1
+        statistics.misses_s += seconds
 
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
@@ -185,6 +302,14 @@ class RouterMetrics:
         """Count a bundle whose replica died."""
         self.lost.of(model).value += 1
 
+    def replica_silent(self, model: str) -> None:
+        """Count a replica that gave no sign of life."""
+        self.silent.of(model).value += 1
+
+    def recovered(self, model: str, seconds: float) -> None:
+        """Note how long a model was short of replicas."""
+        self.recovery.of(model).observe(seconds)
+
     def render(self) -> str:
         """This router's page in Prometheus' text format."""
         return generate_latest(self.registry).decode()
@@ -192,13 +317,17 @@ class RouterMetrics:
     def _outcome(self, model: str, priority: Priority, outcome: str) -> None:
         self.requests.of(model, priority.label, outcome).value += 1
 
-    def _series_of(self, model: str, label: str) -> _Answered:
-        return _Answered(
-            self.requests.of(model, label, "ok"),
-            self.latency.of(model, label),
-            self.queue_time.of(model, label),
-            self.statistics(model),
-        )
+    def _answered_by(self, model: str, priority: Priority) -> _Answered:
+        answered = self._answered.get((model, priority))
+        if answered is None:
+            label = priority.label
+            answered = self._answered[model, priority] = _Answered(
+                self.requests.of(model, label, "ok"),
+                self.latency.of(model, label),
+                self.queue_time.of(model, label),
+                self.statistics(model),
+            )
+        return answered
 
 
 class BatchStatistics:
@@ -216,7 +345,9 @@ class BatchStatistics:
 class ModelStatistics:
     """Cumulative numbers of one model in one router. Times are sums over requests, seconds.
 
-    ``rows`` are those of answered requests, ``executions`` the runs (of those shared with other routers, a part), also
+    ``succeeded`` are those that were executed; ``hits`` and ``shared`` were answered by what was executed for others,
+    and ``misses`` are those of the executed that had been looked up.
+    ``rows`` are those of executed requests, ``executions`` the runs (of those shared with other routers, a part), also
     by their rows in ``batches``, and ``last_arrival`` is on the dispatcher's clock.
     """
 
@@ -226,11 +357,17 @@ class ModelStatistics:
         "executions",
         "failed",
         "failed_s",
+        "hits",
+        "hits_s",
         "last_arrival",
+        "misses",
+        "misses_s",
         "postprocess_s",
         "preprocess_s",
         "queue_s",
         "rows",
+        "shared",
+        "shared_s",
         "succeeded",
         "succeeded_s",
     )
@@ -240,6 +377,12 @@ class ModelStatistics:
         self.succeeded_s = 0.0
         self.failed = 0
         self.failed_s = 0.0
+        self.hits = 0
+        self.hits_s = 0.0
+        self.misses = 0
+        self.misses_s = 0.0
+        self.shared = 0
+        self.shared_s = 0.0
         self.queue_s = 0.0
         self.preprocess_s = 0.0
         self.execute_s = 0.0

@@ -15,7 +15,10 @@ class Observer(Protocol):
         """An entry was refused at once."""
 
     def ended(self, entry: Entry, outcome: str, queue_s: float, total_s: float) -> None:
-        """An accepted entry ended; ``outcome`` is ``ok``, ``cancelled``, ``given_up``, or an error code."""
+        """An accepted entry ended.
+
+        ``outcome`` is ``ok``, ``cancelled``, ``given_up``, ``poisoned``, or an error code.
+        """
 
     def fell_back(self, entry: Entry) -> None:
         """An entry for the exact model was answered by a fallback, its ``variant``. Told besides its end."""
@@ -25,3 +28,9 @@ class Observer(Protocol):
 
     def replica_lost(self, model: str) -> None:
         """A bundle failed because its replica did."""
+
+    def replica_silent(self, model: str) -> None:
+        """A replica gave no sign of life for too long."""
+
+    def recovered(self, model: str, seconds: float) -> None:
+        """A model has as many usable replicas again as before it lost one."""

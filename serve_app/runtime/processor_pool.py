@@ -63,7 +63,7 @@ class ProcessorPool:
         except ServeAppError as error:
             staged.tensors[index] = Failure(error.code, error.message)
         except Exception:  # the seam to media libraries: the other entries are answered
-            logger.exception("%s could not preprocess one entry", self._name)
+            logger.exception("%s could not preprocess request %s", self._name, staged.entries[index].origin)
             staged.tensors[index] = Failure(
                 InferenceFailed.code, f"model {self._name} failed to preprocess this request"
             )
@@ -90,7 +90,7 @@ class ProcessorPool:
         except ServeAppError as error:
             staged.results[index] = Failure(error.code, error.message)
         except Exception:  # as in `_preprocess_entry`
-            logger.exception("%s could not postprocess one entry", self._name)
+            logger.exception("%s could not postprocess request %s", self._name, staged.entries[index].origin)
             staged.results[index] = Failure(
                 InferenceFailed.code, f"model {self._name} failed to postprocess this request"
             )

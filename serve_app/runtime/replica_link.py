@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import os
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,7 +14,7 @@ from typing import Any, Final
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.frames import Frame, decode_result, encode_bundle
+from serve_app.runtime.frames import Frame, decode_result, encode_bundle, encode_ping
 from serve_app.runtime.link_protocol import (
     HELLO,
     VERSION,
@@ -22,7 +25,10 @@ from serve_app.runtime.link_protocol import (
     check_peer,
     new_socket,
 )
+from serve_app.runtime.liveness import Liveness, Watch
 from serve_app.runtime.send import ReplicaLost
+
+logger = logging.getLogger(__name__)
 
 _WELCOME_TIMEOUT_S: Final = 10.0
 
@@ -34,9 +40,10 @@ class ReplicaLink(FramedProtocol):
         name: The replica's id, for messages.
         arena: Shared with the replica.
         on_lost: Called once, when the connection has ended.
+        process: Id of the replica's process; 0 if it cannot be seen from here.
     """
 
-    def __init__(self, name: str, arena: Arena | None, on_lost: Callable[[], None]) -> None:
+    def __init__(self, name: str, arena: Arena | None, on_lost: Callable[[], None], process: int = 0) -> None:
         super().__init__()
         self._name = name
         self._arena = arena
@@ -45,10 +52,40 @@ class ReplicaLink(FramedProtocol):
         # What an answer is waited for with, and the payload's arrays: the replica reads them where they lie.
         self._calls: dict[int, tuple[asyncio.Future[BundleResult], Any]] = {}
         self._retired = False
+        self._process = process
+        self._liveness: Liveness | None = None
         self.lost = False
 
     def __repr__(self) -> str:
         return f"<ReplicaLink {self._name} {'lost' if self.lost else 'up'}, {len(self._calls)} calls>"
+
+    def watch(self, model: str, watch: Watch) -> None:
+        """Tell when the replica is silent although it owes answers."""
+        self._liveness = Liveness(
+            watch.silence_s,
+            watch.kill_s,
+            owes=lambda: bool(self._calls),
+            ask=lambda: self.write(encode_ping()),
+            on_silent=lambda: watch.on_silent(model, self._name),
+            on_heard=lambda: watch.on_heard(model, self._name),
+            on_given_up=self._kill,
+        )
+
+    def _kill(self) -> None:
+        """End the replica's process. It does not run, so that it cannot end itself; Ray Serve replaces what is dead."""
+        if self.lost or self._process <= 0:
+            return
+        logger.error("Replica %s has been silent for too long: its process %d is killed", self._name, self._process)
+        try:
+            os.kill(self._process, signal.SIGKILL)
+        except OSError as error:
+            logger.warning("Process %d could not be killed: %s", self._process, error)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that have arrived. Called by asyncio."""
+        if self._liveness is not None:
+            self._liveness.heard = True
+        super().buffer_updated(nbytes)
 
     async def call(self, bundle: Bundle) -> BundleResult:
         """Send a bundle and wait for its result.
@@ -65,6 +102,8 @@ class ReplicaLink(FramedProtocol):
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
         self._calls[call] = (future, kept)
         self.write(parts)
+        if self._liveness is not None:
+            self._liveness.begin()
         try:
             return await future
         finally:
@@ -89,6 +128,8 @@ class ReplicaLink(FramedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what waits. Called by asyncio."""
         self.lost = True
+        if self._liveness is not None:
+            self._liveness.end()
         calls, self._calls = self._calls, {}
         for future, _ in calls.values():
             if not future.done():
@@ -131,12 +172,12 @@ async def connect(
     connection = new_socket()
     try:
         await loop.sock_connect(connection, abstract(address))
-        check_peer(connection)
+        process = check_peer(connection)
         hello = HELLO.pack(VERSION, 0 if arena is None else arena.nbytes)
         socket.send_fds(connection, [hello], [] if arena is None else [arena.fd])
         async with asyncio.timeout(timeout_s):
             await _welcomed(connection)
-        _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost), sock=connection)
+        _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost, process), sock=connection)
     except TimeoutError as error:
         connection.close()
         raise LinkError(f"it did not answer within {timeout_s:g} s") from error

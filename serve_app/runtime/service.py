@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError, error_from_code
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
+from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
-from serve_app.scheduling.entry import Priority
+from serve_app.runtime.trail import Trails, origin_of
+from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
@@ -30,6 +34,8 @@ class Service:
         on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
+        trails: Follow every request, for the log and for traces.
+        cache: Answers what was asked before; ``None`` where no model has one.
         scheduling: How each model is scheduled, for `status`.
         groups: Which of them share a device, for `status`.
     """
@@ -46,6 +52,8 @@ class Service:
         scheduling: Mapping[str, ModelScheduling] | None = None,
         groups: Iterable[DeviceGroup] = (),
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
+        trails: Trails | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._models = models
         self._processors = processors
@@ -55,7 +63,12 @@ class Service:
         self._on_demand = on_demand
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
+        self._cache = cache
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
+        self._trails = trails
+        self._in_work = 0
+        self._ending = False  # not ready any more, though what comes is still answered
+        self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -70,10 +83,7 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            # Programs written for Triton look for its words, with which both messages begin.
-            raise ModelNotFound(
-                f"Request for unknown model: there is no {model[:64]!r} here; models: {', '.join(self._models)}"
-            )
+            raise unknown_model(model, self._models)
         if version is not None and version not in info.versions:
             raise ModelNotFound(
                 f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
@@ -84,18 +94,26 @@ class Service:
     def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
         """Refuse early what has no room, before its payload is decoded.
 
+        Of a model with a cache only the payload tells whether room is needed.
+
         Raises:
             ModelNotFound: No such model.
             QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
         """
         if model not in self._models:
             self.find(model)
+        if self._finished is not None:
+            raise _stopping()
+        if self._cache is not None and self._cache.of(model) is not None:
+            return
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
             error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
             error.counted = True
+            error.overload = self._scheduler.overload(model)
             raise error
 
     def refused(self, model: str, code: str) -> None:
@@ -108,6 +126,16 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
+        if self._cache is not None and options.cacheable and (cache := self._cache.of(model)) is not None:
+            if not options.nbytes:
+                options = options._replace(nbytes=_nbytes(payload))
+            return await cache.answer(self._models[model], payload, options, self._submit)
+        return await self._submit(model, payload, options)
+
+    async def _submit(
+        self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
+    ) -> Answer:
+        """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
         info = self._models.get(model) or self.find(model)
         priority, timeout_s = options.priority or _NORMAL, options.timeout_s
         if timeout_s is None:
@@ -117,8 +145,12 @@ class Service:
             raise InvalidRequest(
                 f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
+        if self._finished is not None:
+            raise _stopping()
+        trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
+        self._in_work += 1
         try:
-            return await self._dispatcher.submit(
+            answer = await self._dispatcher.submit(
                 model,
                 payload,
                 priority=priority,
@@ -128,39 +160,85 @@ class Service:
                 nbytes=options.nbytes or _nbytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
+                origin=origin_of(options) if trail is None else trail.origin,
+                queued=queued,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
+            if trail is not None:
+                trail.failed(error)
             raise
+        except asyncio.CancelledError:
+            if trail is not None:
+                trail.cancelled()
+            raise
+        finally:
+            self._in_work -= 1
+            if self._finished is not None and not self._in_work:
+                self._finished.set()
+        if trail is not None:
+            trail.answered(answer)
+        return answer
 
     def live(self) -> bool:
-        """Whether this process works at all."""
-        return True
+        """Whether this process works at all: whoever can ask has had an answer from its event loop."""
+        return not self._dispatcher.broken
 
     def ready(self) -> bool:
-        """Whether every model that should be running can take work."""
+        """Whether every model that should be running can take work, and this router will go on taking it."""
         return all(self.model_ready(model) for model in self._models)
 
     def model_ready(self, model: str) -> bool:
-        """Whether this model can take work; a model that starts on demand always can.
+        """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
 
         Raises:
             ModelNotFound: No such model.
         """
         self.find(model)
+        if self._ending or self._dispatcher.broken:
+            return False
         return model in self._on_demand or self._scheduler.usable(model) > 0
+
+    def stop_being_ready(self) -> None:
+        """Say that no more work should be sent here, though what comes is still done."""
+        self._ending = True
+
+    async def finish(self, limit_s: float) -> int:
+        """Refuse what comes from now on, and wait until what was taken is answered.
+
+        Args:
+            limit_s: For how long at most, seconds.
+
+        Returns:
+            How many requests are left then.
+        """
+        self._ending = True
+        if self._finished is None:
+            self._finished = asyncio.Event()
+        if self._in_work:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._finished.wait()
+        return self._in_work
 
     def status(self) -> Mapping[str, Any]:
         """A picture of the models, JSON-able.
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); and what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions.
+            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
+            `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
+            ``None`` where it has none. ``cache`` of a model that has one, and of the router, tell what
+            `ModelCache.status` and `ResponseCache.status` do. ``overload`` of a model that has an overload ladder tells
+            what `Scheduler.overloads` does.
         """
-        snapshot = self._scheduler.snapshot()
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
+        shared = {} if self._cache is None else self._cache.status()
+        overloads = self._scheduler.overloads(now)
         return {
             "ready": self.ready(),
+            **({"cache": shared} if shared else {}),
             "models": {
                 name: {
                     "task": info.task,
@@ -168,6 +246,9 @@ class Service:
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
                     **snapshot[name],
+                    "breaker": self._scheduler.breaker_picture(name, now),
+                    **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
+                    **({"overload": overloads[name]} if name in overloads else {}),
                 }
                 for name, info in self._models.items()
             },
@@ -206,6 +287,10 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
         return processor.estimate(payload)
+
+
+def _stopping() -> ModelUnavailable:
+    return ModelUnavailable("this server is stopping; send the request again, or elsewhere", 1.0)
 
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:

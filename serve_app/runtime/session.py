@@ -292,6 +292,7 @@ class Session:
         failure = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
         for staged in bundles:
             staged.results[:] = [failure] * len(staged.entries)
+            staged.model_works = False
 
     def _fault(self, bundles: Sequence[Staged] = ()) -> None:
         """Lending the session has just raised: a bug. Fail whom it may concern, and let others have the session.

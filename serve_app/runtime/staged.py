@@ -55,6 +55,7 @@ class Staged:
         executed_at: When they began.
         finished_at: When they had ended.
         behind_others_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
+        model_works: What the self-test said after an entry had failed; ``None``: it was not asked, or cannot tell.
         ended: Whether the session is done with it.
         waiter: Whom to wake when it is.
     """
@@ -79,6 +80,7 @@ class Staged:
     executed_at: float = 0.0
     finished_at: float = 0.0
     behind_others_s: float = 0.0
+    model_works: bool | None = None
     ended: bool = False
     waiter: asyncio.Future[None] | None = None
 

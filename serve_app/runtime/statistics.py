@@ -24,6 +24,7 @@ def describe(info: ModelInfo, numbers: ModelStatistics, now: float) -> dict[str,
         now: On the dispatcher's clock, seconds.
     """
     done = numbers.succeeded
+    answered, answered_s = done + numbers.hits + numbers.shared, numbers.hits_s + numbers.shared_s
     return {
         "name": info.name,
         "version": info.version,
@@ -31,14 +32,14 @@ def describe(info: ModelInfo, numbers: ModelStatistics, now: float) -> dict[str,
         "inference_count": numbers.rows,
         "execution_count": round(numbers.executions),
         "inference_stats": {
-            "success": _duration(done, numbers.succeeded_s),
+            "success": _duration(answered, numbers.succeeded_s + answered_s),
             "fail": _duration(numbers.failed, numbers.failed_s),
             "queue": _duration(done, numbers.queue_s),
             "compute_input": _duration(done, numbers.preprocess_s),
             "compute_infer": _duration(done, numbers.execute_s),
             "compute_output": _duration(done, numbers.postprocess_s),
-            "cache_hit": _duration(0, 0.0),
-            "cache_miss": _duration(0, 0.0),
+            "cache_hit": _duration(numbers.hits, numbers.hits_s),
+            "cache_miss": _duration(numbers.misses, numbers.misses_s),
         },
         "response_stats": {},  # of models that answer one request several times
         "batch_stats": [

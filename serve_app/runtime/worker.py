@@ -20,8 +20,10 @@ from serve_app.errors import InferenceFailed
 from serve_app.inference.backend import Backend
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
 from serve_app.processors.processor import Processor
+from serve_app.runtime.device_load import DeviceGauge, DeviceWatch
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.processor_pool import ProcessorPool
+from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.session import BatchTogether, RunBatch, RunOne, Session
 from serve_app.runtime.staged import SMALL_BYTES, Staged
 from serve_app.scheduling.foresight import Foresight
@@ -41,6 +43,9 @@ class Worker:
         preprocess_threads: Size of the pool for decoding and postprocessing.
         batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
         warm_up: The executions of its backends' warm-up: what it predicts from at first.
+        examples: By variant an input that is known to run, to tell a bad input from a bad model by.
+        refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+        gauge: Reads the device, for the routers; ``None``: they are told nothing of it.
     """
 
     def __init__(
@@ -53,16 +58,31 @@ class Worker:
         preprocess_threads: int,
         batch: BatchTogether,
         warm_up: Sequence[Execution] = (),
+        examples: Mapping[str, Tensors] | None = None,
+        refuse_non_finite: bool = False,
+        gauge: DeviceGauge | None = None,
     ) -> None:
         self._name = name
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
+        self._watch = DeviceWatch(gauge, self._pool.submit)
         self._lock = Lock()
         foresight = Foresight(max_rows)
         foresight.seed(warm_up)
         self._gate = Gate(foresight)
+        self._self_test = SelfTest(name, backends, examples or {}, refuse_non_finite=refuse_non_finite)
+        self._self_test.start()
         self._executor = Executor(
-            name, backends, processor, max_rows, foresight, self._gate, self._lock, self._pool.submit
+            name,
+            backends,
+            processor,
+            max_rows,
+            foresight,
+            self._gate,
+            self._lock,
+            self._pool.submit,
+            self._self_test,
+            refuse_non_finite=refuse_non_finite,
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
@@ -101,11 +121,18 @@ class Worker:
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
             outlook,
+            staged.model_works,
+            self._watch.news(staged.sender, finished),
         )
 
     def stalled_s(self) -> float:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
         return self._session.stalled_s()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the model keeps failing on an input that it could run at first, so that this worker must go."""
+        return self._self_test.failing
 
     @property
     def broken(self) -> bool:

@@ -78,7 +78,7 @@ class Bounds:
             return Rejection(
                 QueueFull.code, f"the request holds {nbytes} bytes, class {priority.label} never queues over {most}"
             )
-        retry = _UNKNOWN_RETRY_S if drain_s is None else max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, drain_s))
+        retry = retry_s(drain_s)
         if totals.entries >= settings.queue_entries:
             what = f"{totals.entries} of {settings.queue_entries} requests queued"
         elif totals.nbytes + nbytes > settings.queue_bytes:
@@ -90,11 +90,16 @@ class Bounds:
         )
 
 
+def retry_s(drain_s: float | None) -> float:
+    """When trying again may help somebody who finds no room, seconds: when what is ahead is done."""
+    return _UNKNOWN_RETRY_S if drain_s is None else max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, drain_s))
+
+
 def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -> float | None:
     """Predicted time until everything queued in this class and above is executed; ``None`` when unknown."""
     if not model.latencies.exact.known or not model.slots.usable:
         return None
-    wait, shared = _wait_s(model, device, priority, now + 1e9, now)
+    wait, shared = wait_s(model, device, priority, now + 1e9, now)
     return wait + model.latencies.exact.predict(shared) if shared else wait
 
 
@@ -130,7 +135,7 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
         )
     if not model.slots.usable:
         return None
-    wait, shared = _wait_s(model, device, priority, entry.deadline, now)
+    wait, shared = wait_s(model, device, priority, entry.deadline, now)
     most = model.settings.max_rows
     if shared and entry.rows < most:
         # How much longer its batch takes because of the rows that are queued before it and go with it.
@@ -160,7 +165,7 @@ def _tolerated_s(entry: Entry, latency: LatencyModel, model: ModelState) -> floa
     return _TOLERATED_BATCHES * rows * seconds_per_row
 
 
-def _wait_s(model: ModelState, device: Device, priority: Priority, deadline: float, now: float) -> tuple[float, int]:
+def wait_s(model: ModelState, device: Device, priority: Priority, deadline: float, now: float) -> tuple[float, int]:
     """Predicted time until an entry of this class and deadline could begin, and the rows that would go with it."""
     begin = model.slots.earliest_start(now)
     if device.concurrency:

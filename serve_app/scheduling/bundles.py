@@ -24,9 +24,10 @@ class Bundle:
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
         rows: Rows of the bundle.
         begins: When its replica was predicted to be free for it, seconds; when it was sent at the earliest.
+        settled: Whether no rescue of any of its entries is to be thought of any more.
     """
 
-    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "replica", "rows")
+    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "replica", "rows", "settled")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Bundle:
         begins: float = 0.0,
     ) -> None:
         self.begins = begins
+        self.settled = False
         self.id = id
         self.model = model
         self.replica = replica
@@ -107,6 +109,10 @@ class BundlesInFlight:
     def get(self, bundle_id: int) -> Bundle | None:
         """The bundle of that id, if it is known."""
         return self._bundles.get(bundle_id)
+
+    def all(self) -> list[Bundle]:
+        """Every bundle that is known."""
+        return list(self._bundles.values())
 
     def next_deadline(self) -> float:
         """The earliest deadline of all running entries; ``inf`` without any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from serve_app.scheduling.entry import Entry
@@ -45,6 +46,26 @@ class Dispatch(NamedTuple):
     variant: str = ""
 
 
+class Change(NamedTuple):
+    """A circuit breaker has moved, or a replica was ejected: for the log.
+
+    Attributes:
+        model: The model.
+        variant: The build, empty for the exact one.
+        replica: The replica that was ejected; ``None`` where a breaker moved.
+        state: The breaker's new state, or ``ejected``.
+        for_s: How long nothing is asked, seconds.
+        reason: Why a breaker opened.
+    """
+
+    model: str
+    variant: str
+    replica: str | None
+    state: str
+    for_s: float
+    reason: str = ""
+
+
 class Decisions(NamedTuple):
     """What to do now.
 
@@ -53,11 +74,16 @@ class Decisions(NamedTuple):
         expired: Entries whose deadline passed, queued or running; each is reported once and is DONE.
         given_up: Queued entries that cannot be in time any more, or only at the cost of more others. They are DONE and
             were never executed.
+        refused: Queued entries of a build whose circuit breaker has opened, and what to tell their clients. They are
+            DONE.
+        changes: What circuit breakers did since the last decision.
     """
 
     dispatches: list[Dispatch]
     expired: list[Entry]
     given_up: list[Entry]
+    refused: Sequence[tuple[Entry, Rejection]] = ()
+    changes: Sequence[Change] = ()
 
 
 class Requeue(NamedTuple):

@@ -234,7 +234,8 @@ class Device:
             entries, rows, bucket, variant = [head], head.rows, head.bucket, head.variant
         else:
             room = Room(slack_from, second_start + overhead_s + replica.riders_s, most, longest_s, candidate.owed)
-            composition = compose(model.queue, priority, settings, latencies, room)
+            light, apart = model.light(priority), model.keeps_apart
+            composition = compose(model.queue, priority, settings, latencies, room, light, apart)
             given_up += composition.given_up
             entries, rows, bucket, variant = composition[:4]
             if not entries:

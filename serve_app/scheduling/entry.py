@@ -103,6 +103,25 @@ class Entry:
         self.avoid: str | None = None
         self.probe = False
 
+    def twin(self, avoid: str) -> Entry:
+        """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
+        copy = Entry(
+            self.id,
+            self.model,
+            self.priority,
+            self.arrival,
+            self.deadline,
+            self.rows,
+            self.bucket,
+            self.nbytes,
+            self.payload,
+            self.variant,
+        )
+        copy.lane = self.lane
+        copy.attempts = self.attempts
+        copy.avoid = avoid
+        return copy
+
     def __repr__(self) -> str:
         return (
             f"<Entry {self.id} {self.model} {self.priority.label} {self.state.value}"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.batching import Waiting, Window, batch_policy, target_s
+from serve_app.scheduling.breakers import Breakers
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
@@ -62,25 +63,40 @@ class ModelState:
         settings: Of the model. Raises ValueError for an unknown batch policy.
         totals: The process's counts per class.
         network_s: What a bundle costs besides its execution, until that was measured, seconds.
+
+    Attributes:
+        settings: In effect now.
+        usual: As configured; an overload may change those in effect.
+        cheaper: The fallback that an overload would bring; empty where none is known to be cheaper.
+        prefers_light: Whether it is brought, for entries less urgent than `high` that allow it.
+        keeps_apart: Whether these stay out of the bundles of `high`, too.
     """
 
     __slots__ = (
         "arrivals",
+        "breakers",
+        "cheaper",
         "earliness",
+        "keeps_apart",
         "latencies",
         "overhead",
         "pause",
         "policy",
+        "prefers_light",
         "probes",
         "queue",
         "round_trip",
         "settings",
         "slots",
+        "usual",
         "wasted_rows",
     )
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
-        self.settings = settings
+        self.settings = self.usual = settings
+        self.cheaper = ""
+        self.prefers_light = False
+        self.keeps_apart = False
         self.queue = ModelQueue(totals)
         self.latencies = VariantLatency()
         self.policy = batch_policy(settings)
@@ -93,6 +109,9 @@ class ModelState:
         self.slots.round_trip_s = network_s
         self.probes = Probes()
         self.wasted_rows = 0
+        self.breakers = (
+            None if settings.breaker is None else Breakers(settings, settings.breaker, self.latencies.barred)
+        )
 
     def picture(self) -> dict[str, Any]:
         """This model's part of `Scheduler.snapshot`, JSON-able.
@@ -176,6 +195,12 @@ class ModelState:
             replica.riders += _RECENT * (max(0, rows - bundle.rows) - replica.riders)
             with_riders = latency.predict(min(most, share + round(replica.riders)), bucket)
             replica.riders_s = max(0.0, with_riders - latency.predict(share, bucket))
+
+    def light(self, priority: Priority) -> str:
+        """The variant that entries of this class run on because of an overload; empty for what they ask for."""
+        if not self.prefers_light or priority is _HIGH or not self.latencies.has(self.cheaper):
+            return ""
+        return self.cheaper
 
     def candidate(self, now: float, shares: Shares) -> Candidate | None:
         """What would go next, and where; ``None`` without a free slot or without anything that can go.

@@ -308,6 +308,9 @@ class ModelQueue:
         """Rows queued in all classes, retries not included."""
         return sum(queue.rows for queue in self.fresh)
 
+    def __contains__(self, entry: Entry) -> bool:
+        return entry in (self.retry if entry.attempts else self.fresh)[entry.priority - 1]
+
     def push(self, entry: Entry) -> None:
         """Queue an entry under its class; a retry is recognised by its attempts."""
         (self.retry if entry.attempts else self.fresh)[entry.priority - 1].push(entry)

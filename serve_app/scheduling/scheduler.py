@@ -8,6 +8,8 @@
         │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
         └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
 
+An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback.
+
 Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
 the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
 answered or fails, or its replica is quarantined or vanishes, whatever became of its entries. Only bundles that reached
@@ -23,13 +25,18 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling.admission import Bounds, already_late, drain_s, unknown_model, unreachable
+from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.decisions import Decisions, Dispatch, QueueLength, Rejection, Requeue
+from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
 from serve_app.scheduling.devices import Device, NextBundle
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.overload import OverloadSettings
+from serve_app.scheduling.relief import DeviceLoad, Relief
+from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
@@ -46,6 +53,7 @@ class Scheduler:
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
         groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
+        overload: When the overload ladders move, one per device; ``None``: there are none.
 
     Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
     which reject.
@@ -57,6 +65,7 @@ class Scheduler:
         classes: Mapping[Priority, ClassSettings],
         limits: ProcessLimits,
         groups: Iterable[DeviceGroup] = (),
+        overload: OverloadSettings | None = None,
     ) -> None:
         missing = [priority.label for priority in _PRIORITIES if priority not in classes]
         if missing:
@@ -68,7 +77,14 @@ class Scheduler:
         min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
         self._devices = _devices(self._models, min_share, groups)
         self._device_of = {model.settings.name: device for device in self._devices for model in device.models}
+        self._reliefs = [] if overload is None else [Relief(device, overload) for device in self._devices]
+        self._relief_of = {
+            model.settings.name: relief
+            for device, relief in zip(self._devices, self._reliefs, strict=False)
+            for model in device.models
+        }
         self._bundles = BundlesInFlight()
+        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
@@ -92,15 +108,22 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
+        elif model.breakers is not None and (refusal := model.breakers.admit(entry, now)) is not None:
+            rejection = refusal
         else:
             model.arrivals.observe(now)
             device = self._device_of[entry.model]
+            relief = self._relief_of.get(entry.model)
+            if relief is not None:
+                relief.arrived(entry, model, now)
             bounds = self._bounds
             priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
-                rejection = unreachable(entry, priority, model, device, now)
+                rejection = None if relief is None else relief.refuse(priority, model, now)
+                if rejection is None:
+                    rejection = unreachable(entry, priority, model, device, now)
                 if rejection is None:
                     entry.priority = priority
                     if priority is not _LOW:
@@ -125,9 +148,12 @@ class Scheduler:
         known = self._models.get(model)
         if known is None:
             return unknown_model(model)
+        if known.breakers is not None and (refusal := known.breakers.precheck(now)) is not None:
+            return refusal
         if self._bounds.room(priority, nbytes) is None:
             return self._queue_full(known, priority, nbytes, now)
-        return None
+        relief = self._relief_of.get(model)
+        return None if relief is None else relief.refuse(priority, known, now, early=True)
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
@@ -135,16 +161,19 @@ class Scheduler:
             self._models[entry.model].queue.remove(entry)
             self._end(entry)
         elif entry.state is _RUNNING:
+            self._rescues.settle(entry, answered=False)
             self._end(entry)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
         """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
         slots = self._models[model].slots
         device = self._device_of[model]
-        for vanished in slots.set_replicas(replicas, now):
+        gone = slots.set_replicas(replicas, now)
+        for vanished in gone:
             for bundle_id in list(vanished.bundles):
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
+        self._rescues.replicas_changed(gone, now)
 
     def on_done(
         self,
@@ -153,6 +182,7 @@ class Scheduler:
         now: float,
         outlook: Outlook | None = None,
         waited_s: float = 0.0,
+        load: DeviceLoad | None = None,
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -162,6 +192,7 @@ class Scheduler:
             now: Seconds.
             outlook: What the replica told of itself, where other routers send to it too.
             waited_s: How long the bundle was ready at the replica before its execution began, seconds.
+            load: What the replica told of its device, where it has anything new.
 
         Returns:
             The entries to answer, now DONE. Those that expired or were cancelled are not among them.
@@ -170,6 +201,11 @@ class Scheduler:
         if bundle is None:
             return []
         model = self._models[bundle.model]
+        relief = self._relief_of.get(bundle.model)
+        if relief is not None:
+            relief.answered(bundle.entries, sum([execution[2] for execution in executions]), now)
+            if load is not None and bundle.replica.listed:
+                relief.told(model, str(bundle.replica.name), load, now)
         model.answered(bundle, executions, now, outlook, waited_s)
         self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
@@ -186,7 +222,28 @@ class Scheduler:
                 useful += entry.rows
         self._bounds.nbytes -= nbytes
         model.wasted_rows += bundle.rows - useful
+        rescues = self._rescues
+        if rescues.suspects or rescues.stuck:
+            rescues.heard(bundle.replica, now)
+        if rescues.pairs:
+            for entry in answered:
+                rescues.settle(entry, answered=True)
         return answered
+
+    def on_verdict(self, bundle_id: int, variant: str, verdict: Verdict, now: float) -> None:
+        """Tell what an answer says of the model, before `on_done`, which may end what is asked here.
+
+        Args:
+            bundle_id: As dispatched; a bundle that is not known any more is ignored.
+            variant: What it ran on, as dispatched.
+            verdict: Of all its entries together.
+            now: Seconds.
+        """
+        bundle = self._bundles.get(bundle_id)
+        if bundle is not None:
+            model = self._models[bundle.model]
+            if model.breakers is not None:
+                model.breakers.observe(variant, verdict, bundle.replica, model.slots, now)
 
     def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
         """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
@@ -210,6 +267,7 @@ class Scheduler:
         model = self._models[bundle.model]
         model.slots.release(bundle.replica, bundle_id, now, answered=False)
         self._device_of[bundle.model].ended(bundle_id, now)
+        self._rescues.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -253,6 +311,22 @@ class Scheduler:
                 self._device_of[model].ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
+    def on_silent(self, model: str, replica: str, now: float) -> None:
+        """Nothing is heard of a replica that owes answers: as `quarantine`, and what it has is tried elsewhere now.
+
+        An answer that it gives all the same counts. See `on_heard` for its return; an unknown name is ignored.
+        """
+        if (known := self._models[model].slots.replicas.get(replica)) is not None and known.bundles:
+            self.quarantine(model, replica, now)
+            self._rescues.silent(known, now)
+
+    def on_heard(self, model: str, replica: str, now: float) -> None:
+        """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
+        slots = self._models[model].slots
+        if (known := slots.replicas.get(replica)) is not None:
+            slots.restore(known, now)
+            self._rescues.heard(known, now)
+
     # ------------------------------------------------------------- questions
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
@@ -267,10 +341,26 @@ class Scheduler:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""
         return self._models[model].slots.usable
 
+    def listed(self, model: str) -> int:
+        """Replicas of the model that are listed, held ones included."""
+        return len(self._models[model].slots.replicas)
+
     def load(self, model: str) -> int:
         """Rows queued and rows running at usable replicas: what autoscaling counts."""
         known = self._models[model]
         return known.queue.rows + known.slots.rows
+
+    def overload(self, model: str) -> str:
+        """The step of the model's overload ladder, by its label; empty while it takes none, or has no ladder."""
+        relief = self._relief_of.get(model)
+        return "" if relief is None or not relief.ladder.step else relief.ladder.step.label
+
+    def overloads(self, now: float) -> dict[str, dict[str, Any]]:
+        """A JSON-able picture of the ladders by model, as `Relief.picture` tells; empty without any.
+
+        Models that share a device share a ladder, and so its numbers.
+        """
+        return {model: relief.picture(now) for model, relief in self._relief_of.items()}
 
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""
@@ -280,14 +370,24 @@ class Scheduler:
         """A JSON-able picture of every model by name.
 
         Returns:
-            What `ModelState.picture` tells, and ``credit_s`` per class (see `Shares`; of the device, where it is
-            shared).
+            What `ModelState.picture` and `Rescues.picture` tell, and ``credit_s`` per class (see `Shares`; of the
+            device, where it is shared).
         """
         return {
             name: model.picture()
+            | self._rescues.picture(name)
             | {"credit_s": {p.label: credit for p, credit in self._device_of[name].shares.credit_s.items()}}
             for name, model in self._models.items()
         }
+
+    def breakers(self) -> dict[str, Breakers]:
+        """The circuit breakers of every model that has them, by name, for reading."""
+        return {name: model.breakers for name, model in self._models.items() if model.breakers is not None}
+
+    def breaker_picture(self, model: str, now: float) -> dict[str, Any] | None:
+        """A JSON-able picture of a model's circuit breakers and ejected replicas; ``None`` where it has none."""
+        known = self._models[model]
+        return None if known.breakers is None else known.breakers.picture(known.slots, now)
 
     def totals(self) -> dict[str, Any]:
         """A JSON-able picture of what the process's bounds are checked against, and the bundles in flight."""
@@ -304,11 +404,19 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """End what has expired, then form bundles while slots are free."""
+        for relief in self._reliefs:
+            if now >= relief.due:
+                relief.update(now)
+        rescues = self._rescues
+        if rescues.check_at <= now:
+            rescues.check(now)
         expired = [entry for entry in self._late if entry.state is _RUNNING]
         self._late.clear()
         expired += self._bundles.pop_due(now)
         dispatches: list[Dispatch] = []
         given_up: list[Entry] = []
+        refused: list[Refused] = []
+        changes: list[Change] = []
         for device in self._devices:
             waiting = False
             for model in device.models:
@@ -316,21 +424,35 @@ class Scheduler:
                 if model.queue:
                     model.queue.expire(now, expired)
                     waiting = True
+                breakers = model.breakers
+                if breakers is not None and (breakers.tripped or breakers.changes):
+                    refused += breakers.sweep(model.queue, now)
+                    changes += breakers.changes
+                    breakers.changes.clear()
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
                     dispatches.append(self._launch(following, now))
             else:
                 device.open_at = inf
+        if rescues.pairs:
+            expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
+            refused = [each for each in refused if not rescues.carried_elsewhere(each[0])]
+            for entry, _ in refused:
+                rescues.settle(entry, answered=False)
         for entry in expired:
             self._end(entry)
         for entry in given_up:
             self._end(entry)
-        return Decisions(dispatches, expired, given_up)
+        for entry, _ in refused:
+            self._end(entry)
+        return Decisions(dispatches, expired, given_up, refused or (), changes or ())
 
     @property
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
         earliest = self._bundles.next_deadline()
+        if len(self._bundles):
+            earliest = min(earliest, self._rescues.check_at)
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
         for device in self._devices:
@@ -338,6 +460,9 @@ class Scheduler:
         for model in self._models.values():
             # Also without work: who asks for the usable replicas must not see holds that are over.
             earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
+        for relief in self._reliefs:
+            if relief.ladder.step:
+                earliest = min(earliest, relief.due)  # it comes down by itself, too
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
@@ -360,17 +485,21 @@ class Scheduler:
         device.launched(bundle_id, following, now)
         model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=suspect)
         self._bundles.add(bundle)
+        if attempt:
+            self._rescues.launched(bundle, predicted_s)
         return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant)
 
     def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         result = Requeue([], [], [])
         for entry in bundle.entries:
-            if entry.state is not _RUNNING:
+            if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
                 continue
             if entry.deadline <= now:
+                self._rescues.settle(entry, answered=False)
                 self._end(entry)
                 result.expired.append(entry)
             elif entry.attempts >= _MAX_ATTEMPTS:
+                self._rescues.settle(entry, answered=False)
                 self._end(entry)
                 result.poisoned.append(entry)
             else:

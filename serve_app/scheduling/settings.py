@@ -26,6 +26,31 @@ class ClassSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerSettings:
+    """When a model's circuit breakers open and close, and when a replica is ejected.
+
+    Attributes:
+        consecutive_failures: Faults in a row that open a breaker.
+        failure_ratio: Part of the answers within the window that, if they are faults, opens it, over 0 to 1.
+        window_s: The window, seconds.
+        min_samples: Answers in the window before their ratio says anything.
+        reset_s: How long an open breaker refuses before it lets probes through, seconds.
+        probes: Probes at once, and answered ones that close it.
+        ejection_s: How long a replica is ejected the first time, seconds.
+        max_ejected: Part of a model's replicas that may be ejected at once, 0 to 1.
+    """
+
+    consecutive_failures: int = 3
+    failure_ratio: float = 0.5
+    window_s: float = 10.0
+    min_samples: int = 20
+    reset_s: float = 60.0
+    probes: int = 3
+    ejection_s: float = 30.0
+    max_ejected: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class ModelScheduling:
     """How one model's entries are batched.
 
@@ -41,6 +66,8 @@ class ModelScheduling:
             divided by it.
         resident_bytes: Memory that a replica holds, on a shared device.
         bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
+        variants: All variants that a request may name.
+        breaker: When its circuit breakers open and close; ``None``: there are none.
     """
 
     name: str
@@ -53,6 +80,8 @@ class ModelScheduling:
     weight: float = 1.0
     resident_bytes: int = 0
     bytes_per_row: int = 0
+    variants: tuple[str, ...] = ()
+    breaker: BreakerSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +103,22 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class RescueSettings:
+    """When what a replica owes is also run elsewhere; see `serve_app.scheduling.rescue`.
+
+    Attributes:
+        share: Most rows that are run twice because their bundle is overdue, as a part of all rows in the long run;
+            0: a replica is only given up when it is lost, silent, or has timed out.
+        patience: How many times its predicted execution a bundle may take.
+        slack_s: What it may take on top, for the noise of a busy machine, seconds.
+    """
+
+    share: float = 0.05
+    patience: float = 3.0
+    slack_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessLimits:
     """Limits of a router process over all classes.
 
@@ -81,8 +126,10 @@ class ProcessLimits:
         total_bytes: Most bytes queued and running at once.
         high_headroom: Part of ``total_bytes`` that only the class ``high`` may use, 0 to 1.
         network_s: Allowance for everything around an execution (transport, splitting) until it was measured, seconds.
+        rescue: When what a replica owes is also run elsewhere.
     """
 
     total_bytes: int
     high_headroom: float = 0.1
     network_s: float = 0.002
+    rescue: RescueSettings = RescueSettings()

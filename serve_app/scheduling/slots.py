@@ -1,13 +1,14 @@
 """Slots: how many bundles may be in flight, and at which replica the next one goes.
 
 Each listed replica has ``window`` slots. The next bundle goes where the fewest bundles are in flight; among equals,
-where the predicted work ends first. A replica can be out of the choice for two reasons, both called *held*:
+where the predicted work ends first. A replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
+    ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then.
     failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled at every failure in a
                   row up to 30 s: a replica that was only unreachable for a moment comes back without being listed anew.
 
-Either ends when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
+All end when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
 replica with nothing left in flight can answer nothing, so it counts as failed.
 
 With no replica listed, one wake-up bundle may be in flight, addressed to nobody. When it fails, the next one is held
@@ -40,20 +41,23 @@ class Replica:
             without the way there.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
+        ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
         level: The level of `Slots` that it is in; -1 when it is in none.
         listed: Whether it is in the latest list of replicas.
         share: The part of a batch that is this router's there, over 0 to 1; 1 where no other router sends.
         riders: Rows of other routers that lately shared a batch with a bundle from here, on average.
         riders_s: How much longer they make an execution, seconds.
+        window: Bundles that may be in flight there.
     """
 
     __slots__ = (
-        "answered_at", "bundles", "busy_until", "failures", "held_until", "level", "listed", "name",
-        "riders", "riders_s", "sent", "share", "suspects",
+        "answered_at", "bundles", "busy_until", "ejected_until", "failures", "held_until", "level", "listed", "name",
+        "riders", "riders_s", "sent", "share", "suspects", "window",
     )  # fmt: skip
 
-    def __init__(self, name: str | None) -> None:
+    def __init__(self, name: str | None, window: int = 1) -> None:
         self.name = name
+        self.window = window
         self.bundles: dict[int, tuple[int, float]] = {}
         self.sent: dict[int, float] = {}
         self.suspects: set[int] = set()
@@ -64,6 +68,7 @@ class Replica:
         self.answered_at = -inf
         self.held_until: float | None = None
         self.failures = 0
+        self.ejected_until: float | None = None
         self.listed = True
         self.level = -1
 
@@ -124,7 +129,7 @@ class Slots:
             self._place(replica)
         for name in names:
             if name not in self.replicas:
-                replica = self.replicas[name] = Replica(name)
+                replica = self.replicas[name] = Replica(name, self.window)
                 self._place(replica)
         self.release_holds(now)
         return vanished
@@ -190,7 +195,7 @@ class Slots:
         replica.answered_at = now
         if answered:
             replica.failures = 0
-            replica.held_until = None
+            replica.held_until = replica.ejected_until
         elif replica.held_until == inf and not replica.bundles:
             replica.held_until = self._hold_end(replica, now)
         self._place(replica)
@@ -200,6 +205,12 @@ class Slots:
         if replica.held_until is None:
             replica.held_until = self._hold_end(replica, now)
             self._place(replica)
+
+    def eject(self, replica: Replica, until: float) -> None:
+        """Hold a replica until then, and longer where it is held for another reason as well."""
+        replica.ejected_until = until
+        replica.held_until = until if replica.held_until is None else max(until, replica.held_until)
+        self._place(replica)
 
     def quarantine(self, name: str | None, now: float) -> Replica | None:
         """Hold a replica until it answers; an unknown name is ignored.
@@ -216,6 +227,20 @@ class Slots:
             self._place(replica)
         return None
 
+    def restore(self, replica: Replica, now: float) -> None:
+        """End a quarantine without an answer: the replica is alive after all, and begins with what it has."""
+        if replica.held_until == inf:
+            replica.held_until = replica.ejected_until
+            replica.busy_until = now + sum(predicted_s for _, predicted_s in replica.bundles.values())
+            self._place(replica)
+
+    def limit(self, name: str, window: int) -> None:
+        """Have at most so many bundles in flight at a replica, no more than anywhere. An unknown name is ignored."""
+        replica = self.replicas.get(name)
+        if replica is not None and replica.window != (window := min(window, self.window)):
+            replica.window = window
+            self._place(replica)
+
     def release_holds(self, now: float) -> None:
         """End the holds whose time has come."""
         wake_up = self._wake_up
@@ -224,7 +249,7 @@ class Slots:
         if self._held:
             for replica in list(self._held):
                 if replica.held_until is not None and replica.held_until <= now:
-                    replica.held_until = None
+                    replica.held_until = replica.ejected_until = None
                     self._place(replica)
 
     @property
@@ -271,7 +296,7 @@ class Slots:
 
     def second_start(self, first: Replica, now: float) -> float:
         """When a usable replica other than ``first`` is predicted to be done; ``inf`` without one."""
-        if len(self.replicas) < 2:
+        if len(self.replicas) < 2 and first.listed:
             return inf
         for replica in self._levels[0]:
             if replica is not first:
@@ -296,7 +321,7 @@ class Slots:
             return
         if replica.held_until is not None:
             self._held[replica] = None
-        elif len(replica.bundles) < self.window:
+        elif len(replica.bundles) < replica.window:
             replica.level = len(replica.bundles)
             self._levels[replica.level][replica] = None
 

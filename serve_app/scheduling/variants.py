@@ -16,21 +16,23 @@ class VariantLatency:
     Attributes:
         exact: Of the exact model.
         variants: By name, of those variants that were seeded or observed.
+        barred: Variants that must not stand in for the exact model now: their circuit breakers are open.
     """
 
-    __slots__ = ("exact", "variants")
+    __slots__ = ("barred", "exact", "variants")
 
     def __init__(self) -> None:
         self.exact = LatencyModel()
         self.variants: dict[str, LatencyModel] = {}
+        self.barred: set[str] = set()
 
     def of(self, variant: str) -> LatencyModel:
         """What predicts for this variant; ``""`` is the exact model."""
         return self.variants.get(variant, self.exact) if variant else self.exact
 
     def has(self, variant: str) -> bool:
-        """Whether anything is known of this variant itself."""
-        return variant in self.variants
+        """Whether anything is known of this variant itself, and it may stand in for the exact model."""
+        return variant in self.variants and variant not in self.barred
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """Learn from one execution; see `LatencyModel.observe`."""

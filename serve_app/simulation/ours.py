@@ -13,8 +13,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 from serve_app.simulation.replica import SimulatedReplica
 from serve_app.simulation.router import SimulatedRouter
 from serve_app.simulation.scenario import Scenario, SimulatedModel
@@ -35,6 +36,8 @@ class ServeApp:
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
+        overload: Whether schedulers have overload ladders.
+        rescue_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
     name = "serve_app"
@@ -48,7 +51,11 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
+        overload: bool = True,
+        rescue_share: float = 0.05,
     ) -> None:
+        self._rescue = RescueSettings(share=rescue_share)
+        self._overload = OverloadSettings() if overload else None
         self._co_schedule = co_schedule
         self._network_s = network_s
         self._bundle_timeout_s = bundle_timeout_s
@@ -69,14 +76,14 @@ class ServeApp:
         network_s = self._network_s
         if network_s is None:
             network_s = max(0.002, overheads.send_s + overheads.answer_s)
-        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s)
+        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s, rescue=self._rescue)
         self._models = {model.scheduling.name: model for model in scenario.models}
         settings = [self._settings(model.scheduling) for model in scenario.models]
         groups = _groups(scenario) if self._co_schedule else []
         self._routers = [
             SimulatedRouter(
                 world,
-                Scheduler(settings, scenario.classes, limits, groups),
+                Scheduler(settings, scenario.classes, limits, groups, self._overload),
                 self._replicas,
                 self._bundle_timeout_s,
                 self._newest_frame_wins,

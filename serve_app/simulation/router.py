@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 
+from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
@@ -100,6 +101,8 @@ class SimulatedRouter:
             self._world.drop(entry.payload)
         for entry in decisions.given_up:
             self._world.drop(entry.payload)
+        for entry, _ in decisions.refused:
+            self._world.drop(entry.payload)
         for dispatch in decisions.dispatches:
             self._send(dispatch, now)
         self._set_timer()
@@ -157,6 +160,8 @@ class SimulatedRouter:
     def done(self, sent: Sent) -> None:
         """A bundle's answer has come back."""
         self._in_flight.pop(sent.dispatch.bundle_id, None)
+        if sent.executions:
+            self.scheduler.on_verdict(sent.dispatch.bundle_id, sent.dispatch.variant, Verdict.ANSWERED, self._world.now)
         alive = self.scheduler.on_done(
             sent.dispatch.bundle_id, sent.executions, self._world.now, sent.outlook, sent.waited_s
         )

@@ -91,6 +91,19 @@ def test_missing_models_are_faults_unless_told_otherwise(tmp_path: Path, monkeyp
     assert validate(tmp_path / "a.yaml", VALID, "--no-models") == (0, ["valid; models: digits"])
 
 
+def test_a_file_of_keys_is_checked_where_it_is_here(tmp_path: Path) -> None:
+    """It may be on the routers' nodes only; what stands in it is not shown."""
+    keys = tmp_path / "keys.yaml"
+    text = VALID.replace("      models:", f"      router: {{api_keys_file: {keys}}}\n      models:")
+
+    assert validate(tmp_path / "config.yaml", text, "--no-models")[0] == 0
+    keys.write_text("keys:\n- {name: a, hash: something}\n")
+    code, lines = validate(tmp_path / "config.yaml", text, "--no-models")
+    assert code == 2
+    assert lines[0].startswith(f"args.router.api_keys_file: {keys}: line 2: keys[0].hash: must be sha256: and")
+    assert "something" not in lines[0]
+
+
 def test_run_refuses_an_invalid_file_before_ray_starts(tmp_path: Path) -> None:
     """`run` checks as `validate` does: same lines, same exit code, and no cluster."""
     path = tmp_path / "a.yaml"

@@ -116,7 +116,12 @@ def test_the_environment_of_a_run_respects_the_user(tmp_path: Path) -> None:
     added = environment({"SERVE_APP_HOME": home})
     again = environment({"SERVE_APP_HOME": home})
     assert added.pop("SERVE_APP_RUN") != again.pop("SERVE_APP_RUN")
-    ours = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_worker_niceness": "0"}
+    ours = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_worker_niceness": "0",
+    }
     assert added == {**ours, "SERVE_APP_HOME": home}
     chosen = {**dict.fromkeys(ours, "1"), "SERVE_APP_HOME": home, "RAY_AUTH_MODE": "disabled"}
     added = environment(chosen)

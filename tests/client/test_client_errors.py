@@ -69,10 +69,22 @@ def test_what_proxies_say_is_told_by_its_status(status: int, expected: type[Serv
     assert (error.code, error.message) == ("", f"HTTP status {status}: <html> no such luck</html>")
 
 
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, b"Internal Server Error"),
+        (404, b"Path '/v2/models/m/infer' not found. Ping http://.../-/routes for available routes."),
+    ],
+)
+def test_serves_proxy_without_a_router_is_unavailable(status: int, body: bytes) -> None:
+    """It was restarted, or the router behind it was: the next attempt finds one."""
+    assert type(error_of(status, {}, body)) is Unavailable
+
+
 def test_codes_of_newer_servers_are_kept() -> None:
     """A code that is not known here is told by its status, and can still be read."""
-    error = error_of(429, {}, b'{"error": "slow down", "code": "rate_limited"}')
-    assert (type(error), error.code, error.message) == (Refused, "rate_limited", "slow down")
+    error = error_of(429, {}, b'{"error": "slow down", "code": "too_eager"}')
+    assert (type(error), error.code, error.message) == (Refused, "too_eager", "slow down")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ OK = Reply(body=b'["ok"]')
         pytest.param(Reply(body=b"x" * 100, cut=50), id="half-an-answer"),
         pytest.param(refusal(429, "queue_full"), id="full"),
         pytest.param(refusal(503, "model_unavailable", retry_after="0"), id="no-replica"),
+        pytest.param(Reply(503, body=b"<html>"), id="proxy-503"),
         pytest.param(Reply(502, body=b"<html>"), id="proxy-502"),
         pytest.param(Reply(504, body=b"<html>"), id="proxy-504"),
     ],

@@ -93,7 +93,7 @@ async def test_health(url: str, service: NumpyService, connect: Connect) -> None
         assert not await client.call("ready", "double")
         assert not await client.call("live")
         assert not await nobody.call("ready")
-        with pytest.raises(DeadlineExceeded, match=r"not ready after 1 s: not ready yet: double"):
+        with pytest.raises(DeadlineExceeded, match=r"not ready after 1 s: not ready to take work for: double"):
             await client.call("wait_until_ready", 1.0)
         with pytest.raises(ModelNotFound):
             await client.call("ready", "nothing")

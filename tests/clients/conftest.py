@@ -10,6 +10,8 @@ import pytest
 from client_models import TYPES
 from local_server import LocalServer
 
+from serve_app.protocols.http import HttpSettings
+
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -33,7 +35,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     onnx_models.identity(folder / "mirror" / "1" / "model.onnx", TYPES)
     labels = ["red", "green", "blue", "dark"]
     models[list(kinds).index("image_logits")] |= {"task": "image-classification", "processor": {"labels": labels}}
-    with LocalServer({"models": models}) as server:
+    # Triton lets everybody change its settings, and its clients are meant to try
+    with LocalServer({"models": models}, HttpSettings(open_administration=True)) as server:
         yield server.url.removeprefix("http://")
 
 

@@ -11,7 +11,7 @@ from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
 MIB = 1024**2
 
@@ -246,7 +246,9 @@ def test_values_for_the_scheduler_are_in_its_units() -> None:
             "models": [model(batching={"policy": "eager", "max_rows": 8, "slo_ms": 50, "window": 3})],
         }
     )
-    assert args.model_scheduling() == {"digits": ModelScheduling("digits", 8, 0.05, 3, "eager")}
+    assert args.model_scheduling() == {
+        "digits": ModelScheduling("digits", 8, 0.05, 3, "eager", breaker=BreakerSettings())
+    }
     assert args.process_limits() == ProcessLimits(2 * 1024**3, 0.25, 0.004)
 
 
@@ -343,3 +345,34 @@ def test_every_key_is_described() -> None:
         if not part.get("description")
     ]
     assert undescribed == []
+
+
+@pytest.mark.parametrize(
+    ("router", "fault"),
+    [
+        ({}, "args.router.tls: needs direct_port or direct_grpc_port: it is for the routers' own ports"),
+        (
+            {"direct_grpc_port": 9100, "tls": {"minimum_version": "1.3"}},
+            (
+                "args.router.tls.minimum_version: must be '1.2' with direct_grpc_port:"
+                " gRPC's library speaks 1.2 and 1.3, whatever is said here"
+            ),
+        ),
+    ],
+)
+def test_tls_is_for_the_routers_own_ports(router: dict[str, Any], fault: str) -> None:
+    """And promises nothing that a port cannot keep."""
+    tls = {"certificate": "c.pem", "key": "k.pem"} | router.get("tls", {})
+    with pytest.raises(ConfigError) as caught:
+        parse_args({"models": [{"name": "tiny", "path": "models/tiny"}], "router": router | {"tls": tls}})
+    assert caught.value.problems == (fault,)
+
+
+def test_certificates_that_are_not_there_are_told_before_the_start() -> None:
+    """With the place in the configuration, from the folder that relative paths start from."""
+    router = {"direct_port": 8100, "tls": {"certificate": "c.pem", "key": "k.pem"}}
+    args = parse_args({"models": [{"name": "tiny", "path": "models/tiny"}], "router": router})
+    assert args.tls_problems({"SERVE_APP_HOME": "/nowhere"}) == (
+        "args.router.tls: /nowhere/c.pem: cannot be read: No such file or directory",
+        "args.router.tls: /nowhere/k.pem: cannot be read: No such file or directory",
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from serve_app.config import load_file
+from serve_app.config import load_file, parse_document
 from serve_app.errors import ConfigError
 
 OURS = """\
@@ -103,3 +104,26 @@ def test_anchors_and_merges_work(tmp_path: Path) -> None:
         OURS.replace("{models: [{name: a, path: a}]}", "{models: [&m {name: a, path: a}, {<<: *m, name: b}]}"), "utf-8"
     )
     assert [(model.name, model.path) for model in load_file(path).args.models] == [("a", "a"), ("b", "a")]
+
+
+@pytest.mark.parametrize(
+    ("http", "router", "said"),
+    [
+        ({"host": "127.0.0.1"}, {"direct_port": 8100}, []),
+        ({"host": "0.0.0.0"}, {"direct_port": 8100}, []),
+        ({"host": "0.0.0.0"}, {"direct_port": 8100, "tls": {"certificate": "c", "key": "k"}}, ["http_options.host"]),
+        ({"host": "localhost"}, {"direct_port": 8100, "direct_host": "::"}, ["args.router.direct_host"]),
+        ({"host": "::1", "ssl_keyfile": "k"}, {}, ["http_options.ssl_keyfile"]),
+    ],
+)
+def test_ports_that_are_open_without_tls_are_told(
+    http: dict[str, Any], router: dict[str, Any], said: list[str]
+) -> None:
+    """Where TLS was asked for and a port cannot have it, and where a direct port could."""
+    args = {"router": router, "models": [{"name": "tiny", "path": "models/tiny"}]}
+    document = {
+        "http_options": http,
+        "controller_options": {"runtime_env": {"env_vars": {"RAY_SERVE_ENABLE_HA_PROXY": "1"}}},
+        "applications": [{"import_path": "serve_app.app:build", "args": args}],
+    }
+    assert [line.partition(":")[0] for line in parse_document(document).open_ports()] == said

@@ -8,7 +8,7 @@ import pytest
 
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
 
 MIB = 1024**2
 INT8 = {"name": "int8", "path": "p"}
@@ -40,7 +40,7 @@ def test_every_policy_reaches_the_scheduler(policy: Any, early_drop: bool) -> No
     batching = {"policy": policy} | ({} if early_drop else {"early_drop": False})
     args = parse_args({"models": [model(batching=batching)]})
     assert args.model_scheduling() == {
-        "a": ModelScheduling("a", 32, 0.1, policy=policy, early_drop=early_drop),
+        "a": ModelScheduling("a", 32, 0.1, policy=policy, early_drop=early_drop, breaker=BreakerSettings()),
     }
 
 
@@ -97,9 +97,9 @@ def test_a_device_group_reaches_the_scheduler() -> None:
     )
     assert args.groups() == (DeviceGroup("gpu0", ("images", "speech"), 2, 4096 * MIB),)
     assert args.model_scheduling() == {
-        "images": ModelScheduling("images", 32, 0.1, resident_bytes=2048 * MIB),
-        "speech": ModelScheduling("speech", 32, 0.1, weight=0.5, bytes_per_row=8 * MIB),
-        "alone": ModelScheduling("alone", 32, 0.1),
+        "images": ModelScheduling("images", 32, 0.1, resident_bytes=2048 * MIB, breaker=BreakerSettings()),
+        "speech": ModelScheduling("speech", 32, 0.1, weight=0.5, bytes_per_row=8 * MIB, breaker=BreakerSettings()),
+        "alone": ModelScheduling("alone", 32, 0.1, breaker=BreakerSettings()),
     }
 
 

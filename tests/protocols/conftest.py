@@ -10,7 +10,7 @@ import pytest
 from protocols.protocol_service import NumpyService
 from serve_app.protocols.http import HttpSettings, create_app
 
-LIMITS = HttpSettings(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000)
+LIMITS = HttpSettings(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, open_administration=True)
 """Small, so that tests can exceed them."""
 
 

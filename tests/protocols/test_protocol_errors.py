@@ -10,6 +10,7 @@ import pytest
 import serve_app.errors as tree
 from serve_app.errors import DeadlineUnreachable, InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.protocols.errors import STATUSES, internal_error, render, retry_after, status_of
+from serve_app.protocols.grpc_call import Call
 
 DESIGN = [
     (tree.InvalidRequest, 400, "INVALID_ARGUMENT", "invalid_request"),
@@ -102,3 +103,40 @@ def test_bugs_are_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None
     assert error.message == "internal error (request id id-7)"
     assert "id-7" in caplog.text
     assert "ZeroDivisionError: division by zero" in caplog.text
+
+
+def test_a_refusal_under_overload_tells_the_step() -> None:
+    """The same header on every route, and none where there is no overload."""
+    error = QueueFull("no", 1.0)
+    calm = render(error)
+    error.overload = "shed-low"
+    told = (b"x-overload", b"shed-low")
+    assert [told in reply.headers for reply in (calm, render(error), render(error, openai=True))] == [False, True, True]
+
+
+class _Ended:
+    """The context of a gRPC call, as it was left."""
+
+    def __init__(self) -> None:
+        self.metadata: list[tuple[str, str]] = []
+
+    def invocation_metadata(self) -> None:
+        return None
+
+    def set_code(self, code: object) -> None:
+        pass
+
+    def set_details(self, details: str) -> None:
+        pass
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        self.metadata = trailing_metadata
+
+
+def test_a_grpc_refusal_under_overload_tells_the_step() -> None:
+    """As HTTP does, in the trailing metadata."""
+    ended = _Ended()
+    error = QueueFull("no", 1.0)
+    error.overload = "shed-low"
+    Call(ended).fail(error)
+    assert ("x-overload", "shed-low") in ended.metadata

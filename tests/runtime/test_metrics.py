@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.parser import text_string_to_metric_families
 from runtime_harness import MODEL, Transport, make_dispatcher, submit, tensor
 
@@ -27,6 +29,18 @@ async def test_answered_requests_and_runs_are_counted() -> None:
     assert samples["serve_app_bundle_entries_count", ""] == 1
     assert samples["serve_app_slots_in_use", ""] == 0
     assert samples["serve_app_replicas", ""] == 1
+
+
+async def test_tasks_of_the_loop_are_counted() -> None:
+    """The gauge is what asyncio itself counts."""
+    _, metrics = make_dispatcher(Transport())
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(metrics.render())
+        for sample in family.samples
+        if sample.name == "serve_app_tasks"
+    ]
+    assert found == [len(asyncio.all_tasks())]
 
 
 async def test_pages_of_several_routers_become_one_valid_page() -> None:

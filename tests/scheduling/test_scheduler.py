@@ -24,7 +24,7 @@ class _Payload:
 
 def _dispatch(scheduler: Scheduler, now: float = 0.0) -> Dispatch:
     """Decide, expecting exactly one bundle and nothing that ends."""
-    dispatches, expired, given_up = scheduler.decide(now)
+    dispatches, expired, given_up = scheduler.decide(now)[:3]
     assert (len(dispatches), expired, given_up) == (1, [], [])
     return dispatches[0]
 
@@ -490,6 +490,8 @@ def test_snapshot_is_json() -> None:
         "latency_s": {"0": {"1": pytest.approx(0.006), "2": pytest.approx(0.007)}},
         "window_s": None,
         "wasted_rows": 0,
+        "rescues": {"made": 0, "won": 0, "duplicates": 0},
+        "silent_replicas": [],
     }
     assert json.loads(json.dumps(scheduler.totals())) == {
         "bytes": 7,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
 
 from serve_app.scheduling.composition import execution_s
-from serve_app.scheduling.decisions import Dispatch
+from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
@@ -168,7 +168,7 @@ def test_everything_settles(
     assert sorted(entry.id for entry in ended) == sorted(entry.id for entry in drive.accepted)
     assert not drive.sent & {entry.id for entry in drive.given_up}
     assert scheduler.wake_at is None
-    assert scheduler.decide(drive.now + 1e6) == ([], [], [])
+    assert scheduler.decide(drive.now + 1e6) == Decisions([], [], [])
     totals = scheduler.totals()
     assert (totals["bytes"], totals["bundles"]) == (0, 0)
     assert all(scheduler.load(name) == 0 for name in "mn")

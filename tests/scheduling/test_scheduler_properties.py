@@ -14,14 +14,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entry
 
-from serve_app.scheduling.decisions import Dispatch, Requeue
+from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 
+_BREAKER = BreakerSettings(
+    consecutive_failures=2, window_s=1.0, min_samples=3, reset_s=1.0, probes=1, ejection_s=0.5, max_ejected=0.5
+)
 _MODELS = {
-    "m": ModelScheduling("m", max_rows=4, slo_s=0.5, window=2, fallbacks=("light", "tiny")),
+    "m": ModelScheduling(
+        "m", max_rows=4, slo_s=0.5, window=2, fallbacks=("light", "tiny"), variants=("light", "tiny"), breaker=_BREAKER
+    ),
     "n": ModelScheduling("n", max_rows=2, slo_s=0.5, window=1, bytes_per_row=2, resident_bytes=3),
     "o": ModelScheduling("o", max_rows=4, slo_s=0.5, window=2, bytes_per_row=1, resident_bytes=3, weight=4.0),
 }
@@ -80,7 +86,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.models.values(),
             self.classes,
-            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001),
+            # No rescues: see test_rescue_properties.
+            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001, rescue=RescueSettings(share=0.0)),
             [_GROUP] if grouped else [],
         )
         if seeded:
@@ -138,7 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.asked[entry.id] = (variant, exact)
             self.lanes[entry.id] = entry.lane
         else:
-            assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded"}
+            assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded", "model_unavailable"}
+            assert rejection.code != "model_unavailable" or model == "m"
             assert (rejection.code == "deadline_exceeded") == (timeout <= 0)
             assert entry.priority is priority
 
@@ -170,13 +178,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         seconds=st.sampled_from([0.0, 0.001, 0.05, 2.0]),
         waited=st.sampled_from([0.0, 0.01, 3.0]),
         outlook=st.sampled_from([None, None, Outlook(0.0, 0, 0.3, 0.2)]),
+        verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, *Verdict]),
     )
-    def done(self, index: int, seconds: float, waited: float, outlook: Outlook | None) -> None:
+    def done(self, index: int, seconds: float, waited: float, outlook: Outlook | None, verdict: Verdict) -> None:
         """A replica answers, and may tell that others send to it, too."""
         dispatch = self.take(index)
         expected = [e for e in self.living(dispatch) if e.deadline > self.now]
         variant = dispatch.entries[0].variant if dispatch.entries else ""
         executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
+        if dispatch.replica is not None:
+            self.scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, self.now)
+            picture = self.scheduler.breaker_picture(dispatch.model, self.now)
+            if picture is not None and dispatch.replica in picture["ejected_replicas"]:
+                self.let_go(dispatch.model, dispatch.replica)
         assert self.scheduler.on_done(dispatch.bundle_id, executions, self.now, outlook, waited) == expected
         for entry in expected:
             self.end(entry)
@@ -258,6 +272,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.tries[entry.id] == 0
             assert not entry.probe
             self.end(entry)
+        for entry, why in decisions.refused:
+            assert (why.code, entry.model, entry.id in self.queued) == ("model_unavailable", "m", True)
+            self.end(entry)
+        for entry in self.queued.values():
+            self.lanes[entry.id] = entry.lane  # a fallback may have taken it over
         assert all(entry.deadline > self.now for entry in (*self.queued.values(), *self.running.values()))
         for dispatch in decisions.dispatches:
             self.check_dispatch(dispatch)
@@ -450,16 +469,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
         for _ in range(3):
             while self.in_flight:
-                self.done(0, 0.01, 0.0, None)
+                self.done(0, 0.01, 0.0, None, Verdict.ANSWERED)
             self.decide()
         self.now += 1000.0
         self.decide()
         while self.in_flight:
-            self.done(0, 0.0, 0.0, None)
+            self.done(0, 0.0, 0.0, None, Verdict.ANSWERED)
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         assert self.ended == {e.id for e in self.accepted}
-        assert self.scheduler.decide(self.now) == ([], [], [])
+        assert self.scheduler.decide(self.now) == Decisions([], [], [])
         assert self.scheduler.wake_at is None
         totals = self.scheduler.totals()
         assert (totals["bytes"], totals["bundles"]) == (0, 0)

@@ -7,7 +7,7 @@ not at all; they say so, and answer what is true without it: nothing is traced, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -131,9 +131,15 @@ def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     return trace_settings()
 
 
-def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
-    """The routes, to be matched in this order."""
-    endpoints = _Endpoints(service, bodies)
+def routes(service: InferenceService, bodies: BodyReader, administer: Callable[[], None]) -> list[Route]:
+    """The routes, to be matched in this order.
+
+    Args:
+        service: For its models.
+        bodies: Reads requests.
+        administer: Raises where the current request may not change the server.
+    """
+    endpoints = _Endpoints(service, bodies, administer)
     found = [
         Route("/v2/logging", endpoints.logging, methods=["GET", "POST"]),
         Route("/v2/trace/setting", endpoints.trace, methods=["GET", "POST"]),
@@ -157,13 +163,15 @@ def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
 
 
 class _Endpoints:
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+    def __init__(self, service: InferenceService, bodies: BodyReader, administer: Callable[[], None]) -> None:
         self._service = service
         self._bodies = bodies
+        self._administer = administer
 
     async def logging(self, request: Request) -> Response:
         if request.method != "POST":
             return json_response(log_settings())
+        self._administer()
         return json_response(update_log_settings(await self._settings(request)))
 
     async def trace(self, request: Request) -> Response:
@@ -171,6 +179,7 @@ class _Endpoints:
             self._service.find(request.path_params["model"])
         if request.method != "POST":
             return json_response(trace_settings())
+        self._administer()
         return json_response(update_trace_settings(await self._settings(request)))
 
     async def index(self, request: Request) -> Response:

@@ -101,7 +101,7 @@ class _Endpoints:
     async def ready(self, _: Request) -> Response:
         if not self._service.ready():
             waiting = [name for name in self._service.models if not self._service.model_ready(name)]
-            raise ModelUnavailable(f"not ready yet: {', '.join(waiting)}")
+            raise ModelUnavailable("not ready to take work" + (f" for: {', '.join(waiting)}" if waiting else ""))
         return json_response({"ready": True})
 
     async def model(self, request: Request) -> Response:

@@ -66,9 +66,20 @@ class InferenceRpc:
         service: Runs inference requests, and knows the models.
         bodies: Counts large messages, and decodes them outside the event loop.
         explain: Makes errors presentable; needed where one ends a request of a stream and not the call.
+        administer: Raises where the current call may not change the server.
+        admit: Lets one request of a stream in by its metadata, or raises why not. ``None``: all are let in.
     """
 
-    def __init__(self, service: InferenceService, bodies: BodyReader, explain: Explain) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        explain: Explain,
+        administer: Callable[[], None],
+        admit: Callable[[Mapping[bytes, bytes]], None] | None = None,
+    ) -> None:
+        self._administer = administer
+        self._admit = admit
         self._service = service
         self._bodies = bodies
         self._explain = explain
@@ -101,7 +112,7 @@ class InferenceRpc:
             "SystemSharedMemoryUnregister": _answering(pb.SystemSharedMemoryUnregisterRequest, _unregister_system),
             "CudaSharedMemoryUnregister": _answering(pb.CudaSharedMemoryUnregisterRequest, _unregister_cuda),
             "TraceSetting": _answering(pb.TraceSettingRequest, self._trace),
-            "LogSettings": _answering(pb.LogSettingsRequest, _log_settings),
+            "LogSettings": _answering(pb.LogSettingsRequest, self._log_settings),
             **{name: _refusing(reason) for name, reason in refusals.items()},
         }
         self.streams: Mapping[str, Stream] = {"ModelStreamInfer": self.stream_infer}
@@ -113,7 +124,11 @@ class InferenceRpc:
             ServeAppError: As `serve_app.errors` says.
         """
         encoded, answer = await self._infer(body, call)
-        told = [_PRIORITY[answer.priority], ("server-timing", server_timing(answer).decode())]
+        told = [
+            _PRIORITY[answer.priority],
+            ("server-timing", server_timing(answer).decode()),
+            ("x-request-id", call.request_id),
+        ]
         call.tell(*told, *peculiarities(answer))
         return encoded
 
@@ -182,7 +197,8 @@ class InferenceRpc:
         has ended and everything is answered, or when the server is closing.
 
         Raises:
-            ModelUnavailable: The server is closing; what was read has been answered.
+            ModelUnavailable: The server is closing, and the client had not ended its side: what was read has been
+                answered.
         """
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
         room = asyncio.Semaphore(AHEAD)
@@ -224,7 +240,7 @@ class InferenceRpc:
                 if unread <= UNREAD_BYTES:
                     mostly_read.set()
                 room.release()
-            if self._closing:
+            if self._closing and (reader.cancelled() or not reader.done()):  # else the client had no more to ask
                 raise ModelUnavailable("the server is closing; open the stream again")
             await reader  # to hear why it ended, if not because the client was done
         finally:
@@ -235,6 +251,8 @@ class InferenceRpc:
 
     async def _answer_in_stream(self, body: bytes, call: Call) -> bytes:
         try:
+            if self._admit is not None:
+                self._admit(call.headers)
             response, _ = await self._infer(body, call)
         except Exception as error:  # whatever it is, it concerns this request only
             explained = self._explain(error, call, "ModelStreamInfer")
@@ -283,10 +301,24 @@ class InferenceRpc:
             name: [*setting.value] if name == _TRACE_LEVEL else next(iter(setting.value), None)
             for name, setting in request.settings.items()
         }
+        if asked:
+            self._administer()
         settings = administration.update_trace_settings(asked)
         response = pb.TraceSettingResponse()
         for name, value in settings.items():
             response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
+
+    def _log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        asked: dict[str, Any] = {}
+        for name, setting in request.settings.items():
+            choice = setting.WhichOneof("parameter_choice")
+            asked[name] = None if choice is None else getattr(setting, choice)
+        if asked:
+            self._administer()
+        response = pb.LogSettingsResponse()
+        for name, value in administration.update_log_settings(asked).items():
+            setattr(response.settings[name], _SETTING[type(value)], value)
         return response
 
 
@@ -330,14 +362,3 @@ def _unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSh
 def _no_region(name: str) -> None:
     if name:
         raise InvalidRequest(f"there is no shared-memory region {name[:64]!r}: {_SHARED_MEMORY}")
-
-
-def _log_settings(request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-    asked: dict[str, Any] = {}
-    for name, setting in request.settings.items():
-        choice = setting.WhichOneof("parameter_choice")
-        asked[name] = None if choice is None else getattr(setting, choice)
-    response = pb.LogSettingsResponse()
-    for name, value in administration.update_log_settings(asked).items():
-        setattr(response.settings[name], _SETTING[type(value)], value)
-    return response

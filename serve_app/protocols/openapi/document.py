@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from serve_app import __version__
@@ -18,6 +18,13 @@ from serve_app.scheduling.entry import Priority
 ASSETS: Final = ("start.js", "swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
 """Parts of the page at /docs."""
 
+_KEYED: Final = (401, 403, 429)
+"""Statuses of whatever takes an API key."""
+_SCHEMES: Final[dict[str, Any]] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key as bearer token"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key in its own header"},
+}
+_SECURITY: Final[list[dict[str, list[str]]]] = [{name: []} for name in _SCHEMES]
 _CLASSES: Final = [priority.label for priority in Priority]
 _MEANING: Final = {
     400: "What was sent cannot be understood, or does not fit the model",
@@ -27,7 +34,7 @@ _MEANING: Final = {
     405: "This path takes another method",
     413: "The body is too large",
     415: "The model does not take this kind of media",
-    429: "There is no room, or it could not be answered in time: not started",
+    429: "There is no room, it could not be answered in time, or the API key is used too often: not started",
     500: "The model failed, or the server has a fault",
     501: "Part of a protocol that is not served here",
     503: "No replica can take work now",
@@ -40,17 +47,24 @@ is wrong and what to do about it, with a stable code. Bodies may be compressed (
 """
 
 
-def describe(served: Iterable[tuple[str, str]], models: Sequence[ModelInfo]) -> dict[str, Any]:
+def describe(
+    served: Iterable[tuple[str, str]], models: Sequence[ModelInfo], is_open: Callable[[str], bool] | None = None
+) -> dict[str, Any]:
     """Make the OpenAPI 3.1 document.
 
     Args:
         served: Method and path of every route. What `OPERATIONS` does not know is left out.
         models: The models.
+        is_open: Whether a path takes no API key; ``None`` where none does.
     """
     paths: dict[str, Any] = {}
     for method, path in served:
         if (operation := OPERATIONS.get((method, path))) is not None:
-            paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, models)
+            described = paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, models)
+            if is_open is not None and not is_open(path):
+                described["security"] = _SECURITY
+                described["responses"] |= _responses(path, _KEYED)
+    secured = {} if is_open is None else {"securitySchemes": _SCHEMES}
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve-app", "version": __version__, "description": _DESCRIPTION},
@@ -66,6 +80,7 @@ def describe(served: Iterable[tuple[str, str]], models: Sequence[ModelInfo]) -> 
             },
             "parameters": _parameters(models),
             "headers": _HEADERS,
+            **secured,
         },
     }
 
@@ -84,10 +99,7 @@ def _operation(method: str, path: str, operation: Operation, models: Sequence[Mo
                 "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _headers_of(path, operation)},
                 "content": {media: {"schema": schema} for media, schema in operation.answers.items()},
             },
-            **{
-                str(status): {"$ref": f"#/components/responses/{_error_name(status, openai=is_openai(path))}"}
-                for status in sorted(statuses)
-            },
+            **_responses(path, statuses),
         },
     }
     if operation.note:
@@ -102,6 +114,13 @@ def _operation(method: str, path: str, operation: Operation, models: Sequence[Mo
     if operation.body is not None:
         described["requestBody"] = operation.body(models)
     return described
+
+
+def _responses(path: str, statuses: Iterable[int]) -> dict[str, Any]:
+    return {
+        str(status): {"$ref": f"#/components/responses/{_error_name(status, openai=is_openai(path))}"}
+        for status in sorted(statuses)
+    }
 
 
 def _identifier(method: str, path: str) -> str:
@@ -124,7 +143,7 @@ def _path_parameter(name: str, models: Sequence[ModelInfo]) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-_REQUEST_HEADERS: Final = ("X-Priority", "X-Timeout-Ms", "X-Variant", "X-Fallback", "X-Request-Id")
+_REQUEST_HEADERS: Final = ("X-Priority", "X-Timeout-Ms", "X-Variant", "X-Fallback", "Cache-Control", "X-Request-Id")
 
 
 def _parameters(models: Sequence[ModelInfo]) -> dict[str, Any]:
@@ -139,6 +158,10 @@ def _parameters(models: Sequence[ModelInfo]) -> dict[str, Any]:
         "X-Fallback": _header(
             "Whether a fallback may answer where the exact model would be too late; allow by default",
             {"type": "string", "enum": ["allow", "never"]},
+        ),
+        "Cache-Control": _header(
+            "Where the model has a response cache: no-store to leave it alone, no-cache for an answer made anew",
+            {"type": "string"},
         ),
         "X-Request-Id": _header(
             "Comes back with the answer; up to 128 printable characters, anything else is replaced", {"type": "string"}

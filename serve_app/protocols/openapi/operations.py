@@ -90,7 +90,7 @@ def _settings(path: str, what: str) -> dict[tuple[str, str], Operation]:
     content: Content = {JSON: {"type": "object"}}
     return {
         ("GET", path): Operation(V2, f"{what} (Triton's extension)", content),
-        ("POST", path): Operation(V2, f"Change {what.lower()}", content, (400, 413, 501), bodies.settings),
+        ("POST", path): Operation(V2, f"Change {what.lower()}", content, (400, 403, 413, 501), bodies.settings),
     }
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
+from serve_app.protocols.access.guard import Guard
 from serve_app.protocols.errors import RouteNotFound
 from serve_app.protocols.openapi.document import ASSETS, describe
 from serve_app.protocols.replies import json_response
@@ -52,14 +53,17 @@ window.addEventListener("load", async () => {
 _CACHED = {"Cache-Control": "public, max-age=3600"}
 
 
-def routes(service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]]) -> list[Route]:
+def routes(
+    service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]], guard: Guard | None = None
+) -> list[Route]:
     """The routes.
 
     Args:
         service: For its models.
         served: Lists method and path of everything that is served; asked when the first client comes.
+        guard: Knows what is open to everybody; ``None``: all of it.
     """
-    pages = _Pages(service, served)
+    pages = _Pages(service, served, guard)
     return [
         Route("/openapi.json", pages.description, methods=["GET"]),
         Route("/docs", pages.page, methods=["GET"]),
@@ -74,18 +78,23 @@ def assets_folder() -> Path:
 
 
 class _Pages:
-    def __init__(self, service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]]) -> None:
+    def __init__(
+        self, service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]], guard: Guard | None
+    ) -> None:
         self._service = service
         self._served = served
-        self._models: list[ModelInfo] = []
-        self._described: dict[str, Any] = {}
+        self._guard = guard
+        self._described: dict[tuple[str, ...], tuple[list[ModelInfo], dict[str, Any]]] = {}
 
     async def description(self, request: Request) -> Response:
         models = list(self._service.models.values())
-        if models != self._models or not self._described:
-            self._described, self._models = describe(self._served(), models), models
+        names = tuple(info.name for info in models)
+        before, described = self._described.get(names, (None, {}))
+        if models != before:  # who may use other models sees another description: no more of them than keys
+            described = describe(self._served(), models, None if self._guard is None else self._guard.is_open)
+            self._described[names] = models, described
         root = request.scope.get("root_path", "")
-        return json_response({**self._described, "servers": [{"url": root or "/"}]})
+        return json_response({**described, "servers": [{"url": root or "/"}]})
 
     async def page(self, request: Request) -> Response:
         root = escape(request.scope.get("root_path", ""))

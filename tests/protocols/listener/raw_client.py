@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.tls import Certificates
 
 LARGE = 300_000
 """Bytes of a body that is read only when it is asked for."""
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, limits: Limits | None = None) -> AsyncIterator[tuple[Listener, int]]:
+async def serving(
+    app: ASGIApp, limits: Limits | None = None, certificates: Certificates | None = None
+) -> AsyncIterator[tuple[Listener, int]]:
     """A listener on a port of its own."""
-    listener = Listener(app, bind("127.0.0.1", 0), limits)
+    listener = Listener(app, bind("127.0.0.1", 0), limits, certificates)
     port = listener.port
     await listener.start()
     try:
@@ -36,9 +40,9 @@ class Client:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, port: int) -> Client:
+    async def connect(cls, port: int, context: ssl.SSLContext | None = None) -> Client:
         """Open a connection."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
 
     async def send(self, *parts: bytes) -> Client:
         """Send bytes."""

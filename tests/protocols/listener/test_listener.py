@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from protocols.listener.raw_client import Client, Gated, echo, post, serving, until, until_refused
+from protocols.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until, until_refused
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.listener import Listener, bind
 
@@ -34,16 +34,65 @@ async def test_requests_beyond_the_limit_are_refused_and_their_connection_lives_
 
 
 async def test_connections_beyond_the_limit_are_told_so() -> None:
-    """And closed."""
-    async with serving(echo, Limits(connections=1)) as (_, port):
+    """And closed, where all others have requests in work."""
+    app = Gated()
+    async with serving(app, Limits(connections=1)) as (_, port):
         first = await Client.connect(port)
         await first.send(post(b"x"))
-        await first.answer()
+        await app.started.wait()
         second = await Client.connect(port)
         status, headers, _ = await second.answer()
         assert (status, headers["connection"]) == (503, "close")
-        await first.send(post(b"y"))
-        assert (await first.answer())[2] == b"y"
+        app.let.set()
+        assert (await first.answer())[2] == b"done"
+
+
+async def test_connections_that_ask_nothing_make_room() -> None:
+    """Those that never asked go first, and those with a request in work stay."""
+    app = Gated()
+    async with serving(app, Limits(connections=3)) as (listener, port):
+        busy, silent, half = [await Client.connect(port) for _ in range(3)]
+        await busy.send(post(b"x"))
+        await app.started.wait()
+        await half.send(post(b"body")[:-1])
+        newcomer = await Client.connect(port)
+        assert await silent.ended() == b""
+        another = await Client.connect(port)
+        assert await half.ended() == b""
+        await until(lambda: listener.connections == 3)
+        app.let.set()
+        for client in (newcomer, another):
+            await client.send(post(b"x"))
+            assert (await client.answer())[0] == 200
+        assert (await busy.answer())[0] == 200
+
+
+async def test_an_address_may_have_so_many_connections() -> None:
+    """More are told so; when one is closed there is room again."""
+    async with serving(echo, Limits(connections_per_client=1)) as (listener, port):
+        first = await Client.connect(port)
+        assert (await (await first.send(post(b"x"))).answer())[0] == 200
+        status, _, body = await (await Client.connect(port)).answer()
+        assert (status, "more than 1 connections" in json.loads(body)["error"]) == (503, True)
+        first.leave()
+        await until(lambda: listener.connections == 0)
+        assert (await (await (await Client.connect(port)).send(post(b"y"))).answer())[0] == 200
+
+
+async def test_bodies_that_arrive_leave_half_of_the_room_to_others() -> None:
+    """However many clients send large bodies slowly, small requests are answered."""
+    async with serving(echo, Limits(requests=2)) as (listener, port):
+        slow, slower = await Client.connect(port), await Client.connect(port)
+        large = post(bytes(LARGE))
+        await slow.send(large[:-1])
+        await until(lambda: listener.requests == 1)
+        await slower.send(large[:-1])
+        assert (await slower.answer())[0] == 429
+        quick = await Client.connect(port)
+        assert (await (await quick.send(post(b"x"))).answer())[2] == b"x"
+        await slow.send(large[-1:])
+        assert (await slow.answer())[2] == bytes(LARGE)
+        await until(lambda: listener.requests == 0)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo"], ids=["idle", "half a head"])
@@ -94,8 +143,28 @@ async def test_closing_answers_what_is_in_work_and_what_idle_clients_send_last()
             _, headers, body = await client.answer()
             assert (body, headers["connection"]) == (b"done", "close")
             assert await client.ended() == b""
+            client.leave()
         await closing
         assert (listener.connections, listener.requests) == (0, 0)
+
+
+async def test_closing_answers_what_was_pipelined_behind_a_request_in_work() -> None:
+    """Only the last answer says that the connection ends, and what comes after it is dropped without a reset."""
+    app = Gated()
+    async with serving(app) as (listener, port):
+        client = await Client.connect(port)
+        await client.send(post(b"x"), post(b"x"), post(b"x"))
+        await app.started.wait()
+        closing = asyncio.create_task(listener.close(60.0, grace_s=60.0))
+        await until_refused(port)
+        app.let.set()
+        answers = [await client.answer() for _ in range(3)]
+        assert [body for _, _, body in answers] == [b"done"] * 3
+        assert [headers.get("connection") for _, headers, _ in answers] == [None, None, "close"]
+        await client.send(post(b"x"))
+        assert await client.ended() == b""
+        client.leave()
+        await closing
 
 
 async def test_closing_ends_idle_connections_after_the_grace_and_all_at_the_limit() -> None:

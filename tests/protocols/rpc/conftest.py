@@ -94,8 +94,9 @@ def bodies() -> BodyReader:
 @pytest.fixture
 async def listener(service: NumpyService, bodies: BodyReader) -> AsyncIterator[GrpcListener]:
     """A server on a port of its own."""
+    app = GrpcApp(service, bodies, open_administration=True)
     # Larger messages than the application takes: what it says to them is said by it.
-    listener = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, GrpcLimits(max_message=1_000_000, calls=400))
+    listener = GrpcListener(app, "127.0.0.1", 0, GrpcLimits(max_message=1_000_000, calls=400))
     await listener.start()
     yield listener
     await listener.close(0.0)

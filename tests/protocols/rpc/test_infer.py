@@ -430,3 +430,15 @@ async def test_many_calls_at_once_get_their_own_answers(client: Client) -> None:
     answers = await asyncio.gather(*(client.infer(request) for request in requests))
     assert [answer.id for answer in answers] == [str(at) for at in range(100)]
     assert [answer.raw_output_contents[0] for answer in answers] == [(array * 2).tobytes() for array in arrays]
+
+
+async def test_calls_carry_where_they_come_from(client: Client, service: NumpyService) -> None:
+    """An answer tells the id of its request, whether the client gave one or not."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for metadata in ([("x-request-id", "r-1"), ("traceparent", trace)], []):
+        call = client.raw("ModelInfer", request_of().SerializeToString(), metadata)
+        await call
+        told = dict(await call.trailing_metadata())["x-request-id"]
+        _, _, options = service.calls[-1]
+        assert (options.request_id, options.door) == (told, "direct-grpc")
+        assert (told == "r-1", options.trace_parent) == ((True, trace) if metadata else (False, ""))

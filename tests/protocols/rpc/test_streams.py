@@ -131,6 +131,25 @@ async def test_what_was_read_is_answered_before_the_server_closes(
     await closing
 
 
+async def test_a_stream_whose_client_was_done_ends_well_when_the_server_closes(
+    client: Client, service: NumpyService, listener: GrpcListener
+) -> None:
+    """Everything that it asked for has been answered: there is nothing to open another stream for."""
+    service.gate.clear()
+    stream = client.stream()
+    await stream.write(numbered(1))
+    await stream.done_writing()
+    await service.waiting.wait()
+    # The end of the client's side comes after its message: once the server's next call is answered, it is there too.
+    await client.channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"")
+    closing = asyncio.create_task(listener.close(20.0))
+    await asyncio.sleep(0)
+    service.gate.set()
+    assert (await next_of(stream)).infer_response.id == "1"
+    assert await stream.code() == grpc.StatusCode.OK
+    await closing
+
+
 class Nobody:
     """Whoever carries a call, saying nothing and listening to nothing."""
 

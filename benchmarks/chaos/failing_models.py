@@ -1,0 +1,200 @@
+"""Models that fail: on some rows, on all, with nonsense, too slowly, or by killing their process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks import faulty_models
+from benchmarks.chaos.kills import lost, require_right
+from benchmarks.chaos.questions import Bank, Question, bank_of, tensor_question
+from benchmarks.chaos.records import End, share_in_time
+from benchmarks.chaos.scenario import Scenario
+from benchmarks.chaos.server import Setup
+from benchmarks.chaos.setups import fixed
+from benchmarks.chaos.stage import Stage, mix_of
+from benchmarks.process import OUT
+from serve_app.cli.processes import Process
+from serve_app.config import ModelConfig
+
+_REPLICAS = 3
+_GOOD, _GUILTY = 400, 40
+_FOLDER = OUT / "faulty-models"
+
+_FAILING = ("raises", "gives_nan", "drops_rows", "wrong_shape")
+_SLOW, _KILLS = "slow", "kills"
+_SLOW_BY = -0.2
+"""Makes a row of the slow model take hundreds of times as long."""
+
+_NEIGHBOUR = "tiny"
+_BREAKER = {"window_s": 4, "reset_s": 4}
+_MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), _NEIGHBOUR: 1.0})
+
+
+def _model(kind: str, replicas: int = 1) -> dict[str, Any]:
+    model = fixed({"name": kind, "path": str(_FOLDER / kind), "batching": {"max_rows": 32, "slo_ms": 50}}, replicas)
+    model["health"]["refuse_non_finite"] = kind == "gives_nan"
+    model["breaker"] = dict(_BREAKER)
+    return model
+
+
+def _make() -> None:
+    for kind in faulty_models.KINDS:
+        faulty_models.make(_FOLDER / kind / "1" / "model.onnx", kind)
+
+
+def _ask(models: Sequence[ModelConfig]) -> Bank:
+    """Questions for the faulty models and for their neighbours."""
+    faulty = [model.name for model in models if model.name in faulty_models.KINDS]
+    others = bank_of([model for model in models if model.name not in faulty])
+    good = {name: [_question(name, 1.0 + 2.0 * number) for number in range(_GOOD)] for name in faulty}
+    guilty = {name: [_guilty(name, number) for number in range(_GUILTY)] for name in faulty}
+    return Bank({**good, **{name: [others.take(name) for _ in range(_GOOD)] for name in others.models}}, guilty)
+
+
+def _question(model: str, value: float, refusals: tuple[str, ...] = ()) -> Question:
+    x = np.array([[value]], np.float32)
+    return tensor_question(model, x, 2 * x, binary=int(value) % 4 == 1, refusals=refusals)
+
+
+def _guilty(model: str, number: int) -> Question:
+    """What makes a model fail. One that is only slow answers; an open breaker refuses before the model can fail."""
+    if model == _SLOW:
+        return _question(model, _SLOW_BY - number / 1000)
+    refusals = ("inference_failed",) if model == _KILLS else ("inference_failed", "model_unavailable")
+    return _question(model, faulty_models.BAD - number, refusals)
+
+
+_BAD_ROWS = Setup(
+    "bad rows",
+    [fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1), *(_model(kind) for kind in (*_FAILING, _SLOW))],
+    prepare=_make,
+)
+
+_CRASHES = Setup(
+    "crashes",
+    [fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1), _model(_KILLS, _REPLICAS)],
+    prepare=_make,
+)
+
+
+async def _bad_rows(stage: Stage) -> None:
+    async with stage.load(0.4):
+        await stage.hold(4.0)
+        stage.spoil("from here on 1% of the requests make their model fail", 100)
+        await stage.hold(20.0)
+    require_right(stage)
+    failed = [each for each in stage.records if each.failed]
+    stage.require_none("only the guilty fail", failed)
+    guilty = [each for each in stage.records if each.end is End.RIGHT and each.code]
+    models = {each.model for each in guilty}
+    stage.require(
+        "requests were refused by every model that fails", len(models) == len(_FAILING), f"{len(guilty)} refused"
+    )
+
+
+async def _slow_rows(stage: Stage) -> None:
+    mix = mix_of({_SLOW: 0.3, _NEIGHBOUR: 0.7})
+    async with stage.load(0.3, mix=mix):
+        await stage.hold(4.0)
+        stage.spoil("from here on 1% of the requests to one model take a hundred times as long", 100)
+        await stage.hold(20.0)
+    require_right(stage)
+    stage.require_none("no accepted request is lost", lost(stage.records))
+    others = [each for each in stage.records if each.model != _SLOW and each.priority == "high"]
+    share = share_in_time(others)
+    stage.require("`high` of other models is in time for at least 99%", share >= 0.99, f"{share:.2%}")
+
+
+async def _breaker(stage: Stage) -> None:
+    """For a while nobody asks the model anything that it can answer; then everybody does again."""
+    model = "raises"
+    mix = mix_of({model: 0.4, _NEIGHBOUR: 0.6})
+    async with stage.load(0.4, mix=mix):
+        await stage.hold(4.0)
+        mark = stage.spoil(f"from here on every request makes {model} fail", 1)
+        opened = await stage.until(partial(_state_is, stage, model, "open"), "an open breaker", 30.0)
+        stage.notes.append(f"the breaker opened {opened:.1f} s after the first failure")
+        await stage.hold(6.0)
+        stage.bank.spoil(0)
+        mark = stage.mark("from here on every request is good again")
+        closed = await stage.until(partial(_state_is, stage, model, "closed"), "a closed breaker", 30.0)
+        stage.mended(mark)
+        stage.notes.append(f"the breaker closed {closed:.1f} s after the model could answer again")
+        settled = stage.now()
+        await stage.hold(6.0)
+    require_right(stage)
+    refused = [each for each in stage.records if each.model == model and each.code == "model_unavailable"]
+    stage.require("while it is open requests are refused with 503", bool(refused), len(refused))
+    others = [each for each in stage.records if each.model != model]
+    stage.require_none("other models lose nothing", lost(others))
+    after = [each for each in stage.records if each.sent_s > settled]
+    stage.require_none("once it is closed nothing fails", [each for each in after if each.failed])
+
+
+def _state_is(stage: Stage, model: str, state: str) -> bool:
+    builds = (stage.server.status().get(model, {}).get("breaker") or {}).get("builds", {})
+    return bool(builds.get("exact", {}).get("state") == state)
+
+
+async def _crashing(stage: Stage) -> None:
+    async with stage.load(0.4):
+        await stage.hold(4.0)
+        for _ in range(stage.times(3)):
+            mark = stage.mark("a request that kills every replica that runs it")
+            before = set(await stage.find(_KILLS))
+            stage.bank.spoil_next(_KILLS)
+            await stage.until(partial(_died, stage, before), "the death of a replica", 20.0)
+            await stage.hold(1.0)
+            dead = len(before - set(await stage.find(_KILLS)))
+            stage.notes.append(f"{dead} of {_REPLICAS} replicas died of one request, at {stage.now():.1f} s")
+            await stage.until(lambda: stage.server.replicas(_KILLS) == _REPLICAS, "all replicas again")
+            stage.mended(mark)
+            await stage.hold(3.0)
+    require_right(stage)
+    poison = [each for each in stage.records if each.end is End.RIGHT and each.code]
+    stage.require("requests that kill their replica are refused", bool(poison), f"{len(poison)} refused")
+    stage.require_none("no other request is lost", lost(stage.records))
+
+
+def _died(stage: Stage, before: set[Process]) -> bool:
+    return bool(before - set(stage.server.find(_KILLS)))
+
+
+SCENARIOS = (
+    Scenario(
+        "bad-rows",
+        "1% of the requests make their model raise, answer NaN, lose a row, or answer in another shape",
+        _BAD_ROWS,
+        _bad_rows,
+        _MIX,
+        _ask,
+    ),
+    Scenario(
+        "slow-rows",
+        "1% of the requests to a model take a hundred times as long",
+        _BAD_ROWS,
+        _slow_rows,
+        _MIX,
+        _ask,
+    ),
+    Scenario(
+        "breaker",
+        "a model fails everything that it is asked, and works again",
+        _BAD_ROWS,
+        _breaker,
+        _MIX,
+        _ask,
+    ),
+    Scenario(
+        "poison",
+        "some requests kill the process of their replica",
+        _CRASHES,
+        _crashing,
+        mix_of({_KILLS: 0.3, _NEIGHBOUR: 0.7}),
+        _ask,
+    ),
+)

@@ -1,0 +1,190 @@
+"""The report: a table of faults, the aims in detail, and a picture of every scenario over time."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.chaos.clients import GRACE_S
+from benchmarks.chaos.questions import TOLERANCE
+from benchmarks.chaos.stage import Played
+from benchmarks.machine import Machine
+from benchmarks.publishing import machine_table, picture_style, save_svg, table, write_report
+
+_NAME = "reliability"
+_COLOURS = {"high": "#c0392b", "normal": "#2471a3", "low": "#7f8c8d", "failed": "black"}
+
+
+def line(played: Played) -> str:
+    """One scenario in one line."""
+    found = played.summary
+    return (
+        f"{'met   ' if played.met else 'MISSED'} {played.name}: {found.requests:,} requests, {found.right:,} right,"
+        f" {found.wrong} wrong, {found.cut} cut, {found.unreachable} unreachable, {found.hung} hung,"
+        f" refused {found.refused or 'none'}, high in time {found.high_in_time:.2%}"
+    )
+
+
+def write(folder: Path, found: Sequence[Played], machine: Machine) -> None:
+    """Write the report. Scenarios that were not played this time keep what the report there says of them."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    scenarios = {**_before(folder), **{each.name: {**_plain(each), "date": date} for each in found}}
+    write_report(folder, _NAME, {"machine": machine, "scenarios": scenarios}, render(scenarios, machine, date))
+    draw(scenarios, folder / f"{_NAME}.svg")
+
+
+def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
+    """The report as Markdown.
+
+    Args:
+        scenarios: By name: a `Played` as plain values, and its date.
+        machine: What was measured on.
+        date: When, ISO 8601.
+    """
+    lines = [
+        "# Faults and what they cost",
+        "",
+        "Written by `make chaos`. The server is the real one, with real models; every answer is compared with that of",
+        f"ONNX Runtime in the harness's process (largest difference allowed: {TOLERANCE:g}). No two answers in flight",
+        f"are alike. A request *hangs* if it has no end {GRACE_S:g} s after its deadline. Server, Ray and the load",
+        "generator share the cores below: rates are parts of what that machine answers flat out, measured before.",
+        "What the columns promise is explained in [reliability.md](../reliability.md).",
+        "",
+        table(
+            (
+                "scenario",
+                "aims",
+                "requests",
+                "right",
+                "wrong",
+                "hung",
+                "cut",
+                "unreachable",
+                "refused",
+                "`high` in time",
+                "suffered for, s",
+                "replaced after, s",
+            ),
+            [_row(name, each) for name, each in scenarios.items()],
+        ),
+        "",
+        "*Suffered for*: from a fault until the last request ended that failed or was late because of it, median and",
+        "most over the faults of the scenario. *Replaced after*: until what was broken was there again.",
+        "",
+        "![Right answers per second by class, and failures](reliability.svg)",
+        "",
+        "## Aims",
+        "",
+    ]
+    for name, each in scenarios.items():
+        lines += [
+            f"### {name}",
+            "",
+            _told(each),
+            "",
+            table(("aim", "met", "found"), [_aim(aim) for aim in each["aims"]]),
+            "",
+            *(f"- {note}" for note in each["notes"]),
+            f"- Failures by client: {_counts(each['summary']['by_client'])}.",
+            f"- Most memory, MiB: {_memory(each['peak_mib'])}.",
+            "",
+        ]
+    lines += ["## Measured on", "", machine_table(date, machine), ""]
+    return "\n".join(lines)
+
+
+def draw(scenarios: dict[str, Any], path: Path) -> None:
+    """Draw right answers per second by class over time, with the faults, for every scenario."""
+    columns = 3
+    rows = max(1, ceil(len(scenarios) / columns))
+    with picture_style(7):
+        figure = Figure(figsize=(12, 2.3 * rows), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axes in grid.ravel()[len(scenarios) :]:
+            axes.set_axis_off()
+        for axes, (name, each) in zip(grid.ravel(), scenarios.items(), strict=False):
+            _draw_one(axes, name, each)
+        grid[0, 0].legend(fontsize=6, loc="lower right")
+        save_svg(figure, path)
+
+
+def _draw_one(axes: Axes, name: str, played: dict[str, Any]) -> None:
+    for series, colour in _COLOURS.items():
+        values = played["timeline"][series]
+        times = np.arange(len(values)) * played["bin_s"]
+        if series == "failed":
+            shown = np.flatnonzero(values)
+            axes.plot(times[shown], np.asarray(values)[shown], "x", color=colour, markersize=4, label="failed")
+        else:
+            axes.plot(times, values, color=colour, linewidth=0.9, label=series)
+    for mark in played["marks"]:
+        axes.axvline(mark["at_s"], color="orange", linewidth=0.8, zorder=0)
+    axes.set_title(name)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("s")
+    axes.set_ylabel("answers/s")
+
+
+def _told(each: dict[str, Any]) -> str:
+    says, faults = each["says"], len(each["marks"])
+    rate = f"{each['rate']:.0f} requests/s of {each['capacity']:.0f} flat out"
+    return f"{says[:1].upper()}{says[1:]}. {faults} faults in {each['seconds']:.0f} s at {rate} ({each['date']})."
+
+
+def _aim(aim: dict[str, Any]) -> list[str]:
+    return [aim["says"], "yes" if aim["met"] else "**no**", aim["found"].replace("|", "/").replace("\n", " ")]
+
+
+def _row(name: str, each: dict[str, Any]) -> list[str]:
+    found = each["summary"]
+    met = sum(aim["met"] for aim in each["aims"])
+    suffered = [mark["recovery_s"] for mark in each["marks"]]
+    mended = [mark["mended_s"] for mark in each["marks"] if mark["mended_s"] is not None]
+    return [
+        f"[{name}](#{name})",
+        f"{met} of {len(each['aims'])}" if met == len(each["aims"]) else f"**{met} of {len(each['aims'])}**",
+        f"{found['requests']:,}",
+        f"{found['right']:,}",
+        str(found["wrong"]),
+        str(found["hung"]),
+        str(found["cut"]),
+        str(found["unreachable"]),
+        _counts(found["refused"]),
+        f"{found['high_in_time']:.2%}",
+        _median_and_most(suffered),
+        _median_and_most(mended),
+    ]
+
+
+def _median_and_most(values: Sequence[float]) -> str:
+    return f"{np.median(values):.2f}; {max(values):.2f}" if values else "-"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in counts.items()) or "none"
+
+
+def _memory(peak: dict[str, float]) -> str:
+    return ", ".join(f"{role} {mib:,.0f}" for role, mib in sorted(peak.items()))
+
+
+def _plain(played: Played) -> dict[str, Any]:
+    found: dict[str, Any] = asdict(played)
+    return found
+
+
+def _before(folder: Path) -> dict[str, Any]:
+    try:
+        before: dict[str, Any] = orjson.loads((folder / f"{_NAME}.json").read_bytes())["scenarios"]
+    except (OSError, ValueError, LookupError):
+        return {}
+    return before

@@ -1,0 +1,144 @@
+"""Settings of the response cache: of one model, of the router, and of a Redis server that routers share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import ByteSize, Field, field_validator, model_validator
+
+from serve_app.config.faults import Location, misfit, shown
+from serve_app.config.values import Milliseconds, Seconds, Section, Size
+from serve_app.errors import ConfigError
+from serve_app.runtime.redis_cache import RedisSettings
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+class ModelCacheConfig(Section):
+    """Answers of one model that are given again to the same request."""
+
+    enabled: bool = True
+    """Whether there is a cache."""
+
+    ttl_s: Seconds = 300.0
+    """How long an answer may be given again."""
+
+    max_bytes: Size = ByteSize(64 * 1024**2)
+    """Memory of each router process for the model's answers. Those used least recently make room."""
+
+
+class RedisConfig(Section):
+    """A Redis server, or one that speaks its protocol, in which routers share their answers."""
+
+    url: str
+    """Where it is: `redis://host:port/db`, `rediss://...` for TLS, or `unix:///path`. Without a password."""
+
+    username: str | None = Field(default=None, min_length=1)
+    """User to log in as; by default the server's default user."""
+
+    password_variable: str | None = Field(default=None, min_length=1)
+    """Environment variable of the routers that holds the password."""
+
+    password_file: str | None = Field(default=None, min_length=1)
+    """File that holds the password, readable by the routers."""
+
+    ca_file: str | None = Field(default=None, min_length=1)
+    """File with the certificates that a `rediss://` server is checked by; by default those of the system."""
+
+    prefix: str = "serve-app:"
+    """Beginning of every key."""
+
+    read_ms: Milliseconds = 20.0
+    """How long a request waits for the server; then it counts as not found."""
+
+    write_ms: Milliseconds = 1000.0
+    """How long a write, or a new connection, may take. No request waits for either."""
+
+    retry_s: Seconds = 0.5
+    """Pause before a server that failed is tried again; it doubles with every attempt, up to 20 times this."""
+
+    write_bytes: Size = ByteSize(32 * 1024**2)
+    """Most bytes of answers that wait to be written; more are not written."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError:
+            parts = None
+        if parts is None or parts.scheme not in _SCHEMES or not (parts.hostname or parts.scheme == "unix"):
+            raise ValueError("must be redis://host:port/db, rediss://host:port/db or unix:///path")
+        if parts.password is not None or parts.username is not None or "password" in parts.query:
+            raise ValueError(
+                "must not hold a user or a password: name them by username and password_variable or password_file"
+            )
+        return url
+
+    @model_validator(mode="after")
+    def _check(self) -> RedisConfig:
+        faults: list[tuple[Location, str]] = []
+        if self.password_variable is not None and self.password_file is not None:
+            faults.append((("password_file",), "give this or password_variable, not both"))
+        if self.ca_file is not None and not self.url.startswith("rediss://"):
+            faults.append((("ca_file",), "counts for nothing unless url begins with rediss://"))
+        if faults:
+            raise misfit(faults)
+        return self
+
+    def settings(self, environ: Mapping[str, str] | None = None) -> RedisSettings:
+        """The values for one router process.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+
+        Raises:
+            ConfigError: The password is not where it should be; names the place.
+        """
+        return RedisSettings(
+            url=self.url,
+            username=self.username,
+            password=self._password(os.environ if environ is None else environ),
+            ca_file=self.ca_file,
+            prefix=self.prefix,
+            read_s=self.read_ms / 1000,
+            write_s=self.write_ms / 1000,
+            retry_s=self.retry_s,
+            max_retry_s=20 * self.retry_s,
+            write_bytes=int(self.write_bytes),
+        )
+
+    def _password(self, environ: Mapping[str, str]) -> str | None:
+        if self.password_variable is not None:
+            password = environ.get(self.password_variable)
+            if not password:
+                raise ConfigError(
+                    (f"args.router.cache.redis.password_variable: {shown(self.password_variable)} is not set",)
+                )
+            return password
+        if self.password_file is None:
+            return None
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                (f"args.router.cache.redis.password_file: {self.password_file} cannot be read: {error}",)
+            ) from None
+
+
+class CacheConfig(Section):
+    """What the caches of all models share in a router process."""
+
+    max_waiting: Annotated[int, Field(ge=0)] = 256
+    """Most requests that wait for the answer to the same request in flight. More are queued by themselves."""
+
+    waiting_bytes: Size = ByteSize(64 * 1024**2)
+    """Most bytes of those requests."""
+
+    redis: RedisConfig | None = None
+    """A server in which routers share their answers; by default each has its own only."""

@@ -1,0 +1,80 @@
+"""What a model's outputs must be: of the declared shape and, where that is asked for, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import ModelSignature, Tensors
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class DeclaredShapes:
+    """Checks outputs against the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
+
+    Args:
+        signature: The model's. An output without trailing dimensions may be of undeclared rank, and is not checked.
+    """
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._fixed = [
+            (spec.name, spec.shape[1:])
+            for spec in signature.outputs
+            if len(spec.shape) > 1 and any(size >= 0 for size in spec.shape[1:])
+        ]
+
+    def check(self, outputs: Tensors) -> Tensors:
+        """The outputs themselves.
+
+        Raises:
+            InferenceFailed: One is of another shape; says which.
+        """
+        for name, declared in self._fixed:
+            found = outputs[name].shape[1:]
+            if found != declared and not _matches(found, declared):
+                raise InferenceFailed(
+                    f"output {name!r} of the model has shape {[-1, *found]}, but it declares {[-1, *declared]}"
+                )
+        return outputs
+
+
+def not_finite(outputs: Tensors, counts: Sequence[int]) -> list[tuple[int, str]]:
+    """Which entries of a batch have NaN or infinity in an output.
+
+    Args:
+        outputs: By name, with the rows of all entries one behind the other.
+        counts: The rows of each entry.
+
+    Returns:
+        The entry's position and the output's name, once per entry.
+    """
+    found: dict[int, str] = {}
+    for name, array in outputs.items():
+        if (array.dtype.kind != "f" and array.dtype != _BFLOAT16) or _is_finite(array):
+            continue
+        for position, (end, rows) in enumerate(zip(accumulate(counts), counts, strict=True)):
+            if not np.isfinite(array[end - rows : end]).all():
+                found.setdefault(position, name)
+    return sorted(found.items())
+
+
+def _is_finite(array: npt.NDArray[Any]) -> bool:
+    """Whether all values are finite; ``False`` also where that is merely unsure, since their sum is too large.
+
+    NaN and infinity survive a sum, which needs no second array and takes a third of the time of asking every value.
+    """
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(np.add.reduce(array, axis=None)))
+
+
+def _matches(found: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    return len(found) == len(declared) and all(
+        expected in (-1, size) for size, expected in zip(found, declared, strict=True)
+    )

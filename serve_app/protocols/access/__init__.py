@@ -1,0 +1,1 @@
+"""API keys: who asks, what they may use, and how often."""

@@ -1,0 +1,45 @@
+"""The key that a request carries: in ``X-API-Key``, or as the token of ``Authorization: Bearer`` (RFC 6750)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from serve_app.errors import Unauthenticated
+
+LONGEST: Final = 256
+"""Most bytes of a key. Longer ones are refused without a look at them."""
+
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
+_HOW: Final = "send Authorization: Bearer <key>, or X-API-Key: <key>"
+
+
+def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The key that these headers (or gRPC metadata) carry; ``None`` where there is none.
+
+    ``X-API-Key`` counts first: a proxy or a client may need ``Authorization`` for itself.
+
+    Args:
+        headers: By lower-case name.
+
+    Raises:
+        Unauthenticated: There is something that cannot be a key. The message does not repeat it.
+    """
+    key = headers.get(b"x-api-key")
+    if key is None:
+        authorization = headers.get(b"authorization")
+        if authorization is None:
+            return None
+        scheme, _, key = authorization.strip().partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise Unauthenticated(f"Authorization: this server takes Bearer only; {_HOW}")
+    key = key.strip()
+    if len(key) > LONGEST or not _TOKEN.fullmatch(key):
+        raise Unauthenticated(f"what was sent as API key cannot be one; {_HOW}")
+    return key
+
+
+def missing() -> Unauthenticated:
+    """The error for a request without a key."""
+    return Unauthenticated(f"this server asks for an API key: {_HOW}")

@@ -1,0 +1,78 @@
+"""Calls whose message has not arrived yet, and how long that may take.
+
+gRPC collects a message out of sight: what has come of it takes memory, up to that of the largest message, and the call
+takes a place. So calls that take too long to arrive are ended: all after ``limit_s``, and already after ``grace_s``
+while more than ``most`` arrive, the oldest first. New ones always find room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from serve_app.errors import DeadlineExceeded, InvalidRequest
+
+_LOOK_EVERY_S: Final = 1.0
+
+
+class Arrivals:
+    """Knows the calls that are arriving, and ends those that overstay. For one event loop.
+
+    Args:
+        most: So many calls may take their time.
+        limit_s: How long a message may take to arrive, seconds.
+        grace_s: How long it may take when more than ``most`` arrive, seconds.
+    """
+
+    def __init__(self, most: int, limit_s: float, grace_s: float = 2.0) -> None:
+        self._most = most
+        self._limit_s = limit_s
+        self._grace_s = grace_s
+        self._since: dict[asyncio.Task[Any], float] = {}  # the oldest first
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """How many calls are arriving."""
+        return len(self._since)
+
+    async def message(self, requests: AsyncIterator[bytes]) -> bytes:
+        """The message of a call that has one.
+
+        gRPC's handlers for streams of requests are used for all calls: theirs can be awaited, and given up.
+
+        Args:
+            requests: What comes with the call of the current task.
+
+        Raises:
+            DeadlineExceeded: It took too long.
+            InvalidRequest: There is none.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._since[task] = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
+        try:
+            return await anext(requests)
+        except StopAsyncIteration:
+            raise InvalidRequest("the call has no message") from None
+        except asyncio.CancelledError:
+            if task in self._since:  # its client has left, or the server ends
+                raise
+            task.uncancel()
+            raise DeadlineExceeded("the message took too long to arrive") from None
+        finally:
+            self._since.pop(task, None)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while self._since:
+            task, since = next(iter(self._since.items()))
+            if now - since < (self._limit_s if len(self._since) <= self._most else self._grace_s):
+                break
+            del self._since[task]
+            task.cancel()
+        self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if self._since else None

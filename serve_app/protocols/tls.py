@@ -1,0 +1,190 @@
+"""TLS for the routers' own ports: certificates that are replaced while the server runs, and the handshake.
+
+Certificates rotate: whoever issues them (cert-manager, an ACME client) puts new files in place of the old ones. Their
+times are looked at when a client connects, at most once a second. Files that do not fit together, as when only one of
+the two was replaced yet, change nothing: the last good ones stay in use, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import grpc
+
+from serve_app.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S: Final = 1.0
+_OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the certificates are.
+
+    Attributes:
+        certificate: PEM: the server's certificate, then those between it and the authority.
+        key: PEM: the certificate's private key, not encrypted.
+        client_ca: PEM: the authorities whose certificates clients must show; ``None`` where they need none.
+        minimum_version: The oldest version of TLS that is spoken.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    minimum_version: Literal["1.2", "1.3"] = "1.2"
+
+    def paths(self) -> tuple[Path, ...]:
+        """All of them."""
+        return (self.certificate, self.key) if self.client_ca is None else (self.certificate, self.key, self.client_ca)
+
+
+def make_context(files: TlsFiles, alpn: str) -> ssl.SSLContext:
+    """Read certificates: for a server that speaks one protocol.
+
+    Raises:
+        ConfigError: Some file is not there, cannot be read, or does not fit; says which and why.
+    """
+    problems = [problem for path in files.paths() if (problem := _unreadable(path)) is not None]
+    if problems:
+        raise ConfigError(tuple(problems))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[files.minimum_version]
+    context.set_alpn_protocols([alpn])
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except _Encrypted:
+        raise ConfigError((f"{files.key}: is encrypted; give the private key without a password",)) from None
+    except ssl.SSLError as error:
+        raise ConfigError((_misfit(files, error),)) from None
+    if files.client_ca is not None:
+        try:
+            context.load_verify_locations(files.client_ca)
+        except ssl.SSLError:
+            raise ConfigError((f"{files.client_ca}: holds no certificates in PEM",)) from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def careless(files: TlsFiles) -> str | None:
+    """What is wrong with the private key's permissions, in one line."""
+    mode = files.key.stat().st_mode
+    if not mode & _OPEN_TO_OTHERS:
+        return None
+    return f"{files.key}: mode {stat.S_IMODE(mode):04o} lets others at the private key; chmod 600 it"
+
+
+class _Encrypted(Exception):
+    """The private key is."""
+
+
+def _no_password() -> str:
+    raise _Encrypted  # OpenSSL would ask on the terminal
+
+
+def _unreadable(path: Path) -> str | None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror or error}"
+    return None
+
+
+def _misfit(files: TlsFiles, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"{files.key}: is not the key of the certificate in {files.certificate}"
+    for path, kind in ((files.certificate, b"CERTIFICATE-----"), (files.key, b"PRIVATE KEY-----")):
+        if kind not in path.read_bytes():
+            return f"{path}: holds no {kind.decode().rstrip('-').lower()} in PEM"
+    return f"{files.certificate} and {files.key}: cannot be used: {error.reason or error}"
+
+
+class Certificates:
+    """Certificates that follow their files. Threads may share one.
+
+    Args:
+        files: Where they are.
+        alpn: The protocol that is spoken over them, by its name in ALPN.
+        clock: Seconds.
+
+    Raises:
+        ConfigError: They cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles, alpn: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._files = files
+        self._alpn = alpn
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen = self._stamps()
+        self._context = make_context(files, alpn)
+        self._looked = clock()
+        warning = careless(files)
+        if warning is not None:
+            _log.warning("%s", warning)
+
+    def context(self) -> ssl.SSLContext:
+        """What a connection that is made now uses."""
+        self.renew()
+        return self._context
+
+    def renew(self) -> bool:
+        """Look at the files again, unless that was within the last second. True when they hold something new."""
+        with self._lock:
+            now = self._clock()
+            if now - self._looked < _LOOK_EVERY_S:
+                return False
+            self._looked = now
+            stamps = self._stamps()
+            if stamps == self._seen:
+                return False
+            try:
+                self._context = make_context(self._files, self._alpn)
+            except ConfigError as error:
+                _log.warning("New certificates are not used: %s", "; ".join(error.problems))
+                return False
+            finally:
+                self._seen = stamps
+            _log.info("New certificates are in use: %s", self._files.certificate)
+            return True
+
+    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(map(_stamp, self._files.paths()))
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server. Its threads ask for news at every handshake."""
+        files = self._files
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration(
+                [(files.key.read_bytes(), files.certificate.read_bytes())],
+                None if files.client_ca is None else files.client_ca.read_bytes(),
+            )
+
+        def news() -> grpc.ServerCertificateConfiguration | None:
+            return configuration() if self.renew() else None
+
+        return grpc.dynamic_ssl_server_credentials(
+            configuration(),
+            news,  # type: ignore[arg-type] # its stubs forget that nothing new is None
+            require_client_authentication=files.client_ca is not None,
+        )
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

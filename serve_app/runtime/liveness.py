@@ -1,0 +1,103 @@
+"""Whether a replica is alive: it answers, or its event loop says so when it is asked.
+
+Only while answers are owed. Whatever comes on the link is a sign of life. After a quarter of the time without one the
+replica is asked for one, which its event loop gives while its session runs. Time counts in turns of a timer: where this
+process stood still itself, only one turn has passed, and what has arrived meanwhile is read before the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+_TURNS: Final = 4
+
+
+class Watch(NamedTuple):
+    """How replicas are watched, and who is told.
+
+    Attributes:
+        silence_s: After so long without a sign of life a replica is silent, seconds.
+        kill_s: After so long it is given up, seconds; ``None``: never.
+        on_silent: Called with the model and the replica.
+        on_heard: Called likewise, when a silent one speaks again.
+    """
+
+    silence_s: float
+    kill_s: float | None
+    on_silent: Callable[[str, str], None]
+    on_heard: Callable[[str, str], None]
+
+
+class Liveness:
+    """Watches one replica.
+
+    Args:
+        silence_s: See `Watch`.
+        kill_s: See `Watch`.
+        owes: Whether answers are owed.
+        ask: Asks for a sign of life.
+        on_silent: Called when it has been silent for long enough.
+        on_heard: Called when it then speaks again.
+        on_given_up: Called once after ``kill_s``.
+
+    Attributes:
+        heard: To be set at every sign of life.
+    """
+
+    def __init__(
+        self,
+        silence_s: float,
+        kill_s: float | None,
+        *,
+        owes: Callable[[], bool],
+        ask: Callable[[], None],
+        on_silent: Callable[[], None],
+        on_heard: Callable[[], None],
+        on_given_up: Callable[[], None],
+    ) -> None:
+        self._turn_s = silence_s / _TURNS
+        self._last_turn = None if kill_s is None else max(_TURNS, round(kill_s / self._turn_s))
+        self._owes = owes
+        self._ask = ask
+        self._on_silent = on_silent
+        self._on_heard = on_heard
+        self._on_given_up = on_given_up
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet = 0
+        self.heard = False
+
+    def __repr__(self) -> str:
+        return f"<Liveness {'at rest' if self._timer is None else f'watching, {self._quiet} quiet turns'}>"
+
+    def begin(self) -> None:
+        """Something has been sent."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._turn_s, self._turn)
+
+    def end(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _turn(self) -> None:
+        self._timer = None
+        if self.heard:
+            was, self._quiet, self.heard = self._quiet, 0, False
+            if was >= _TURNS:
+                self._on_heard()
+        else:
+            self._quiet += 1
+            if self._quiet == 1:
+                self._ask()
+            if self._quiet == _TURNS:
+                self._on_silent()
+            if self._quiet == self._last_turn:
+                self._on_given_up()
+        if self._owes():
+            self.begin()
+        else:
+            self._quiet = 0

@@ -1,0 +1,71 @@
+"""The memory of a replica's process, and what a model that leaks comes to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import psutil
+
+from serve_app.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_NEAR = 0.9
+
+
+def own_memory() -> int:
+    """Bytes of memory that this process holds alone.
+
+    What it shares with others, as the router's arena and the code of libraries, is left out where the system tells.
+    """
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - getattr(memory, "shared", 0))
+
+
+class ProcessMemory:
+    """Holds a process to a limit, by failing its health check.
+
+    Args:
+        name: The model's name, for messages.
+        limit: Bytes; ``None``: none.
+        measure: Bytes that the process holds.
+    """
+
+    def __init__(self, name: str, limit: int | None, measure: Callable[[], int] = own_memory) -> None:
+        self._name = name
+        self._limit = limit
+        self._measure = measure
+        self._warned = False
+
+    def check_start(self) -> None:
+        """Raise `ConfigError` if the limit is below what the model needs: every replica would be replaced for ever."""
+        held = self._measure()
+        if self._limit is not None and held > self._limit:
+            problem = (
+                f"model {self._name!r}: resources.memory_limit is {_mebibytes(self._limit)}, but a replica holds"
+                f" {_mebibytes(held)} after its warm-up"
+            )
+            raise ConfigError((problem,))
+
+    def check(self) -> int:
+        """The bytes held. Warns once when the limit is near.
+
+        Raises:
+            RuntimeError: It is exceeded.
+        """
+        held = self._measure()
+        if self._limit is None:
+            return held
+        if held > self._limit:
+            raise RuntimeError(
+                f"{self._name}: this replica holds {_mebibytes(held)} of memory, the limit is {_mebibytes(self._limit)}"
+            )
+        if held > _NEAR * self._limit and not self._warned:
+            self._warned = True
+            logger.warning("%s: %s of memory held, %s allowed", self._name, _mebibytes(held), _mebibytes(self._limit))
+        return held
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes / 1024**2:.0f} MiB"

@@ -1,0 +1,78 @@
+"""Ejection: a replica that fails where the others do not gets no work for a while.
+
+A replica is ejected one fault before its model's breaker would open (see `serve_app.scheduling.breaker` for what a
+fault is): for ``ejection_s``, and each time again for that much longer, up to ten times as long. Every ``ejection_s``
+that it then works without another ejection takes one time back. When it comes back, its first fault ejects it again.
+
+Never all of them: at most the part ``max_ejected`` of a model's replicas, and never the last one that could be chosen.
+What the rest fails counts for the breaker, which is then the one to say that it is the model.
+
+Source: Envoy's outlier detection (consecutive failures, ``base_ejection_time``, ``max_ejection_percent``).
+"""
+
+from __future__ import annotations
+
+from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.settings import BreakerSettings
+from serve_app.scheduling.slots import Replica, Slots
+
+_LONGEST = 10
+
+
+class _Record:
+    """What is held against one replica."""
+
+    __slots__ = ("faults", "times", "until")
+
+    def __init__(self) -> None:
+        self.faults = 0
+        self.times = 0
+        self.until = 0.0
+
+
+class Ejection:
+    """Ejects replicas of one model.
+
+    Args:
+        settings: Of its breakers.
+
+    Attributes:
+        count: Ejections so far.
+    """
+
+    __slots__ = ("_records", "_settings", "_threshold", "count")
+
+    def __init__(self, settings: BreakerSettings) -> None:
+        self._settings = settings
+        self._threshold = max(1, settings.consecutive_failures - 1)
+        self._records: dict[Replica, _Record] = {}
+        self.count = 0
+
+    def observe(self, verdict: Verdict, replica: Replica, slots: Slots, now: float) -> bool:
+        """Take the verdict on an answer of a replica that is not ejected. Returns whether it is now."""
+        record = self._records.get(replica) if self._records else None
+        if verdict is not Verdict.FAULT:
+            if record is not None and verdict is Verdict.ANSWERED:
+                record.faults = 0
+            return False
+        if record is None:
+            self._records = {known: record for known, record in self._records.items() if known.listed}
+            record = self._records[replica] = _Record()
+        record.faults += 1
+        if record.faults < self._threshold or not self._may_eject(replica, slots):
+            return False
+        ejection_s = self._settings.ejection_s
+        worked = int((now - record.until) / ejection_s) if record.times else 0
+        record.times = min(_LONGEST, max(0, record.times - worked) + 1)
+        record.until = now + record.times * ejection_s
+        record.faults = self._threshold - 1
+        self.count += 1
+        slots.eject(replica, record.until)
+        return True
+
+    def _may_eject(self, replica: Replica, slots: Slots) -> bool:
+        if not replica.listed or replica.name is None:
+            return False
+        ejected = sum(other.ejected_until is not None for other in slots.replicas.values())
+        others = slots.usable - (replica.held_until is None)
+        return others > 0 and ejected + 1 <= self._settings.max_ejected * len(slots.replicas)

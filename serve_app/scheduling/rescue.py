@@ -1,0 +1,289 @@
+"""Rescue: what a replica owes for too long is also run elsewhere, while that can still be in time.
+
+A bundle is *overdue* when its predicted end has passed by `RescueSettings.patience` times its execution, the usual
+overhead and `RescueSettings.slack_s`: the replica hangs, or is far slower than it was. While another replica is usable,
+an overdue one gets no new bundles until it answers something. Each of its entries becomes two at the last moment at
+which it can be in time elsewhere: the one that runs, and a *twin* that is queued as a retry, away from that replica. So
+nothing runs twice while the first answer may still come in time. The first answer counts; the other is waste.
+
+A replica that the runtime found *silent* is not waited for: all of its entries get their twin at once, as if it had
+died, but its answers still count if it comes back.
+
+This is hedging (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013), and it must not make an overload worse. An
+entry gets one twin at most; twins of overdue bundles are `RescueSettings.share` of all rows in the long run; and one is
+made only for what admission would let in at that moment, so there are none above saturation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from operator import attrgetter
+from typing import Any
+
+from serve_app.scheduling.admission import Bounds, unreachable
+from serve_app.scheduling.bundles import Bundle, BundlesInFlight
+from serve_app.scheduling.composition import execution_s
+from serve_app.scheduling.devices import Device
+from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.settings import RescueSettings
+from serve_app.scheduling.slots import Replica
+
+_QUEUED, _RUNNING, _DONE = EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
+_deadline = attrgetter("deadline")
+_FULL_BUNDLES = 2
+
+
+class Allowance:
+    """A token bucket of rows that one model may run twice, and what came of it.
+
+    Attributes:
+        rows: Rows that may be rescued now.
+        rescued: Twins made.
+        won: Twins that were answered first.
+        duplicates: Requests answered while another replica had them, too.
+    """
+
+    __slots__ = ("_most", "_share", "duplicates", "rescued", "rows", "won")
+
+    def __init__(self, share: float, most: int) -> None:
+        self._share = share
+        self._most = float(most) if share else 0.0
+        self.rows = self._most
+        self.rescued = 0
+        self.won = 0
+        self.duplicates = 0
+
+    def earn(self, rows: int) -> None:
+        """So many rows were sent."""
+        if self.rows < self._most:
+            self.rows += self._share * rows
+
+    def spend(self, rows: int) -> bool:
+        """Take so many rows out, or tell that there are too few."""
+        if rows > self.rows:
+            return False
+        self.rows -= rows
+        return True
+
+
+class _Pair:
+    """One request in two copies. ``lost`` tells of the original that its bundle has failed."""
+
+    __slots__ = ("lost", "original", "twin")
+
+    def __init__(self, original: Entry, twin: Entry) -> None:
+        self.original = original
+        self.twin = twin
+        self.lost = False
+
+
+class Rescues:
+    """The rescues of one scheduler. It changes queues, holds and counts of bytes; the scheduler does everything else.
+
+    Args:
+        settings: See `RescueSettings`.
+        models: By name.
+        devices: By name of model.
+        bounds: Of the process; twins count as what they are, a second copy in flight.
+        bundles: All that are in flight.
+
+    Attributes:
+        check_at: When `check` must be called next, seconds, if anything is in flight; ``inf``: when something is sent.
+        pairs: Requests in two copies, by id.
+        suspects: Silent replicas.
+        stuck: Whether something would be rescued if there were another usable replica.
+    """
+
+    def __init__(
+        self,
+        settings: RescueSettings,
+        models: Mapping[str, ModelState],
+        devices: Mapping[str, Device],
+        bounds: Bounds,
+        bundles: BundlesInFlight,
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._devices = devices
+        self._bounds = bounds
+        self._bundles = bundles
+        self.suspects: set[Replica] = set()
+        self._allowances = {
+            name: Allowance(settings.share, _FULL_BUNDLES * model.settings.window * model.settings.max_rows)
+            for name, model in models.items()
+        }
+        self.check_at = inf
+        self.pairs: dict[int, _Pair] = {}
+        self.stuck = False
+
+    def picture(self, model: str) -> dict[str, Any]:
+        """This part of `Scheduler.snapshot`.
+
+        Returns:
+            ``rescues``: ``made``, ``won`` (answered first by the twin) and ``duplicates`` (answered while another
+            replica had it, too); and ``silent_replicas`` (names).
+        """
+        allowance = self._allowances[model]
+        silent = [str(r.name) for r in self._models[model].slots.replicas.values() if r in self.suspects]
+        return {
+            "rescues": {
+                "made": allowance.rescued,
+                "won": allowance.won,
+                "duplicates": allowance.duplicates,
+            },
+            "silent_replicas": silent,
+        }
+
+    # ---------------------------------------------------------------- events
+
+    def launched(self, bundle: Bundle, predicted_s: float) -> None:
+        """A bundle was sent to a replica."""
+        if not self._settings.share or len(self._models[bundle.model].slots.replicas) < 2:
+            return
+        self._allowances[bundle.model].earn(bundle.rows)
+        due = self._overdue_at(bundle, predicted_s)
+        self.check_at = min(self.check_at, due)
+
+    def silent(self, replica: Replica, now: float) -> None:
+        """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
+        self.suspects.add(replica)
+        self.check_at = now
+
+    def heard(self, replica: Replica, now: float) -> None:
+        """It speaks again, or is known to be dead; what had nowhere to go may have now."""
+        self.suspects.discard(replica)
+        if self.stuck:
+            self.check_at = now
+
+    def replicas_changed(self, vanished: Iterable[Replica], now: float) -> None:
+        """The list of replicas is another: what had nowhere to go may have now."""
+        self.suspects.difference_update(vanished)
+        if len(self._bundles):
+            self.check_at = now
+
+    def check(self, now: float) -> None:
+        """Make twins of what is due for it."""
+        self.stuck = False
+        self.check_at = min([self._look_at(bundle, now) for bundle in self._bundles.all()], default=inf)
+
+    # ------------------------------------------------------------------ ends
+
+    def settle(self, entry: Entry, *, answered: bool) -> bool:
+        """A copy of a request ends, and with it the request: end the other copy, too.
+
+        Args:
+            entry: Either copy; any other entry is let through.
+            answered: Whether it was answered.
+
+        Returns:
+            Whether this is the request's end. ``False``: the other copy's end in the same moment was.
+        """
+        pair = self.pairs.pop(entry.id, None)
+        if pair is None:
+            return entry.state is not _DONE or answered
+        other = pair.twin if entry is pair.original else pair.original
+        if answered:
+            allowance = self._allowances[entry.model]
+            allowance.won += other is pair.original
+            allowance.duplicates += other.state is _RUNNING and not (other is pair.original and pair.lost)
+        self._drop(other)
+        return True
+
+    def carried_elsewhere(self, entry: Entry) -> bool:
+        """A copy failed with its bundle. Whether the request is left to the other copy; then this one is dealt with."""
+        pair = self.pairs.get(entry.id)
+        if pair is None or (entry is pair.twin and pair.lost):
+            return False
+        if entry is pair.original:
+            pair.lost = True  # it stays RUNNING, in no bundle: whoever accepted the request knows this copy
+        else:
+            pair.original.attempts = max(pair.original.attempts, entry.attempts)
+            del self.pairs[entry.id]
+            self._drop(entry)
+        return True
+
+    # -------------------------------------------------------------- decisions
+
+    def _look_at(self, bundle: Bundle, now: float) -> float:
+        """Rescue what is due of a bundle. Returns when to look again, seconds; ``inf``: never."""
+        replica = bundle.replica
+        model = self._models[bundle.model]
+        slots = model.slots
+        if bundle.settled or replica.name is None or (len(slots.replicas) < 2 and replica.listed):
+            return inf  # `replicas_changed` tells when there is another
+        silent = replica in self.suspects
+        if not silent:
+            if not self._settings.share:
+                return inf
+            if (due := self._overdue_at(bundle, replica.predicted_s(bundle.id))) > now:
+                return due
+        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == 1 and e.id not in self.pairs]
+        slots.release_holds(now)
+        begin = slots.second_start(replica, now) if waiting else inf
+        if begin == inf:
+            bundle.settled = not waiting
+            self.stuck = self.stuck or bool(waiting)
+            return slots.next_release if waiting else inf
+        if replica.held_until is None and replica.listed:
+            slots.quarantine(replica.name, now)
+        following = self._rescue_due(waiting, model, replica, begin, now, silent=silent)
+        bundle.settled = following == inf
+        return following
+
+    def _rescue_due(
+        self, waiting: list[Entry], model: ModelState, replica: Replica, begin: float, now: float, *, silent: bool
+    ) -> float:
+        """Make the twins of entries that cannot wait longer. Returns when the next of them cannot, seconds."""
+        settings = model.settings
+        following = inf
+        for entry in sorted(waiting, key=_deadline):
+            latency = model.latencies.of(entry.variant)
+            alone_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
+            if silent:
+                self._make_twin(entry, model, replica)
+                continue
+            if begin + alone_s + model.overhead.seconds <= entry.deadline:
+                latest = entry.deadline - self._patience_s(model, alone_s) - (begin - now)
+                if begin > now:
+                    latest -= model.full_s(entry)  # what follows what runs there now
+                if latest > now:
+                    following = min(following, latest)
+                elif self._affordable(entry, model, now):
+                    self._make_twin(entry, model, replica)
+                begin += alone_s  # twins travel alone, one after the other
+        return following
+
+    def _affordable(self, entry: Entry, model: ModelState, now: float) -> bool:
+        """Whether it would be accepted now, and the share of extra work allows it."""
+        priority = entry.priority
+        return (
+            self._bounds.room(priority, entry.nbytes) is priority
+            and unreachable(entry, priority, model, self._devices[entry.model], now) is None
+            and self._allowances[entry.model].spend(entry.rows)
+        )
+
+    def _make_twin(self, entry: Entry, model: ModelState, replica: Replica) -> None:
+        twin = entry.twin(str(replica.name))
+        twin.state = _QUEUED
+        self._bounds.nbytes += twin.nbytes
+        self._allowances[entry.model].rescued += 1
+        self.pairs[entry.id] = _Pair(entry, twin)
+        model.queue.push(twin)
+
+    def _drop(self, copy: Entry) -> None:
+        """End a copy of a request that nobody need hear of."""
+        if copy.state is _QUEUED and copy in (queue := self._models[copy.model].queue):
+            queue.remove(copy)
+        copy.state = _DONE
+        self._bounds.nbytes -= copy.nbytes
+
+    def _overdue_at(self, bundle: Bundle, predicted_s: float) -> float:
+        model = self._models[bundle.model]
+        return bundle.begins + self._patience_s(model, predicted_s or model.settings.slo_s)
+
+    def _patience_s(self, model: ModelState, predicted_s: float) -> float:
+        """How long a bundle may take, from when its replica is free for it, before it is overdue."""
+        settings = self._settings
+        return settings.patience * predicted_s + model.overhead.seconds + settings.slack_s

@@ -1,0 +1,112 @@
+"""What the suites of faults and of endurance count, and how they tell right answers from others'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.chaos.clients import Ending, as_expected
+from benchmarks.chaos.play import SCENARIOS
+from benchmarks.chaos.questions import TOLERANCE, Bank, Question, difference, known_of, tensor_question
+from benchmarks.chaos.records import End, Record, recovery_s, share_in_time, summarize
+from benchmarks.chaos.server import part_of
+from benchmarks.failure import BenchmarkError
+from benchmarks.soak import Sample, lives
+
+
+def question(value: float, refusals: tuple[str, ...] = ()) -> Question:
+    """A question of `m` whose answer is this value."""
+    x = np.array([[value]], np.float32)
+    return tensor_question("m", x, x, binary=False, refusals=refusals)
+
+
+def record(sent: float, ended: float, end: End = End.RIGHT, code: str = "", **options: Any) -> Record:
+    """A request of class high with a second's deadline."""
+    return Record(sent, ended, "m", "plain", options.get("priority", "high"), 1.0, end, code)
+
+
+def test_answers_are_compared_by_value_and_scores_by_their_logarithms() -> None:
+    """Another shape, another kind and what is not a number are as far away as can be."""
+    assert difference(np.ones(2, np.float32), np.ones(2, np.float32)) == 0.0
+    assert difference(np.ones(2, np.float32), np.ones(3, np.float32)) == float("inf")
+    assert difference(np.array([np.nan], np.float32), np.ones(1, np.float32)) == float("inf")
+    labels = known_of([{"label": "a", "score": 0.5}, {"label": "b", "score": 0.25}])
+    assert difference(labels, labels) == 0.0
+    assert difference(labels, np.ones(2, np.float32)) == float("inf")
+    other = known_of([{"label": "a", "score": 0.25}, {"label": "b", "score": 0.5}])
+    assert difference(labels, other) == pytest.approx(np.log(2))
+
+
+def test_questions_that_could_stand_for_each_other_are_refused() -> None:
+    """Otherwise an answer that belongs to another request would pass."""
+    Bank({"m": [question(1.0), question(1.0 + 3 * TOLERANCE)]})
+    with pytest.raises(BenchmarkError, match="too much alike"):
+        Bank({"m": [question(1.0), question(1.0 + TOLERANCE / 2)]})
+
+
+def test_guilty_questions_come_when_they_are_asked_for() -> None:
+    """One in so many, or the next one only."""
+    bank = Bank({"m": [question(1.0), question(2.0)]}, {"m": [question(-1.0, ("inference_failed",))]})
+    assert [bool(bank.take("m").refusals) for _ in range(4)] == [False] * 4
+    bank.spoil_next("m")
+    assert [bool(bank.take("m").refusals) for _ in range(3)] == [True, False, False]
+    bank.spoil(2)
+    assert [bool(bank.take("m").refusals) for _ in range(4)] == [False, True, False, True]
+
+
+def test_what_must_be_refused_is_right_only_if_it_is() -> None:
+    """An answer to such a request is wrong, a lost connection stays one."""
+    guilty = question(-1.0, ("inference_failed",))
+    assert as_expected(guilty, Ending(End.REFUSED, "inference_failed")).end is End.RIGHT
+    assert as_expected(guilty, Ending(End.REFUSED, "internal")).end is End.REFUSED
+    assert as_expected(guilty, Ending(End.RIGHT)).end is End.WRONG
+    assert as_expected(guilty, Ending(End.CUT)).end is End.CUT
+
+
+def test_requests_are_counted_by_how_they_ended() -> None:
+    """What was refused with 429 was never accepted, so that it has not failed."""
+    records = [
+        record(0.0, 0.5),
+        record(0.0, 1.5),
+        record(1.0, 1.1, End.CUT),
+        record(1.0, 1.1, End.REFUSED, "queue_full"),
+        record(1.0, 1.1, End.REFUSED, "model_unavailable", priority="low"),
+    ]
+    found = summarize(records)
+    assert (found.requests, found.right, found.cut, found.by_client) == (5, 2, 1, {"plain": 2})
+    assert found.refused == {"queue_full": 1, "model_unavailable": 1}
+    assert found.high_in_time == 0.25
+    assert share_in_time([]) == 1.0
+
+
+def test_recovery_ends_with_the_last_request_that_suffered() -> None:
+    """Before the fault and after the next one nothing counts; without any loss it is nothing."""
+    records = [record(0.0, 0.5, End.CUT), record(1.0, 1.2), record(1.0, 2.5), record(9.0, 9.5, End.CUT)]
+    assert recovery_s(records, 1.0, 8.0) == 1.5
+    assert recovery_s(records, 3.0, 8.0) == 0.0
+
+
+def test_processes_are_known_by_their_command_lines() -> None:
+    """Replicas by their model's name."""
+    assert part_of(["ray::ServeReplica:serve-app:spoken-digits"]) == "spoken-digits"
+    assert part_of(["ray::ServeReplica:serve-app:router.handle_request"]) == "router"
+    assert part_of(["/somewhere/haproxy", "-f", "x"]) == "haproxy"
+    assert part_of(["ray::ServeController.run"]) == "controller"
+    assert part_of([]) == "Ray's other processes"
+
+
+def test_scenarios_have_names_of_their_own() -> None:
+    """The report files them by name."""
+    names = [each.name for each in SCENARIOS]
+    assert len(set(names)) == len(names)
+
+
+def test_growth_is_that_of_a_process_after_its_warm_up() -> None:
+    """A line's slope is found; what lived too briefly is left out."""
+    growing = [Sample(at, 1, "router", 100.0 + 2.0 * at / 60, 10, 5) for at in range(0, 600, 10)]
+    brief = [Sample(at, 2, "tiny", 50.0, 10, 5) for at in range(0, 60, 10)]
+    (life,) = lives([*growing, *brief], 240.0)
+    assert (life.role, life.descriptors, life.threads) == ("router", 0.0, 0.0)
+    assert life.slope == pytest.approx(2.0)

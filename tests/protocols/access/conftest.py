@@ -1,0 +1,91 @@
+"""Keys, a guard that knows them, and clients of both protocols that show them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from protocols.conftest import LIMITS
+from protocols.protocol_service import NumpyService
+from protocols.rpc.conftest import Client
+from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.access.keys import Key, Rate, digest_of
+from serve_app.protocols.body import BodyReader
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcListener
+from serve_app.protocols.http import create_app
+from serve_app.scheduling.entry import Priority
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(name: str, **may: object) -> Key:
+    """The key ``sa_<name>``."""
+    return Key(name=name, digest=digest_of(f"sa_{name}".encode()), **may)  # type: ignore[arg-type]
+
+
+KEYS = (
+    key("all"),
+    key("some", models=frozenset({"double", "sentences", "no-such-model"})),
+    key("none", models=frozenset({"no-such-model"})),
+    key("modest", highest=Priority.NORMAL),
+    key("slow", highest=Priority.LOW),
+    key("lowered", highest=Priority.NORMAL, lowers=True),
+    key("rare", rate=Rate(per_second=0.5, burst=2)),
+    key("admin", admin=True),
+    key("expiring", expires_at=1_000_060.0),
+    key("disabled", disabled=True),
+)
+
+
+def bearer(name: str) -> dict[str, str]:
+    """The header for a key."""
+    return {"Authorization": f"Bearer sa_{name}"}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Of the guard, both for rates and for the time of day."""
+    return Clock()
+
+
+@pytest.fixture
+def service() -> NumpyService:
+    """What is served."""
+    return NumpyService()
+
+
+@pytest.fixture
+def guard(clock: Clock) -> Guard:
+    """Knows `KEYS`."""
+    return Guard(KEYS, now=clock, wall=clock)
+
+
+@pytest.fixture
+async def client(service: NumpyService, guard: Guard) -> AsyncIterator[httpx.AsyncClient]:
+    """Talks to the application in this process."""
+    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        yield client
+
+
+@pytest.fixture
+async def rpc(service: NumpyService, guard: Guard) -> AsyncIterator[Client]:
+    """Talks to a gRPC server over a connection."""
+    bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, decode_threads=2)
+    listener = GrpcListener(GrpcApp(service, bodies, guard), "127.0.0.1", 0)
+    await listener.start()
+    client = Client(listener.port)
+    yield client
+    await client.channel.close()
+    await listener.close(0.0)

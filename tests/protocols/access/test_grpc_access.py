@@ -1,0 +1,148 @@
+"""What keys may do over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from protocols.access.conftest import KEYS
+from protocols.protocol_service import NumpyService
+from protocols.rpc.conftest import INFERENCE, Client, failure, parameter, request_of
+from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.open_inference import inference_pb2 as pb
+
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+OPEN = {"ServerLive", "ServerReady"}
+
+
+def bearer(name: str) -> list[tuple[str, str]]:
+    """The metadata for a key."""
+    return [("authorization", f"Bearer sa_{name}")]
+
+
+@pytest.mark.parametrize("name", sorted(method.name for method in INFERENCE.methods if not method.client_streaming))
+async def test_every_call_but_the_open_ones_asks_for_a_key(rpc: Client, name: str) -> None:
+    """Whatever the message is."""
+    if name in OPEN:
+        await rpc.raw(name, b"")
+        return
+    code, _, metadata = await failure(rpc.raw(name, b"\xff\xff"))
+    assert (code, metadata["code"]) == (UNAUTHENTICATED, "unauthenticated")
+
+
+async def test_keys_in_either_place(rpc: Client, service: NumpyService) -> None:
+    """As bearer token and by its own name."""
+    for metadata in (bearer("all"), [("x-api-key", "sa_all")]):
+        answer = await rpc.infer(request_of(), *metadata)
+        assert answer.model_name == "double"
+        assert service.calls[-1][2].key == "all"
+
+
+async def test_models_and_classes(rpc: Client) -> None:
+    """As over HTTP."""
+    code, details, _ = await failure(rpc.infer(request_of("wide"), *bearer("some")))
+    assert code == grpc.StatusCode.NOT_FOUND
+    assert "mirror" not in details
+    index = await rpc.call("RepositoryIndex", pb.RepositoryIndexRequest(), bearer("some"))
+    assert [model.name for model in index.models] == ["double", "sentences"]
+    high = request_of(parameters={"priority": parameter(1, "int64")})
+    code, _, metadata = await failure(rpc.infer(high, *bearer("modest")))
+    assert (code, metadata["code"]) == (grpc.StatusCode.PERMISSION_DENIED, "permission_denied")
+    code, _, _ = await failure(rpc.infer(request_of(), *bearer("modest"), ("x-priority", "high")))
+    assert code == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_health_is_open_and_names_no_models(rpc: Client) -> None:
+    """The server as a whole for everybody, a model for those who may use it."""
+    check = rpc.channel.unary_unary("/grpc.health.v1.Health/Check")
+    whole = health_pb2.HealthCheckResponse.FromString(await check(b""))
+    assert whole.status == health_pb2.HealthCheckResponse.SERVING
+    listed = await rpc.channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+    assert b"double" not in listed
+    double = health_pb2.HealthCheckRequest(service="double").SerializeToString()
+    code, _, _ = await failure(check(double))
+    assert code == grpc.StatusCode.NOT_FOUND
+    assert health_pb2.HealthCheckResponse.FromString(await check(double, metadata=bearer("some"))).status
+
+
+async def test_administration(rpc: Client) -> None:
+    """Reading settings takes a key, changing them one that may."""
+    change = {"log_info": pb.LogSettingsRequest.SettingValue(bool_param=True)}
+    trace = {"trace_level": pb.TraceSettingRequest.SettingValue(value=["OFF"])}
+    for name, request in [
+        ("LogSettings", pb.LogSettingsRequest(settings=change)),
+        ("TraceSetting", pb.TraceSettingRequest(settings=trace)),
+    ]:
+        code, _, _ = await failure(rpc.call(name, request, bearer("all")))
+        assert code == grpc.StatusCode.PERMISSION_DENIED
+        await rpc.call(name, request, bearer("admin"))
+        await rpc.call(name, type(request)(), bearer("all"))
+
+
+async def _answers(rpc: Client, metadata: list[tuple[str, str]], requests: AsyncIterator[bytes]) -> list[Any]:
+    call = rpc.stream(metadata=metadata)
+
+    async def write() -> None:
+        async for request in requests:
+            await call.write(request)
+        await call.done_writing()
+
+    await write()
+    return [pb.ModelStreamInferResponse.FromString(answer) async for answer in call]
+
+
+async def test_streams_without_a_key(rpc: Client) -> None:
+    """End before their first answer."""
+    call = rpc.stream()
+    await call.done_writing()
+    code, _, _ = await failure(call.read())
+    assert code == UNAUTHENTICATED
+
+
+async def test_every_request_of_a_stream_is_let_in_by_itself(rpc: Client) -> None:
+    """Each counts against the rate."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield request_of().SerializeToString()
+
+    answers = await _answers(rpc, bearer("rare"), requests())
+    codes = [answer.infer_response.parameters["code"].string_param for answer in answers if answer.error_message]
+    assert codes == ["rate_limited"]
+    assert len(answers) == 3
+
+
+async def test_a_key_that_is_removed_ends_in_open_streams_too(rpc: Client, guard: Guard) -> None:
+    """The request before is answered, the next one refused."""
+    call = rpc.stream(metadata=bearer("all"))
+    await call.write(request_of().SerializeToString())
+    assert not pb.ModelStreamInferResponse.FromString(await call.read()).error_message
+    guard.replace([each for each in KEYS if each.name != "all"])
+    await call.write(request_of().SerializeToString())
+    refused = pb.ModelStreamInferResponse.FromString(await call.read())
+    assert refused.infer_response.parameters["code"].string_param == "unauthenticated"
+    await call.done_writing()
+
+
+async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService, guard: Guard) -> None:
+    """A way in that forgot to ask for a key is closed, not open."""
+    from serve_app.errors import Unauthenticated
+    from serve_app.protocols.access.guarded import GuardedService
+    from serve_app.protocols.service import RequestOptions
+
+    guarded = GuardedService(service, guard)
+    with pytest.raises(Unauthenticated):
+        guarded.find("double")
+    with pytest.raises(Unauthenticated):
+        _ = guarded.models
+    with pytest.raises(Unauthenticated):
+        guarded.precheck("double", None, 1)
+    with pytest.raises(Unauthenticated):
+        await guarded.submit("double", {}, RequestOptions())
+    with pytest.raises(Unauthenticated):
+        guarded.status()
+    assert guarded.live()

@@ -1,0 +1,157 @@
+"""Keys as a file has them, without a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from serve_app.config import RouterConfig
+from serve_app.errors import ConfigError, Unauthenticated
+from serve_app.runtime.key_metrics import KeysCollector
+from serve_app.runtime.key_watch import KeyWatch
+
+
+def content(*names: str) -> str:
+    """A file with the keys ``sa_<name>``."""
+    lines = [
+        f"- {{name: {name}, hash: 'sha256:{hashlib.sha256(f'sa_{name}'.encode()).hexdigest()}'}}" for name in names
+    ]
+    return "\n".join(["keys:", *lines]) if names else "keys: []"
+
+
+def watch_of(file: Path) -> KeyWatch:
+    """As a router makes it."""
+    watch = RouterConfig(api_keys_file=str(file)).watched_keys()
+    assert watch is not None
+    return watch
+
+
+def lets_in(watch: KeyWatch, name: str) -> bool:
+    """Whether a key counts."""
+    try:
+        watch.guard.admit({b"x-api-key": f"sa_{name}".encode()})
+    except Unauthenticated:
+        return False
+    return True
+
+
+def put(file: Path, text: str) -> None:
+    """Write a file."""
+    file.write_text(text)
+
+
+def remove(file: Path) -> None:
+    """Remove a file."""
+    file.unlink()
+
+
+def mount(folder: Path) -> None:
+    """Two versions of a secret, of which the first is linked to."""
+    for version, name in enumerate(("old", "new")):
+        (folder / f"..{version}").mkdir()
+        (folder / f"..{version}" / "keys.yaml").write_text(content(name))
+    (folder / "..data").symlink_to("..0")
+    (folder / "keys.yaml").symlink_to("..data/keys.yaml")
+
+
+def swap(folder: Path) -> None:
+    """Link to the second one."""
+    (folder / "..data_tmp").symlink_to("..1")
+    (folder / "..data_tmp").replace(folder / "..data")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Holds one key."""
+    file = tmp_path / "keys.yaml"
+    file.write_text(content("old"))
+    file.chmod(0o600)
+    return file
+
+
+async def test_changes_count_from_the_next_look_on(file: Path) -> None:
+    """What is new is let in, what is gone is not."""
+    watch = watch_of(file)
+    assert (lets_in(watch, "old"), lets_in(watch, "new")) == (True, False)
+    put(file, content("new"))
+    await watch.look()
+    assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
+    await watch.look()
+    assert watch.guard.reloads == {"ok": 1, "failed": 0}
+    put(file, content())
+    await watch.look()
+    assert not lets_in(watch, "new")
+
+
+async def test_files_swapped_as_kubernetes_does(tmp_path: Path) -> None:
+    """The file is a link to a link to a folder, which is replaced at once."""
+    mount(tmp_path)
+    watch = watch_of(tmp_path / "keys.yaml")
+    swap(tmp_path)
+    await watch.look()
+    assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
+
+
+@pytest.mark.parametrize("broken", ["keys: [", "", None])
+async def test_what_cannot_be_read_changes_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    """It is said once, and forgotten when the file is well again, even if it holds what it held before."""
+    watch = watch_of(file)
+    if broken is None:
+        remove(file)
+    else:
+        put(file, broken)
+    for _ in range(3):
+        await watch.look()
+    assert lets_in(watch, "old")
+    assert watch.guard.reloads == {"ok": 0, "failed": 1}
+    assert watch.guard.status()["fault"]
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+    assert "the keys from before stay" in caplog.text
+    put(file, content("old"))
+    await watch.look()
+    assert watch.guard.status()["fault"] == ""
+    assert lets_in(watch, "old")
+
+
+@pytest.mark.parametrize("broken", ["keys: [", None])
+def test_a_server_does_not_start_without_its_keys(file: Path, broken: str | None) -> None:
+    """It would be open to nobody, or worse."""
+    if broken is None:
+        file.unlink()
+    else:
+        put(file, broken)
+    with pytest.raises(ConfigError, match=r"^args.router.api_keys_file: .*keys.yaml: "):
+        watch_of(file)
+
+
+def test_files_that_everybody_can_read_are_told(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With what to do about it."""
+    watch_of(file)
+    assert caplog.text == ""
+    file.chmod(0o644)
+    watch_of(file)
+    assert f"chmod 600 {file}" in caplog.text
+
+
+async def test_metrics(file: Path) -> None:
+    """Counts by the names of keys, and how reading them went."""
+    watch = watch_of(file)
+    lets_in(watch, "old")
+    lets_in(watch, "other")
+    put(file, "keys: [")
+    await watch.look()
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in KeysCollector(watch.guard).collect()
+        for sample in metric.samples
+    }
+    assert samples["serve_app_key_requests_total", "old", "admitted"] == 1
+    assert samples["serve_app_key_requests_total", "", "unauthenticated"] == 1
+    assert samples["serve_app_key_reloads_total", "failed"] == 1
+    assert samples["serve_app_keys",] == 1
+    assert samples["serve_app_keys_loaded_timestamp_seconds",] > 1.7e9
