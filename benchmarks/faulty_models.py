@@ -112,6 +112,22 @@ def _kills() -> list[Any]:
     ]
 
 
+def _grows() -> list[Any]:
+    # A hundred million zeros, of which the largest is added: ONNX Runtime keeps the memory for later runs.
+    return [
+        helper.make_node("ReduceMin", ["x"], ["least"], keepdims=0),
+        helper.make_node("Less", ["least", "nought"], ["bad"]),
+        helper.make_node("Cast", ["bad"], ["how_often"], to=TensorProto.INT64),
+        helper.make_node("Mul", ["how_often", "many"], ["filling"]),
+        helper.make_node("Add", ["filling", "one"], ["elements"]),
+        helper.make_node("Unsqueeze", ["elements", "first_axis"], ["size"]),
+        helper.make_node("ConstantOfShape", ["size"], ["filled"]),
+        helper.make_node("ReduceMax", ["filled"], ["nothing"], keepdims=0),
+        helper.make_node("Mul", ["x", "two"], ["doubled"]),
+        helper.make_node("Add", ["doubled", "nothing"], ["y"]),
+    ]
+
+
 KINDS = MappingProxyType(
     {
         "raises": _raises,
@@ -120,6 +136,7 @@ KINDS = MappingProxyType(
         "wrong_shape": _wrong_shape,
         "slow": _slow,
         "kills": _kills,
+        "grows": _grows,
     }
 )
 """What each does where a value is `BAD`.
@@ -131,6 +148,7 @@ KINDS = MappingProxyType(
 ``wrong_shape`` ``y`` is FP32[-1, 2] where FP32[-1, 1] is declared, for all rows of the batch
 ``slow``        the run takes most of a second, and as many times longer for -10, -100 ...; -0.01 is short
 ``kills``       the process ends with a signal (SIGFPE)
+``grows``       the process holds 400 MB from then on
 =============== ==================================================================================================
 """
 
@@ -149,6 +167,7 @@ def make(path: Path, kind: str) -> Path:
         "table": np.array([2], np.float32),
         "one": np.array(1, np.int64),
         "one1": np.array([1], np.int64),
+        "many": np.array(100_000_000, np.int64),
         "steps": np.array(_STEPS_PER_UNIT, np.float32),
         "yes": np.array(True),
         "first_axis": np.array([0], np.int64),

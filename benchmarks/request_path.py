@@ -161,7 +161,9 @@ def make_app(
     timeouts = dict.fromkeys(Priority, 60.0)
     info = ModelInfo("tiny", "1", ("1",), "tensors", signature, case.max_rows, 64, timeouts, ())
     classes = {priority: ClassSettings(10_000, 1 << 30, 60.0, min_share=0.05) for priority in Priority}
-    scheduler = Scheduler([ModelScheduling("tiny", case.max_rows, slo_s=0.05)], classes, ProcessLimits(1 << 30))
+    breaker, overload = _protections()
+    model = ModelScheduling("tiny", case.max_rows, slo_s=0.05, **breaker)
+    scheduler = Scheduler([model], classes, ProcessLimits(1 << 30), **overload)
     scheduler.seed("tiny", [(rows, 0, _RUN_S[0] + rows * _RUN_S[1], "") for rows in (1, 2, 4, 8, 16, 32, 64)])
     replica = replica or Replica(case.outputs)
     metrics = RouterMetrics(scheduler)
@@ -181,6 +183,16 @@ def make_app(
         **({} if more is None else more(dispatcher, metrics)),
     )
     return create_app(service, HttpSettings(send_request_id=False)), replica
+
+
+def _protections() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a server has by default and a scheduler has not, of a model and of all; empty in a tree that has none."""
+    try:
+        from serve_app.scheduling.overload import OverloadSettings  # noqa: PLC0415 - see the module
+        from serve_app.scheduling.settings import BreakerSettings  # noqa: PLC0415
+    except ImportError:
+        return {}, {}
+    return {"breaker": BreakerSettings()}, {"overload": OverloadSettings()}
 
 
 def body_of(case: Case) -> AsgiRequest:

@@ -12,7 +12,7 @@ import numpy as np
 from kserve import InferenceGRPCClient, InferInput, InferRequest
 from PIL import Image
 
-ADDRESS = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SERVE_APP_GRPC", "127.0.0.1:9100")
+ADDRESS = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SERVE_APP_GRPC", "127.0.0.1:9000")
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 
 

@@ -25,12 +25,13 @@ _GOOD, _GUILTY = 400, 40
 _FOLDER = OUT / "faulty-models"
 
 _FAILING = ("raises", "gives_nan", "drops_rows", "wrong_shape")
-_SLOW, _KILLS = "slow", "kills"
+_SLOW, _KILLS, _GROWS = "slow", "kills", "grows"
 _SLOW_BY = -0.2
 """Makes a row of the slow model take hundreds of times as long."""
 
 _NEIGHBOUR = "tiny"
 _BREAKER = {"window_s": 4, "reset_s": 4}
+_KILLING_MIX = mix_of({_KILLS: 0.3, _NEIGHBOUR: 0.7})
 _MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), _NEIGHBOUR: 1.0})
 
 
@@ -64,6 +65,8 @@ def _guilty(model: str, number: int) -> Question:
     """What makes a model fail. One that is only slow answers; an open breaker refuses before the model can fail."""
     if model == _SLOW:
         return _question(model, _SLOW_BY - number / 1000)
+    if model == _GROWS:
+        return _question(model, faulty_models.BAD - number)
     refusals = ("inference_failed",) if model == _KILLS else ("inference_failed", "model_unavailable")
     return _question(model, faulty_models.BAD - number, refusals)
 
@@ -76,7 +79,11 @@ _BAD_ROWS = Setup(
 
 _CRASHES = Setup(
     "crashes",
-    [fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1), _model(_KILLS, _REPLICAS)],
+    [
+        fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1),
+        _model(_KILLS, _REPLICAS),
+        {**_model(_GROWS, 2), "resources": {"cpus": 0.1, "memory_limit": "500MiB"}},
+    ],
     prepare=_make,
 )
 
@@ -140,6 +147,21 @@ def _state_is(stage: Stage, model: str, state: str) -> bool:
     return bool(builds.get("exact", {}).get("state") == state)
 
 
+async def _leaking(stage: Stage) -> None:
+    async with stage.load(0.4, mix=mix_of({_GROWS: 0.5, _NEIGHBOUR: 0.5})):
+        await stage.hold(4.0)
+        for _ in range(stage.times(2)):
+            before = set(await stage.find(_GROWS))
+            mark = stage.mark("a request after which its replica holds 400 MB more")
+            stage.bank.spoil_next(_GROWS)
+            await stage.until(partial(_died, stage, before, _GROWS), "the end of the replica that has grown", 60.0)
+            await stage.until(lambda: stage.server.replicas(_GROWS) == 2, "two replicas again")
+            stage.mended(mark)
+            await stage.hold(3.0)
+    require_right(stage)
+    stage.require_none("no accepted request is lost", lost(stage.records))
+
+
 async def _crashing(stage: Stage) -> None:
     async with stage.load(0.4):
         await stage.hold(4.0)
@@ -147,7 +169,7 @@ async def _crashing(stage: Stage) -> None:
             mark = stage.mark("a request that kills every replica that runs it")
             before = set(await stage.find(_KILLS))
             stage.bank.spoil_next(_KILLS)
-            await stage.until(partial(_died, stage, before), "the death of a replica", 20.0)
+            await stage.until(partial(_died, stage, before, _KILLS), "the death of a replica", 20.0)
             await stage.hold(1.0)
             dead = len(before - set(await stage.find(_KILLS)))
             stage.notes.append(f"{dead} of {_REPLICAS} replicas died of one request, at {stage.now():.1f} s")
@@ -160,8 +182,8 @@ async def _crashing(stage: Stage) -> None:
     stage.require_none("no other request is lost", lost(stage.records))
 
 
-def _died(stage: Stage, before: set[Process]) -> bool:
-    return bool(before - set(stage.server.find(_KILLS)))
+def _died(stage: Stage, before: set[Process], model: str) -> bool:
+    return bool(before - set(stage.server.find(model)))
 
 
 SCENARIOS = (
@@ -194,7 +216,15 @@ SCENARIOS = (
         "some requests kill the process of their replica",
         _CRASHES,
         _crashing,
-        mix_of({_KILLS: 0.3, _NEIGHBOUR: 0.7}),
+        _KILLING_MIX,
+        _ask,
+    ),
+    Scenario(
+        "leak",
+        "a replica comes to hold more memory than it may",
+        _CRASHES,
+        _leaking,
+        _KILLING_MIX,
         _ask,
     ),
 )

@@ -30,7 +30,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     problems = list(serve_problems(document))
     try:
         file = parse_document(document)
-        problems += file.args.router.key_problems()
+        problems += file.args.router.key_problems(must_be_here=look_for_models)
         if look_for_models and not problems:
             _check_models(file.args)
     except ConfigError as error:

@@ -47,16 +47,18 @@ def run(
 ) -> None:
     """Check CONFIG and serve it in the foreground; Ctrl-C, or `serve-app stop` elsewhere, ends it."""
     from serve_app.cli.run import environment, run_file  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app.cli.run_folder import run_folder  # noqa: PLC0415
 
-    # Ray reads its environment when it is imported, so everything has to be in it by then.
-    os.environ.update(environment(os.environ))
-    from serve_app.cli.check import check_file  # noqa: PLC0415
+    with run_folder(os.environ) as private:
+        # Ray reads its environment when it is imported, so everything has to be in it by then.
+        os.environ.update(environment(os.environ) | private)
+        from serve_app.cli.check import check_file  # noqa: PLC0415
 
-    try:
-        file = check_file(config)
-    except ConfigError as error:
-        raise _invalid(config, error) from None
-    raise typer.Exit(run_file(config, file, _err, dashboard=dashboard))
+        try:
+            file = check_file(config)
+        except ConfigError as error:
+            raise _invalid(config, error) from None
+        raise typer.Exit(run_file(config, file, _err, dashboard=dashboard))
 
 
 @app.command()

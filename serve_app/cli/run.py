@@ -24,6 +24,7 @@ from rich.console import Console
 from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
+from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
@@ -62,7 +63,7 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
         for line in obstacles:
             _say_error(console, line)
         return 1
-    watchdog = watch(_RUN_VARIABLE)
+    watchdog = watch(_RUN_VARIABLE, os.environ.get(FOLDER_VARIABLE))
     ending = Ending(file, _RUN_VARIABLE, console)
     watcher = _Watcher(file, console, ending)
     with _noted(pid_file(file.http_address[1], os.environ)), ending.by_signals():
@@ -136,7 +137,12 @@ def busy_ports(file: ServeFile) -> list[str]:
     direct: list[tuple[int, str]] = []
     if variables.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         wanted += [("0.0.0.0", int(variables.get(name, port)), name) for name, port in _HAPROXY_PORTS.items()]  # noqa: S104
-        direct += [(int(variables.get(name, port)), name) for name, port in _DIRECT_PORTS.items()]
+        kinds = {"HTTP"} if file.grpc_port is None else {"HTTP", "GRPC"}
+        direct += [
+            (int(variables.get(name, port)), name)
+            for name, port in _DIRECT_PORTS.items()
+            if kinds & set(name.split("_"))
+        ]
     router = file.args.router
     # Shared with routers of this user, who would answer each other's requests.
     for direct_port, name in ((router.direct_port, "direct_port"), (router.direct_grpc_port, "direct_grpc_port")):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _INVALID = 2
-_TABLE_WIDTH = 220
+_TABLE_WIDTH = 250
 """Columns of tables that do not go to a terminal, so that no cell is cut."""
 
 
@@ -278,6 +278,9 @@ def _notes(experiment: Experiment, cases: Sequence[CaseResults], path: Path) -> 
     loads = [f"{model} {load:.2f}" for model, load in experiment.cases[0].loads.items() if load > 0]
     if loads and not experiment.sweep:
         notes.append(f"Load without surges, where 1 is all the replicas can do within the SLO: {_listed(loads)}.")
+        capacities = experiment.cases[0].capacities
+        rates = [f"{model} {capacities[model]:,.0f}" for model, load in experiment.cases[0].loads.items() if load > 0]
+        notes.append(f"All the replicas can do within the SLO, rows per second: {_listed(rates)}.")
     return notes
 
 

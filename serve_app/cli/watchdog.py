@@ -7,6 +7,7 @@ ports. Started by `serve_app.cli.run`, with a pipe for its standard input that n
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -15,15 +16,16 @@ from serve_app.cli.processes import end_marked
 _PATIENCE_S = 2.0
 
 
-def watch(variable: str) -> subprocess.Popen[bytes]:
+def watch(variable: str, folder: str | None = None) -> subprocess.Popen[bytes]:
     """Start one for this process.
 
     Args:
         variable: The environment variable that marks what it is to end. It carries no such mark itself.
+        folder: What it is to remove then.
     """
     environment = {name: value for name, value in os.environ.items() if name != variable}
     return subprocess.Popen(  # noqa: S603 - this module, with what the run has made up
-        [sys.executable, "-m", "serve_app.cli.watchdog", variable, os.environ[variable]],
+        [sys.executable, "-m", "serve_app.cli.watchdog", variable, os.environ[variable], *([folder] if folder else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -33,10 +35,12 @@ def watch(variable: str) -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Wait for the end of the run, and end what is left of it."""
-    variable, value = sys.argv[1:]
+    """Wait for the end of the run, and end what is left of it. Its folder goes too."""
+    variable, value, *folders = sys.argv[1:]
     sys.stdin.read()
     end_marked(variable, value, _PATIENCE_S)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

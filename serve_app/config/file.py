@@ -73,6 +73,11 @@ class ServeFile:
                 f"args.router.direct_host: {router.direct_host} opens {' and '.join(map(str, direct))} to the network"
                 " without TLS; set router.tls, or 127.0.0.1"
             )
+        if self.grpc_port is not None and is_loopback(host):
+            said.append(
+                f"grpc_options: Serve listens for gRPC on all interfaces behind port {self.grpc_port}, whatever"
+                " http_options.host says; where there is one machine, leave it out and set args.router.direct_grpc_port"
+            )
         if self.env_vars.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
             said += [
                 f"http_options.{key}: is not for HAProxy, and breaks its way to the routers; leave it out"

@@ -159,9 +159,15 @@ class RouterConfig(Section):
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
 
-    def key_problems(self) -> tuple[str, ...]:
-        """Faults in the file of API keys, one line each; none where it is not here: it may be on the routers' nodes."""
-        if self.api_keys_file is None or not (home(os.environ) / self.api_keys_file).exists():
+    def key_problems(self, *, must_be_here: bool) -> tuple[str, ...]:
+        """Faults in the file of API keys, one line each.
+
+        Args:
+            must_be_here: Whether a file that is not here is one; it may be on the routers' nodes only.
+        """
+        if self.api_keys_file is None:
+            return ()
+        if not must_be_here and not (home(os.environ) / self.api_keys_file).exists():
             return ()
         try:
             self.watched_keys()

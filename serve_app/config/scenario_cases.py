@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.config.faults import place
-from serve_app.config.scenario_costs import loads, unit_rate
+from serve_app.config.scenario_costs import capacity, loads, unit_rate
 from serve_app.config.scenario_file import ScenarioFile
 from serve_app.config.scenario_workload import expected_requests
 from serve_app.errors import ConfigError
@@ -28,11 +28,13 @@ class Case:
         scenario: What is simulated.
         value: Value of the number that is swept; ``None`` without a sweep.
         loads: Load of each model, without surges and traces.
+        capacities: Rows per second of each model that are a load of 1.
     """
 
     scenario: Scenario
     value: float | None
     loads: dict[str, float]
+    capacities: dict[str, float]
 
 
 def make_cases(file: ScenarioFile, models: tuple[SimulatedModel, ...], noise: Noise, folder: Path) -> tuple[Case, ...]:
@@ -60,7 +62,8 @@ def make_cases(file: ScenarioFile, models: tuple[SimulatedModel, ...], noise: No
             problems += _warm_up_problems(scenario)
         if problems:
             raise ConfigError(tuple(problems))
-        cases.append(Case(scenario, value, loads(scenario.models, scenario.workload)))
+        capacities = {model.scheduling.name: capacity(model) for model in scenario.models}
+        cases.append(Case(scenario, value, loads(scenario.models, scenario.workload), capacities))
     return tuple(cases)
 
 

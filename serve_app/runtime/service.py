@@ -21,6 +21,8 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
+_WITHOUT_WORK = frozenset({"hit", "shared"})
+"""What `Answer.cache` says of answers that were not executed for the request that got them."""
 
 
 class Service:
@@ -129,7 +131,10 @@ class Service:
         if self._cache is not None and options.cacheable and (cache := self._cache.of(model)) is not None:
             if not options.nbytes:
                 options = options._replace(nbytes=_nbytes(payload))
-            return await cache.answer(self._models[model], payload, options, self._submit)
+            answer = await cache.answer(self._models[model], payload, options, self._submit)
+            if self._trails is not None and answer.cache in _WITHOUT_WORK:
+                self._trails.answered_from_cache(model, options, answer)
+            return answer
         return await self._submit(model, payload, options)
 
     async def _submit(

@@ -59,9 +59,16 @@ class Trails:
         """Follow one request from now on."""
         return Trail(self, model, priority, rows, options)
 
+    def answered_from_cache(self, model: str, options: RequestOptions, answer: Answer) -> None:
+        """Tell of a request that never became an entry: it got what another one was answered, now or before."""
+        Trail(self, model, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
+
 
 class Trail:
     """One request that is followed.
+
+    Args:
+        ago_s: How long ago it came, seconds.
 
     Attributes:
         origin: What its replica should know.
@@ -69,7 +76,16 @@ class Trail:
 
     __slots__ = ("_began", "_model", "_options", "_priority", "_rows", "_span", "_trails", "origin")
 
-    def __init__(self, trails: Trails, model: str, priority: Priority, rows: int, options: RequestOptions) -> None:
+    def __init__(
+        self,
+        trails: Trails,
+        model: str,
+        priority: Priority,
+        rows: int,
+        options: RequestOptions,
+        *,
+        ago_s: float = 0.0,
+    ) -> None:
         self._trails = trails
         self._model = model
         self._priority = priority
@@ -77,7 +93,10 @@ class Trail:
         self._began = time.monotonic()
         self._span: Span | None = None
         if trails.tracer is not None:
-            self._span = span = trails.tracer.start_span(f"infer {model}", _context(options), SpanKind.SERVER)
+            began_ns = time.time_ns() - round(ago_s * 1e9)
+            self._span = span = trails.tracer.start_span(
+                f"infer {model}", _context(options), SpanKind.SERVER, start_time=began_ns
+            )
             options = options._replace(trace_parent=_parent(span) or options.trace_parent)
         elif options.trace_parent:
             options = options._replace(trace_parent=child_of(options.trace_parent))
@@ -101,6 +120,7 @@ class Trail:
                     "queue_ms": _ms(answer.queue_s),
                     "infer_ms": _ms(answer.infer_s),
                     "total_ms": _ms(answer.total_s),
+                    **({"cache": answer.cache} if answer.cache else {}),
                 },
             )
 
@@ -137,7 +157,9 @@ class Trail:
             }
         )
         now_ns = time.time_ns()
-        if answer is not None and self._trails.tracer is not None:
+        if answer is not None and answer.cache:
+            span.set_attribute("serve_app.cache", answer.cache)
+        elif answer is not None and self._trails.tracer is not None:
             began_ns = now_ns - round(answer.total_s * 1e9)
             queued = self._trails.tracer.start_span("queue", trace.set_span_in_context(span), start_time=began_ns)
             queued.end(began_ns + round(answer.queue_s * 1e9))

@@ -42,6 +42,7 @@ _LATE = 0.2
 _STALE_S = 2.0
 """After so long without news, what answers and devices told counts no more."""
 _LEAST_SLACK = 0.1
+_LEAST_BUDGET_S = 1e-3
 _SELDOM = 0.5
 """Part of the time that bundles of one `high` entry each may take for others to stay out of them."""
 _EVER = 1e9
@@ -108,9 +109,23 @@ class Relief:
         ladder: The state.
         due: When `update` wants to be called next, seconds.
         shed: Requests refused because their class was shed, per class, the most urgent first.
+        taken: The least urgent class that is taken without limits now, as a number; 0 for none.
     """
 
-    __slots__ = ("_asked", "_device", "_late", "_late_at", "_settings", "_told", "_updated", "due", "ladder", "shed")
+    __slots__ = (
+        "_asked",
+        "_costs",
+        "_device",
+        "_late",
+        "_late_at",
+        "_settings",
+        "_told",
+        "_updated",
+        "due",
+        "ladder",
+        "shed",
+        "taken",
+    )
 
     def __init__(self, device: Device, settings: OverloadSettings) -> None:
         self._device = device
@@ -121,6 +136,8 @@ class Relief:
         )
         self.due = 0.0
         self.shed = [0, 0, 0]
+        self.taken = self.ladder.step.takes
+        self._costs: dict[tuple[ModelState, str, int], float] = {}
         self._asked = [_Asked() for _ in _PRIORITIES]
         self._updated: float | None = None
         self._late, self._late_at = 0.0, 0.0
@@ -131,15 +148,26 @@ class Relief:
 
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """Somebody asks for something, whether it is accepted or not."""
-        asked = self._asked[entry.priority - 1]
-        settings, latencies = model.settings, model.latencies
-        per_row = latencies.of(entry.variant).best(entry.bucket, settings.max_rows, settings.slo_s)[1]
-        asked.entries += 1
-        asked.cost_s += entry.rows * per_row
+        asked, rows = self._asked[entry.priority - 1], entry.rows
+        variant = light = entry.variant
         if model.cheaper and not entry.lane and entry.priority is not _HIGH:
-            per_row = latencies.of(model.cheaper).best(entry.bucket, settings.max_rows, settings.slo_s)[1]
-        asked.light_cost_s += entry.rows * per_row
-        asked.budgets += 1.0 / max(1e-3, entry.deadline - now)
+            light = model.cheaper
+        per_row = self._per_row(model, variant, entry.bucket)
+        asked.entries += 1
+        asked.cost_s += rows * per_row
+        asked.light_cost_s += rows * (per_row if light is variant else self._per_row(model, light, entry.bucket))
+        budget = entry.deadline - now
+        asked.budgets += 1.0 / budget if budget > _LEAST_BUDGET_S else 1.0 / _LEAST_BUDGET_S
+
+    def _per_row(self, model: ModelState, variant: str, bucket: int) -> float:
+        """What a row costs in a good batch, seconds, as of the last `update`: every answer moves predictions a bit."""
+        key = (model, variant, bucket)
+        cost_s = self._costs.get(key)
+        if cost_s is None:
+            settings = model.settings
+            latency = model.latencies.of(variant)
+            cost_s = self._costs[key] = latency.best(bucket, settings.max_rows, settings.slo_s)[1]
+        return cost_s
 
     def refuse(self, priority: Priority, model: ModelState, now: float, *, early: bool = False) -> Rejection | None:
         """Refuse an entry of a class that is shed and has its ration queued, or return ``None``.
@@ -150,10 +178,9 @@ class Relief:
             now: Seconds.
             early: Whether the entry is not known yet: then it is counted as a usual one of its class.
         """
-        step = self.ladder.step
-        if priority <= step.takes:
+        if priority <= self.taken:
             return None
-        settings = model.settings
+        step, settings = self.ladder.step, model.settings
         queued = model.queue.fresh[priority - 1].rows
         full = model.latencies.exact.best(0, settings.max_rows, settings.slo_s)[0]
         if queued < full * max(1, model.slots.usable):
@@ -195,6 +222,7 @@ class Relief:
     def update(self, now: float) -> bool:
         """Look at how things stand, and move. Returns whether the step has changed."""
         self.due = now + _INTERVAL_S
+        self._costs.clear()
         device, asked = self._device, self._asked
         elapsed = _INTERVAL_S if self._updated is None else now - self._updated
         self._updated = now
@@ -290,6 +318,7 @@ class Relief:
     def _apply(self) -> None:
         step = self.ladder.step
         steps = self.ladder.steps
+        self.taken = step.takes
         for model in self._device.models:
             grows = step >= Step.BATCHES and Step.BATCHES in steps
             model.settings = replace(model.usual, slo_s=_longest_s(model)) if grows else model.usual

@@ -108,7 +108,11 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
-        elif model.breakers is not None and (refusal := model.breakers.admit(entry, now)) is not None:
+        elif (
+            model.breakers is not None
+            and model.breakers.tripped
+            and (refusal := model.breakers.admit(entry, now)) is not None
+        ):
             rejection = refusal
         else:
             model.arrivals.observe(now)
@@ -121,7 +125,9 @@ class Scheduler:
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
-                rejection = None if relief is None else relief.refuse(priority, model, now)
+                rejection = None
+                if relief is not None and priority > relief.taken:
+                    rejection = relief.refuse(priority, model, now)
                 if rejection is None:
                     rejection = unreachable(entry, priority, model, device, now)
                 if rejection is None:
@@ -148,12 +154,15 @@ class Scheduler:
         known = self._models.get(model)
         if known is None:
             return unknown_model(model)
-        if known.breakers is not None and (refusal := known.breakers.precheck(now)) is not None:
+        breakers = known.breakers
+        if breakers is not None and breakers.tripped and (refusal := breakers.precheck(now)) is not None:
             return refusal
         if self._bounds.room(priority, nbytes) is None:
             return self._queue_full(known, priority, nbytes, now)
         relief = self._relief_of.get(model)
-        return None if relief is None else relief.refuse(priority, known, now, early=True)
+        if relief is None or priority <= relief.taken:
+            return None
+        return relief.refuse(priority, known, now, early=True)
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
@@ -203,7 +212,8 @@ class Scheduler:
         model = self._models[bundle.model]
         relief = self._relief_of.get(bundle.model)
         if relief is not None:
-            relief.answered(bundle.entries, sum([execution[2] for execution in executions]), now)
+            executed_s = executions[0][2] if len(executions) == 1 else sum([execution[2] for execution in executions])
+            relief.answered(bundle.entries, executed_s, now)
             if load is not None and bundle.replica.listed:
                 relief.told(model, str(bundle.replica.name), load, now)
         model.answered(bundle, executions, now, outlook, waited_s)

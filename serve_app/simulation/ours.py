@@ -126,6 +126,12 @@ class ServeApp:
         in_routers = sum(router.scheduler.load(model) for router in self._routers)
         return max(0, in_routers - self._world.load(model))
 
+    def overload_step(self) -> int:
+        """See `Laddered.overload_step`."""
+        now = self._world.now
+        ladders = [ladder for router in self._routers for ladder in router.scheduler.overloads(now).values()]
+        return max((int(ladder["level"]) for ladder in ladders), default=0)
+
     def _settings(self, settings: ModelScheduling) -> ModelScheduling:
         return settings if self._policy is None else replace(settings, policy=cast("Any", self._policy))
 

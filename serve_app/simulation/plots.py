@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.overload import Step
 from serve_app.simulation.report import CaseResults, Estimate, Row, estimate, summarise
 from serve_app.simulation.results import Result
 
@@ -80,8 +81,7 @@ def over_time(case: CaseResults) -> Figure:
     """Attainment of each class and rows queued over virtual time, surges shaded."""
     labels = _labels(case)
     with _style():
-        figure = Figure(figsize=(9.0, 1.9 * (len(labels) + 1) + 0.7), layout="constrained")
-        panels = figure.subplots(len(labels) + 1, 1, sharex=True, squeeze=False)[:, 0]
+        figure, panels = _panels_over_time(len(labels) + 1)
         for system, colour in colours(list(case.results)).items():
             results = case.results[system]
             for axes, label in zip(panels, labels, strict=False):
@@ -91,13 +91,32 @@ def over_time(case: CaseResults) -> Figure:
             _line(panels[-1], times, queued, colour, "", system)
         for axes, label in zip(panels, labels, strict=False):
             axes.set(title=f"Class {label}" if len(labels) > 1 else "In time", ylabel="in time, %", ylim=(-3, 103))
-        panels[-1].set(title="Rows queued", ylabel="rows", xlabel="virtual time, seconds")
+        panels[-1].set(title="Rows queued", ylabel="rows")
         panels[-1].set_ylim(bottom=0)
-        for axes in panels:
-            for start, end in case.surges:
-                axes.axvspan(start, end, color="#f2c14e", alpha=0.25, linewidth=0, label="surge")
-            axes.margins(x=0.01)
-        _legend_below(figure, panels[-1])
+        _finish_over_time(figure, panels, case)
+    return figure
+
+
+def ladder_over_time(case: CaseResults) -> Figure:
+    """Goodput of each class and the step of the overload ladder over virtual time, surges shaded."""
+    labels = _labels(case)
+    with _style():
+        figure, panels = _panels_over_time(len(labels) + 1)
+        for system, colour in colours(list(case.results)).items():
+            series = [result.series for result in case.results[system]]
+            step_s = series[0].step_s
+            for axes, label in zip(panels, labels, strict=False):
+                times, met = _each_step([each.in_time[label] for each in series], step_s)
+                rates = [Estimate(each.mean / step_s, each.half_width / step_s, each.seeds) for each in met]
+                _line(axes, [time + step_s / 2 for time in times], rates, colour, "", system)
+            times, steps = _each_step([each.overload for each in series], step_s)
+            _line(panels[-1], times, steps, colour, "", system)
+        for axes, label in zip(panels, labels, strict=False):
+            axes.set(title=f"Goodput of class {label}", ylabel="in time per second")
+            axes.set_ylim(bottom=0)
+        panels[-1].set(title="Step of the overload ladder", ylim=(-0.2, max(Step) + 0.2))
+        panels[-1].set_yticks([int(step) for step in Step], [step.label for step in Step])
+        _finish_over_time(figure, panels, case)
     return figure
 
 
@@ -168,6 +187,8 @@ def write_plots(cases: Sequence[CaseResults], folder: Path, sweep: str = "") -> 
         figures["Latency"] = ("latency", lambda: latency_bars(case))
         if case.surges:
             figures["Over time"] = ("time", lambda: over_time(case))
+        if any(any(result.series.overload) for results in case.results.values() for result in results):
+            figures["Overload ladder"] = ("overload", lambda: ladder_over_time(case))
     written: dict[str, str] = {}
     for title, (name, draw) in figures.items():
         save(draw(), folder / name)
@@ -272,6 +293,20 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(list(unique.values()), list(unique), loc="outside lower center", ncols=min(len(unique), 6))
 
 
+def _panels_over_time(count: int) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=(9.0, 1.9 * count + 0.7), layout="constrained")
+    return figure, list(figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0])
+
+
+def _finish_over_time(figure: Figure, panels: Sequence[Axes], case: CaseResults) -> None:
+    panels[-1].set_xlabel("virtual time, seconds")
+    for axes in panels:
+        for start, end in case.surges:
+            axes.axvspan(start, end, color="#f2c14e", alpha=0.25, linewidth=0, label="surge")
+        axes.margins(x=0.01)
+    _legend_below(figure, panels[-1])
+
+
 def _labels(case: CaseResults) -> list[str]:
     """The classes that all results have, the most urgent first."""
     results = [result for each in case.results.values() for result in each]
@@ -296,10 +331,13 @@ def _attainment_over_time(results: Sequence[Result], label: str) -> tuple[list[f
 
 
 def _queue_over_time(results: Sequence[Result]) -> tuple[list[float], list[Estimate]]:
-    series = [result.series for result in results]
-    steps = min(len(each.queued_rows) for each in series)
-    found = [estimate([float(each.queued_rows[step]) for each in series]) for step in range(steps)]
-    return [step * series[0].step_s for step in range(steps)], found
+    return _each_step([result.series.queued_rows for result in results], results[0].series.step_s)
+
+
+def _each_step(seeds: Sequence[Sequence[int]], step_s: float) -> tuple[list[float], list[Estimate]]:
+    """When each step begins, and its mean over the seeds."""
+    found = [estimate([float(value) for value in values]) for values in zip(*seeds, strict=False)]
+    return [step * step_s for step in range(len(found))], found
 
 
 def _percent(value: Estimate | None) -> Estimate | None:

@@ -118,6 +118,7 @@ class Row:
         unrecovered: Seeds in which the queue did not recover.
         batch_rows: Mean rows of a batch.
         utilisation: Part of the replicas' time in which they executed.
+        surge_goodput: ``goodput`` of what arrived from the first surge's start to the last one's end; ``None`` without.
     """
 
     system: str
@@ -135,6 +136,7 @@ class Row:
     unrecovered: int
     batch_rows: Estimate
     utilisation: Estimate
+    surge_goodput: Estimate | None
 
 
 def surges(scenario: Scenario) -> list[tuple[float, float]]:
@@ -186,7 +188,12 @@ def _row(system: str, results: Sequence[Result], case: CaseResults) -> Row:
         unrecovered=len(recoveries) - len(recovered),
         batch_rows=over(lambda result: result.batch_rows),
         utilisation=over(lambda result: result.utilisation),
+        surge_goodput=over(lambda result: _surge_goodput(result, case.surges)) if case.surges else None,
     )
+
+
+def _surge_goodput(result: Result, surges: Sequence[tuple[float, float]]) -> float:
+    return result.series.goodput(min(start for start, _ in surges), max(end for _, end in surges))
 
 
 def _recoveries(results: Sequence[Result], surges: Sequence[tuple[float, float]]) -> list[float | None]:
@@ -229,6 +236,7 @@ def table(case: CaseResults) -> tuple[list[str], list[list[str]]]:
     if len(labels) > 1:
         columns.append(("smallest class's share", lambda row: percent(row.smallest_share)))
     if case.surges:
+        columns.append(("surge goodput /s", lambda row: number(row.surge_goodput)))
         columns.append(("recovery s", _recovery))
     columns.append(("rows per batch", lambda row: number(row.batch_rows)))
     written = [(name, [write(row) for row in rows]) for name, write in columns]
@@ -313,6 +321,7 @@ def legend(cases: Sequence[CaseResults]) -> str:
     if methods:
         sentences.append(f"Bound: {' or '.join(methods)}, with every arrival known beforehand.")
     if any(case.surges for case in cases):
+        sentences.append("Surge goodput: of what arrived while it lasted.")
         sentences.append("Recovery: from the surge's end until the queue was as short as before it.")
     return " ".join(sentences)
 

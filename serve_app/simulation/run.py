@@ -57,6 +57,7 @@ def simulate(
         world.usage,
         world.queued_rows,
         world.replicas,
+        world.overload,
         step_s,
         wall_s,
         world.events,

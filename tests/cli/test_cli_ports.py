@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -113,3 +114,14 @@ def test_another_servers_routers_are_noticed(listener: socket.socket) -> None:
     lines = [line for line in busy_ports(serve_file(0, **variables)) if "DIRECT_INGRESS" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"port {taken} (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT) is taken by ")
+
+
+def test_ports_for_grpc_count_where_serve_opens_them(listener: socket.socket) -> None:
+    """Without `grpc_options` nobody listens there, and another server may."""
+    taken = str(port_of(listener))
+    names = ("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT")
+    file = serve_file(0, RAY_SERVE_ENABLE_HA_PROXY="1", **dict.fromkeys(names, taken))
+    options = {"port": 0, "grpc_servicer_functions": ["a.b"]}
+    with_grpc = replace(file, document={**file.document, "grpc_options": options})
+    said = [sum(f"port {taken} " in line for line in busy_ports(each)) for each in (file, with_grpc)]
+    assert said == [0, 2]

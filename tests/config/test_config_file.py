@@ -127,3 +127,16 @@ def test_ports_that_are_open_without_tls_are_told(
         "applications": [{"import_path": "serve_app.app:build", "args": args}],
     }
     assert [line.partition(":")[0] for line in parse_document(document).open_ports()] == said
+
+
+@pytest.mark.parametrize(("host", "told"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_serves_grpc_opens_more_than_the_loopback_interface(host: str, told: bool) -> None:
+    """Who keeps HTTP on this machine is told; who opens that too has decided."""
+    document = {
+        "http_options": {"host": host},
+        "grpc_options": {"port": 9000, "grpc_servicer_functions": ["a.b"]},
+        "applications": [
+            {"import_path": "serve_app.app:build", "args": {"models": [{"name": "tiny", "path": "models/tiny"}]}}
+        ],
+    }
+    assert ["direct_grpc_port" in line for line in parse_document(document).open_ports()] == [True] * told

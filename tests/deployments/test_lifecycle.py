@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import socket
@@ -12,19 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import onnx_models
+import psutil
 import pytest
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 from serve_process import ROOT, ServeProcess
 
 from benchmarks.ports import free_ports
+from serve_app.cli.run import environment
+from serve_app.cli.run_folder import run_folder
 
 pytestmark = pytest.mark.cluster
 
 WAIT_S = 240.0
+CERTIFICATES = ("CA_CERT", "SERVER_KEY", "SERVER_CERT")  # as gRPC takes them
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -255,17 +261,74 @@ def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
         assert [client.result() for client in clients] == [{f"200 [{number + 1.0}]"} for number in range(4)]
 
 
+def open_to_the_network(server: ServeProcess) -> dict[str, list[int]]:
+    """The ports that the processes of a server listen at beyond the loopback interface, by process."""
+    found: dict[str, list[int]] = {}
+    for process in server.processes():
+        try:
+            sockets = process.net_connections("tcp")
+            title = process.cmdline()[0]
+        except (psutil.Error, IndexError):
+            continue
+        ports = [
+            socket.laddr.port
+            for socket in sockets
+            if socket.status == psutil.CONN_LISTEN
+            and not ipaddress.ip_address(socket.laddr.ip.removeprefix("::ffff:")).is_loopback
+        ]
+        if ports:
+            found.setdefault(Path(title).name.split(".")[0], []).extend(ports)
+    return found
+
+
+def answer_of(port: int, credentials: grpc.ChannelCredentials | None) -> grpc.StatusCode:
+    """What a port says to a call of a method that nobody has. Who is not let in finds it unavailable."""
+    address = f"127.0.0.1:{port}"
+    channel: Any = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    with channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/nobody/Has")(b"", timeout=WAIT_S)
+    error: Any = caught.value
+    code: grpc.StatusCode = error.code()
+    return code
+
+
 def test_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
-    """After Ctrl-C no process and no port of the server is left."""
+    """While it serves, no port is open to the network but those that docs/security.md names; after Ctrl-C none is.
+
+    Those for calls between Serve's processes let nobody in without a certificate of the run.
+    """
     onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
     args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}]}
-    with ServeProcess(args, tmp_path) as running:
-        answer = ask(running.url, "tiny")
-        assert answer.status_code == 200, answer.text
-        survivors = running.stop()
-        assert [process.pid for process in survivors] == []
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{running.url}/v2/health/live")
+    environ = {"RAY_AUTH_MODE": "disabled", "SERVE_APP_HOME": str(ROOT)}
+    with run_folder(environ) as private:
+        server = ServeProcess(args, tmp_path, env=environment(environ) | private)
+        del server.config["grpc_options"]  # as in configs/demo.yaml
+        variables = server.config["controller_options"]["runtime_env"]["env_vars"]
+        with server as running:
+            answer = ask(running.url, "tiny")
+            assert answer.status_code == 200, answer.text
+            replicas = [f"ray::ServeReplica:serve-app:{name}" for name in ("router", "tiny")]
+            counters = sorted(int(variables[f"RAY_SERVE_HAPROXY_{name}_PORT"]) for name in ("STATS", "METRICS"))
+            opened: dict[str, list[int]] = {}
+
+            def settled() -> bool:
+                opened.clear()
+                opened.update(open_to_the_network(running))
+                return "haproxy" in opened
+
+            wait_until(settled, "HAProxy, which hands its sockets over when it learns of a router")
+            assert sorted(set(opened.pop("haproxy"))) == counters
+            assert sorted(opened) == replicas
+            authority, *own = (Path(private[f"RAY_TLS_{name}"]).read_bytes() for name in CERTIFICATES)
+            for ports in opened.values():
+                (port,) = ports  # Serve's calls between its processes
+                assert answer_of(port, None) is grpc.StatusCode.UNAVAILABLE
+                assert answer_of(port, grpc.ssl_channel_credentials(authority)) is grpc.StatusCode.UNAVAILABLE
+                assert answer_of(port, grpc.ssl_channel_credentials(authority, *own)) is grpc.StatusCode.UNIMPLEMENTED
+            survivors = running.stop()
+            assert [process.pid for process in survivors] == []
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{running.url}/v2/health/live")
 
 
 def test_a_wrong_configuration_fails_with_its_lines(tmp_path: Path) -> None:
@@ -297,31 +360,39 @@ app = Caller.bind()
 
 
 def test_another_application_calls_the_router_by_its_handle(tmp_path: Path) -> None:
-    """The same queue and promises as over HTTP; and two routers are one in metrics and statistics."""
+    """The same queue and promises as over HTTP; and two routers are one in metrics and statistics.
+
+    All that goes between Serve's processes, with the certificates of `serve-app run`.
+    """
     onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
     (tmp_path / "caller_app.py").write_text(CALLER)
     args = {
         "models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}],
         "router": {"replicas": 2, "cpus": 0.1},
     }
-    server = ServeProcess(args, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
-    server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
-    with server:
-        wait_until(lambda: httpx.get(f"{server.url}/caller", timeout=30.0).status_code == 200, "the other application")
-        assert httpx.get(f"{server.url}/caller", timeout=30.0).json() == {"y": [[2.0, 2.0]], "priority": "high"}
+    with run_folder({}) as private:
+        server = ServeProcess(args, tmp_path, env={"PYTHONPATH": f"{ROOT}:{tmp_path}", **private})
+        server.config["applications"].append(
+            {"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"}
+        )
+        with server:
+            wait_until(
+                lambda: httpx.get(f"{server.url}/caller", timeout=30.0).status_code == 200, "the other application"
+            )
+            assert httpx.get(f"{server.url}/caller", timeout=30.0).json() == {"y": [[2.0, 2.0]], "priority": "high"}
 
-        def routers() -> int:
-            page = httpx.get(f"{server.url}/metrics", timeout=30.0).text
-            return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
+            def routers() -> int:
+                page = httpx.get(f"{server.url}/metrics", timeout=30.0).text
+                return len(set(re.findall(r'serve_app_replicas\{model="tiny",router="(\w+)"\}', page)))
 
-        wait_until(lambda: routers() == 2, "both routers in the metrics")
+            wait_until(lambda: routers() == 2, "both routers in the metrics")
 
-        def inferences() -> int:
-            (statistics,) = httpx.get(f"{server.url}/v2/models/tiny/stats", timeout=30.0).json()["model_stats"]
-            return int(statistics["inference_count"])
+            def inferences() -> int:
+                (statistics,) = httpx.get(f"{server.url}/v2/models/tiny/stats", timeout=30.0).json()["model_stats"]
+                return int(statistics["inference_count"])
 
-        before = inferences()
-        request = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
-        for _ in range(8):  # each by a connection of its own, to whichever router
-            assert httpx.post(f"{server.url}/v2/models/tiny/infer", json=request, timeout=30.0).status_code == 200
-        assert [inferences() - before for _ in range(4)] == [8] * 4
+            before = inferences()
+            request = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+            for _ in range(8):  # each by a connection of its own, to whichever router
+                assert httpx.post(f"{server.url}/v2/models/tiny/infer", json=request, timeout=30).status_code == 200
+            assert [inferences() - before for _ in range(4)] == [8] * 4

@@ -74,8 +74,9 @@ def test_configuration_differs_from_the_demo_only_where_declared(root: Path, ser
         "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_METRICS_ENABLED": ("0", None),
     }
     document = copy.deepcopy(dict(demo.document))
-    # The service leads to Serve's ports only.
-    assert document["applications"][0]["args"].pop("router") == {"direct_port": 8100, "direct_grpc_port": 9100}
+    # The service leads to Serve's ports only, and to those of any node.
+    assert document["applications"][0]["args"].pop("router") == {"direct_port": 8100, "direct_grpc_port": 9000}
+    document["grpc_options"] = serve_file.document["grpc_options"]
     assert dict(_differences(document, serve_file.document)) == differences
     router = demo.args.router.model_copy(update={"direct_port": None, "direct_grpc_port": None})
     assert demo.args.model_copy(update={"router": router}) == serve_file.args

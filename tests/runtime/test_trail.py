@@ -26,6 +26,7 @@ from serve_app.payloads import (
 )
 from serve_app.protocols.request_log import LogSettings, RequestLog
 from serve_app.protocols.service import ModelInfo, RequestOptions
+from serve_app.runtime.cache import CacheSettings, ModelCacheSettings, ResponseCache
 from serve_app.runtime.frames import Frame, decode_bundle, encode_bundle
 from serve_app.runtime.service import Service
 from serve_app.runtime.trail import Trails, configured_tracer, traced
@@ -40,7 +41,7 @@ INFO = ModelInfo(MODEL, "1", ("1",), "tensors", SIGNATURE, 4, 4, dict.fromkeys(P
 class Followed:
     """A service whose requests are followed, with a transport that the test steers."""
 
-    def __init__(self, *, tracing: bool = False, sample: float = 0.0) -> None:
+    def __init__(self, *, tracing: bool = False, sample: float = 0.0, caching: bool = False) -> None:
         self.lines: list[dict[str, Any]] = []
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
@@ -54,6 +55,8 @@ class Followed:
             asyncio.get_running_loop().call_later,
         )
 
+        kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
+
         async def page() -> str:
             return metrics.render()
 
@@ -65,6 +68,7 @@ class Followed:
             on_demand=frozenset(),
             metrics_page=page,
             trails=Trails(log, self.tracer),
+            cache=ResponseCache(CacheSettings({MODEL: kept}), dispatcher, metrics) if caching else None,
         )
 
     def ask(self, options: RequestOptions = ASKED) -> asyncio.Task[Any]:
@@ -185,3 +189,25 @@ def test_origins_travel_by_a_link(origin: Origin | None) -> None:
     parts, _ = encode_bundle(1, sent, None)
     received = decode_bundle(Frame(memoryview(b"".join(parts))), None)
     assert [entry.origin for entry in received.entries] == [origin, None]
+
+
+async def test_what_the_cache_answers_has_a_line_and_a_span_too() -> None:
+    """A hit, and a request that shared another's execution: in the trace of whoever asked, and without work below."""
+    followed = Followed(tracing=True, sample=1.0, caching=True)
+    first, sharing = (
+        followed.ask(ASKED._replace(request_id="first")),
+        followed.ask(ASKED._replace(request_id="sharing")),
+    )
+    (await followed.transport.next()).succeed()
+    await asyncio.gather(first, sharing)
+    await followed.ask(ASKED._replace(request_id="hit"))
+
+    told = {line["request_id"]: (line["outcome"], line.get("cache"), line["rows"]) for line in followed.lines}
+    assert told == {"first": ("ok", None, 1), "sharing": ("ok", "shared", 0), "hit": ("ok", "hit", 0)}
+    assert {line["trace_id"] for line in followed.lines} == {TRACE}
+    spans = [
+        (span.name, (span.attributes or {}).get("serve_app.cache")) for span in followed.exporter.get_finished_spans()
+    ]
+    assert sorted(spans, key=repr) == sorted(
+        [("queue", None), (f"infer {MODEL}", None), (f"infer {MODEL}", "shared"), (f"infer {MODEL}", "hit")], key=repr
+    )

@@ -78,6 +78,8 @@ def test_a_row_sums_up_a_system() -> None:
     assert row.wasted.mean == pytest.approx(0.3)
     assert row.smallest_share.mean == pytest.approx(0.2)
     assert (row.recovery_s, row.unrecovered) == (Estimate(1.0, 0.0, 2), 0)
+    assert row.surge_goodput is not None
+    assert row.surge_goodput.mean == pytest.approx(7.0)
 
 
 def test_seeds_that_never_recover_are_counted() -> None:
