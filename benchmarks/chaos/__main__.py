@@ -73,7 +73,7 @@ def main(
             def done(played: Played) -> None:
                 found.append(played)
                 for folder in folders(publish=publish):  # now: what comes later may go wrong
-                    report.write(folder, found, machine)
+                    report.write(folder, found, machine, quick=quick)
                 progress.advance(task)
                 _say(progress.console, played)
 

@@ -46,7 +46,6 @@ async def _replica(stage: Stage) -> None:
         await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
-    require_high(stage, 0.99)
 
 
 async def _wedged(stage: Stage) -> None:

@@ -34,10 +34,17 @@ def line(played: Played) -> str:
     )
 
 
-def write(folder: Path, found: Sequence[Played], machine: Machine) -> None:
-    """Write the report. Scenarios that were not played this time keep what the report there says of them."""
+def write(folder: Path, found: Sequence[Played], machine: Machine, *, quick: bool) -> None:
+    """Write the report. Scenarios that were not played this time keep what the report there says of them.
+
+    Args:
+        folder: Where to.
+        found: What was played.
+        machine: What was measured on.
+        quick: Whether the run was a short one.
+    """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    scenarios = {**_before(folder), **{each.name: {**_plain(each), "date": date} for each in found}}
+    scenarios = {**_before(folder), **{each.name: {**_plain(each), "date": date, "quick": quick} for each in found}}
     write_report(folder, _NAME, {"machine": machine, "scenarios": scenarios}, render(scenarios, machine, date))
     draw(scenarios, folder / f"{_NAME}.svg")
 
@@ -57,7 +64,9 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         f"ONNX Runtime in the harness's process (largest difference allowed: {TOLERANCE:g}). No two answers in flight",
         f"are alike. A request *hangs* if it has no end {GRACE_S:g} s after its deadline. Server, Ray and the load",
         "generator share the cores below: rates are parts of what that machine answers flat out, measured before.",
-        "What the columns promise is explained in [reliability.md](../reliability.md).",
+        "What the columns promise is explained in [reliability.md](../reliability.md). Other work on the machine",
+        "during a run (see the load average below) makes answers late. `client_deadline`: our client gave up by",
+        "itself, a quarter of a second after the deadline.",
         "",
         table(
             (
@@ -136,8 +145,9 @@ def _draw_one(axes: Axes, name: str, played: dict[str, Any]) -> None:
 
 def _told(each: dict[str, Any]) -> str:
     says, faults = each["says"], len(each["marks"])
+    when = f"{each['date']}, a short run" if each["quick"] else each["date"]
     rate = f"{each['rate']:.0f} requests/s of {each['capacity']:.0f} flat out"
-    return f"{says[:1].upper()}{says[1:]}. {faults} faults in {each['seconds']:.0f} s at {rate} ({each['date']})."
+    return f"{says[:1].upper()}{says[1:]}. {faults} faults in {each['seconds']:.0f} s at {rate} ({when})."
 
 
 def _aim(aim: dict[str, Any]) -> list[str]:

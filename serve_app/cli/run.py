@@ -24,11 +24,11 @@ from rich.console import Console
 from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
+from serve_app.cli.reasons import failure, progress
 from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
-from serve_app.errors import ConfigError
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
 _HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}
@@ -294,20 +294,10 @@ def _application_state(name: str) -> tuple[str, bool]:
         return "starting Serve", False
     if application is None:
         return "starting Serve", False
-    if application.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
-        return f"the application could not be deployed: {_cause(application.message)}", True
-    waiting = [
-        f"{deployment} {status.replica_states.get('RUNNING', 0)}/{sum(status.replica_states.values())}"
-        for deployment, status in application.deployments.items()
-        if status.status != "HEALTHY"
-    ]
-    return (f"starting {', '.join(waiting)}" if waiting else f"{application.status.lower()}"), False
-
-
-def _cause(message: str) -> str:
-    """What went wrong, out of Serve's message: our own words where there are some, without the way they came."""
-    ours = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
-    return message.rpartition(ours)[2].strip()
+    failed = failure(application)
+    if failed is not None:
+        return f"the application could not be deployed: {failed}", True
+    return progress(application), False
 
 
 def _answers(host: str, port: int, path: str) -> bool:
