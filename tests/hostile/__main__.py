@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -79,6 +80,7 @@ class Server:
             errors="replace",
             env=environment,
             cwd=_TESTS.parent,
+            start_new_session=True,  # Ctrl-C is for the run, which then ends its server
         )
         self._threads = [threading.Thread(target=listen, daemon=True) for listen in (self._listen, self._read_log)]
         for thread in self._threads:
@@ -155,7 +157,9 @@ def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Fi
                 looks.append(server.look(asked))
                 progress.update(shown, completed=asked, description=f"hostile requests, {findings.faulty} faults")
 
-        asyncio.run(_ask_all(server.url, numbers, seed, connections, findings, told))
+        # What was found until then is worth knowing
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_ask_all(server.url, numbers, seed, connections, findings, told))
     return findings, looks
 
 

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     name = os.fsdecode(what) if isinstance(what, (str, bytes, os.PathLike)) else repr(args)
     if event == "open" and (_is_code(name) or name.startswith(_KERNEL)):
         return  # a module that is imported late, or the kernel's word on this process
-    _say("opened", f"{event} {name}")
+    frames = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_stack(limit=8)[:-1]]
+    _say("opened", f"{event} {name} ({' > '.join(frames)})")
 
 
 def _is_code(name: str) -> bool:

@@ -34,4 +34,5 @@ def test_what_is_opened_is_told(tmp_path: Path) -> None:
     with Server(opens=tmp_path / "opened") as server:
         pass
 
-    assert server.opened == [f"open {tmp_path / 'opened'}"]
+    (told,) = server.opened
+    assert told.startswith(f"open {tmp_path / 'opened'} (")
