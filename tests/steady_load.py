@@ -24,10 +24,10 @@ _SERVICE = "/inference.GRPCInferenceService/"
 
 
 class SteadyLoad:
-    """Keeps asking one model for one row, from `__enter__` to `__exit__`.
+    """Keeps asking one model for one row, from `__enter__` to `__exit__`. Every client asks for a number of its own.
 
     Args:
-        model: Its name; it takes FP32 numbers as ``x``.
+        model: Its name; it takes FP32 numbers as ``x`` and gives each of them plus one.
         size: How many.
         http_ports: On this machine.
         grpc_ports: As well.
@@ -35,7 +35,8 @@ class SteadyLoad:
 
     Attributes:
         ended: How many requests ended how, by port and outcome: the HTTP status or the name of the gRPC status,
-            ``refused`` where there was no connection to be had, ``lost`` where a request was sent and not answered.
+            ``refused`` where there was no connection to be had, ``lost`` where a request was sent and not answered,
+            ``wrong`` where the answer was another one's.
     """
 
     def __init__(
@@ -55,7 +56,10 @@ class SteadyLoad:
         self._done = threading.Event()
         self._lock = threading.Lock()
         asks = [(self._ask_http, port) for port in http_ports] + [(self._ask_grpc, port) for port in grpc_ports]
-        self._threads = [threading.Thread(target=ask, args=(port,)) for ask, port in asks for _ in range(clients)]
+        self._threads = [
+            threading.Thread(target=ask, args=(port, float(number)))
+            for number, (ask, port) in enumerate(asks * clients, start=1)
+        ]
 
     def __enter__(self) -> SteadyLoad:
         for thread in self._threads:
@@ -93,8 +97,8 @@ class SteadyLoad:
             if detail:
                 self.details[f"{port} {detail}"] += 1
 
-    def _ask_http(self, port: int) -> None:
-        tensor = {"name": "x", "shape": [1, self._size], "datatype": "FP32", "data": [1.0] * self._size}
+    def _ask_http(self, port: int, number: float) -> None:
+        tensor = {"name": "x", "shape": [1, self._size], "datatype": "FP32", "data": [number] * self._size}
         body = json.dumps({"inputs": [tensor]}).encode()
         path = f"/v2/models/{self._model}/infer"
         headers = {"Content-Type": "application/json", "X-Timeout-Ms": str(self._timeout_ms)}
@@ -118,24 +122,29 @@ class SteadyLoad:
                 connection.close()
                 connection = None
                 continue
-            self._count(port, str(answer.status), "" if answer.status == 200 else content.decode()[:200])
+            if answer.status != 200:
+                self._count(port, str(answer.status), content.decode()[:200])
+            else:
+                given = json.loads(content)["outputs"][0]["data"]
+                right = given == [number + 1.0] * self._size
+                self._count(port, "200" if right else "wrong", "" if right else f"{number}: {given}")
             if answer.will_close:
                 connection.close()
                 connection = None
         if connection is not None:
             connection.close()
 
-    def _ask_grpc(self, port: int) -> None:
+    def _ask_grpc(self, port: int, number: float) -> None:
         request = pb.ModelInferRequest(model_name=self._model)
         tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, self._size])
-        tensor.contents.fp32_contents.extend([1.0] * self._size)
+        tensor.contents.fp32_contents.extend([number] * self._size)
         body = request.SerializeToString()
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
             infer: Any = channel.unary_unary(f"{_SERVICE}ModelInfer")
             while not self._done.is_set():
                 try:
-                    infer(body, timeout=TIMEOUT_S, metadata=[("x-timeout-ms", str(self._timeout_ms))])
+                    answer = infer(body, timeout=TIMEOUT_S, metadata=[("x-timeout-ms", str(self._timeout_ms))])
                 except grpc.RpcError as error:
                     code, details = error.code().name, error.details() or ""
                     metadata: Any = error.trailing_metadata() or ()
@@ -147,4 +156,6 @@ class SteadyLoad:
                     else:
                         self._count(port, f"{code} {known}", details)
                 else:
-                    self._count(port, "OK")
+                    (given,) = pb.ModelInferResponse.FromString(answer).outputs
+                    right = list(given.contents.fp32_contents) == [number + 1.0] * self._size
+                    self._count(port, "OK" if right else "wrong", "" if right else f"{number}: {given}")
