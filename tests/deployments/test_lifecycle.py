@@ -324,9 +324,8 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     server = ServeProcess(args, folder, env={"PYTHONPATH": f"{ROOT}:{folder}"}, graceful=True)
     del server.config["grpc_options"]  # as in configs/demo.yaml
     variables = server.config["controller_options"]["runtime_env"]["env_vars"]
-    variables["RAY_SERVE_HAPROXY_MAXCONN"] = (
-        "6400"  # for the queues of two routers; it takes two and a half times as many files
-    )
+    # For the queues of two routers; HAProxy opens two and a half times as many files
+    variables["RAY_SERVE_HAPROXY_MAXCONN"] = "6400"
     server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
     with server as running:
         yield running
