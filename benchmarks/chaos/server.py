@@ -92,7 +92,7 @@ class Setup:
             "models": [dict(model) for model in self.models],
         }
         document["controller_options"]["runtime_env"]["env_vars"].update(_WATCHED_CLOSELY | dict(self.serve_variables))
-        return {**document, **self.settings}
+        return {**document, "grpc_options": _grpc_options(), **self.settings}
 
     def make_server(self) -> FaultyServer:
         """What serves it."""
@@ -102,6 +102,12 @@ class Setup:
         """The same, validated."""
         document = self.document()
         return parse_args(document["applications"][0]["args"])
+
+
+def _grpc_options() -> dict[str, Any]:
+    """Serve's own way in by gRPC, which the demo does without; its port is chosen when the server starts."""
+    grpc_options: dict[str, Any] = read_document(ROOT / "configs" / "bench.yaml")["grpc_options"]
+    return grpc_options
 
 
 class FaultyServer(Server):
