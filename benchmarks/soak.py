@@ -30,7 +30,7 @@ from benchmarks.chaos.play import served
 from benchmarks.chaos.questions import TOLERANCE
 from benchmarks.chaos.records import Summary, summarize
 from benchmarks.chaos.scenario import Scenario
-from benchmarks.chaos.server import ROUTER, FaultyServer, Setup
+from benchmarks.chaos.server import ROUTER, FaultyServer, Reading, Setup
 from benchmarks.chaos.setups import demo
 from benchmarks.chaos.stage import Aim, Stage, mix_of
 from benchmarks.failure import BenchmarkError
@@ -54,24 +54,14 @@ _WAVING = "minilm"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One process at one moment.
+class Sample(Reading):
+    """One process at one moment of the run.
 
     Attributes:
         at_s: Seconds from the start.
-        pid: Its number.
-        role: What it is there for.
-        mib: Proportional set size, MiB.
-        descriptors: Open file descriptors.
-        threads: Threads.
     """
 
     at_s: float
-    pid: int
-    role: str
-    mib: float
-    descriptors: int
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +136,7 @@ class Watch:
         while True:
             readings = await asyncio.to_thread(server.readings)
             now = self._stage.now()
-            self.samples += [Sample(now, r.pid, r.role, r.mib, r.descriptors, r.threads) for r in readings]
+            self.samples += [Sample(r.pid, r.role, r.mib, r.descriptors, r.threads, now) for r in readings]
             count = await asyncio.to_thread(_tasks, server)
             if count is not None:
                 self.tasks.append((now, count))

@@ -39,9 +39,7 @@ async def _replica(stage: Stage) -> None:
     async with stage.load():
         await stage.hold(_STEADY_S)
         for _ in range(stage.times(_KILLS)):
-            victim = await stage.one_of(_VICTIM)
-            mark = await stage.hit(victim, signal.SIGKILL, f"one of two replicas of {_VICTIM}")
-            await stage.replaced(_VICTIM, victim, 2, mark)
+            await _kill(stage, _VICTIM, f"one of two replicas of {_VICTIM}", 2)
             await stage.hold(1.0)
         await stage.hold(_STEADY_S)
     require_right(stage)
@@ -64,13 +62,18 @@ async def _wedged(stage: Stage) -> None:
     require_high(stage, 0.99)
 
 
+async def _kill(stage: Stage, role: str, what: str, replicas: int) -> None:
+    """Kill one process of a role, and wait until there are so many that work again."""
+    victim = await stage.one_of(role)
+    mark = await stage.hit(victim, signal.SIGKILL, what)
+    await stage.replaced(role, victim, replicas, mark)
+
+
 async def _only_replica(stage: Stage) -> None:
     async with stage.load():
         await stage.hold(_STEADY_S)
         for _ in range(stage.times(3)):
-            victim = await stage.one_of(_VICTIM)
-            mark = await stage.hit(victim, signal.SIGKILL, f"the only replica of {_VICTIM}")
-            await stage.replaced(_VICTIM, victim, 1, mark)
+            await _kill(stage, _VICTIM, f"the only replica of {_VICTIM}", 1)
             await stage.hold(_STEADY_S)
     require_right(stage)
     unclean = [each for each in lost(stage.records) if each.code != "model_unavailable"]
@@ -87,9 +90,7 @@ async def _router(stage: Stage) -> None:
     async with stage.load():
         await stage.hold(_STEADY_S)
         for _ in range(stage.times(_KILLS)):
-            victim = await stage.one_of(ROUTER)
-            mark = await stage.hit(victim, signal.SIGKILL, "one of two routers")
-            await stage.replaced(ROUTER, victim, 2, mark)
+            await _kill(stage, ROUTER, "one of two routers", 2)
             await stage.hold(1.0)
         await stage.hold(_STEADY_S)
     require_right(stage)
@@ -120,9 +121,7 @@ async def _controller(stage: Stage) -> None:
             mark = await stage.hit(victim, signal.SIGKILL, "Serve's controller")
             await _another(stage, CONTROLLER, victim, mark)
             await stage.hold(2 * _STEADY_S)
-        replica = await stage.one_of(_VICTIM)
-        mark = await stage.hit(replica, signal.SIGKILL, f"a replica of {_VICTIM} under the new controller")
-        await stage.replaced(_VICTIM, replica, 2, mark)
+        await _kill(stage, _VICTIM, f"a replica of {_VICTIM} under the new controller", 2)
         await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
