@@ -1,7 +1,7 @@
 """Relief: what the steps of the overload ladder do to the models of one device, and the signals that move it.
 
-    batches       Bundles may take longer than ``slo_s`` where larger ones are cheaper per row. Deadlines still bound
-                  them, and how long they may block a more urgent class.
+    batches       Bundles may take longer than ``slo_s`` where larger ones are clearly cheaper per row, up to a part of
+                  the time that more urgent classes have.
     variant       Entries of `normal` and `low` run on the first fallback that is known to be cheaper than the exact
                   model. Those that name a variant or forbid fallbacks do not, and `high` does not. They ride along
                   in bundles of `high`, and so run exact, only where `high` comes so often that its bundles alone would
@@ -43,6 +43,11 @@ _STALE_S = 2.0
 """After so long without news, what answers and devices told counts no more."""
 _LEAST_SLACK = 0.1
 _LEAST_BUDGET_S = 1e-3
+_WORTH = 0.9
+"""A batch twice as large is worth waiting for where a row costs less than this part of what it did."""
+_BLOCKING = 0.25
+"""Part of the tightest claim of `high` and `normal` that such a batch may take: they may have to wait for one and then
+be part of another, and either may take twice as long as predicted."""
 _SELDOM = 0.5
 """Part of the time that bundles of one `high` entry each may take for others to stay out of them."""
 _EVER = 1e9
@@ -246,8 +251,8 @@ class Relief:
             ),
             now,
         )
-        if moved:
-            self._apply()
+        if moved or self.ladder.step:
+            self._apply(now)
         return moved
 
     # ------------------------------------------------------------- questions
@@ -315,26 +320,40 @@ class Relief:
 
     # ----------------------------------------------------------------- steps
 
-    def _apply(self) -> None:
+    def _apply(self, now: float) -> None:
         step = self.ladder.step
         steps = self.ladder.steps
         self.taken = step.takes
+        grows = step >= Step.BATCHES and Step.BATCHES in steps
+        blocking_s = _BLOCKING * self._device.claims.bounds_s(now)[-1] if grows else 0.0
         for model in self._device.models:
-            grows = step >= Step.BATCHES and Step.BATCHES in steps
-            model.settings = replace(model.usual, slo_s=_longest_s(model)) if grows else model.usual
+            longest_s = max(model.usual.slo_s, min(_longest_s(model), blocking_s)) if grows else model.usual.slo_s
+            if longest_s != model.settings.slo_s:
+                model.settings = replace(model.usual, slo_s=longest_s)
             model.prefers_light = step >= Step.VARIANT and Step.VARIANT in steps
             model.keeps_apart = model.keeps_apart and model.prefers_light
 
 
 def _longest_s(model: ModelState) -> float:
-    """The longest that a batch may take under overload: a full one, where that is cheaper per row."""
+    """The longest that a batch may take under overload: as long as each doubling of its rows makes a row cheaper.
+
+    By a tenth at least. What is saved less than that would be paid with how long a batch blocks everything else.
+    """
     usual, latency = model.usual, model.latencies.exact
     buckets = latency.buckets
     if not buckets:
         return usual.slo_s
     bucket, most = buckets[-1], usual.max_rows
-    whole = execution_s(latency, most, bucket, most)
-    return max(usual.slo_s, whole) if whole / most < latency.best(bucket, most, usual.slo_s)[1] else usual.slo_s
+    rows, per_row_s = latency.best(bucket, most, usual.slo_s)
+    longest_s = usual.slo_s
+    while rows < most:
+        rows = min(2 * rows, most)
+        batch_s = latency.predict(rows, bucket)
+        if batch_s / rows > _WORTH * per_row_s:
+            break
+        per_row_s = batch_s / rows
+        longest_s = max(longest_s, batch_s)
+    return longest_s
 
 
 def _cheaper(model: ModelState) -> str:

@@ -32,10 +32,19 @@ class Flood:
         self.ran: Counter[tuple[Priority, str]] = Counter()
         self.steps: list[str] = [""]
         self.messages: set[str] = set()
+        self.longest_s = 0.0
         self._running: list[tuple[float, Dispatch]] = []
 
-    def run(self, seconds: float, rates: dict[Priority, float], timeout_s: float = 0.5, *, exact: bool = False) -> None:
+    def run(
+        self,
+        seconds: float,
+        rates: dict[Priority, float],
+        timeout_s: float | dict[Priority, float] = 0.5,
+        *,
+        exact: bool = False,
+    ) -> None:
         """Let so many entries of each class come per second."""
+        timeouts_s = timeout_s if isinstance(timeout_s, dict) else dict.fromkeys(rates, timeout_s)
         tick = 0.001
         due = dict.fromkeys(rates, 0.0)
         end = self.now + seconds
@@ -45,11 +54,12 @@ class Flood:
                 due[priority] += rate * tick
                 while due[priority] >= 1.0:
                     due[priority] -= 1.0
-                    self._arrive(priority, timeout_s, exact=exact)
+                    self._arrive(priority, timeouts_s[priority], exact=exact)
             self._answer()
             for dispatch in self.scheduler.decide(self.now).dispatches:
                 begin = max([self.now, *(at for at, _ in self._running)])
                 self._running.append((begin + dispatch.predicted_s, dispatch))
+                self.longest_s = max(self.longest_s, dispatch.predicted_s)
             step = self.scheduler.overload("m")
             if step != self.steps[-1]:
                 self.steps.append(step)
@@ -74,7 +84,13 @@ class Flood:
                 self.ran[entry.priority, entry.variant] += 1
 
 
-def _scheduler(settings: OverloadSettings | None = None, *, slo_s: float = 0.1, light: bool = False) -> Scheduler:
+def _scheduler(
+    settings: OverloadSettings | None = None,
+    *,
+    slo_s: float = 0.1,
+    light: bool = False,
+    profile: list[tuple[int, int, float]] = AFFINE,
+) -> Scheduler:
     scheduler = make_scheduler(
         slo_s=slo_s,
         fallbacks=("light",) if light else (),
@@ -82,7 +98,7 @@ def _scheduler(settings: OverloadSettings | None = None, *, slo_s: float = 0.1, 
         normal=make_class(min_share=0.05),
         low=make_class(min_share=0.05),
         overload=settings or OverloadSettings(),
-        profile=AFFINE,
+        profile=profile,
     )
     if light:
         scheduler.seed("m", [(*point, "light") for point in _LIGHT])
@@ -183,6 +199,27 @@ def test_batches_grow_past_the_target() -> None:
         sizes.append(flood.ran.total() - before)
     assert flood.steps == ["", "batches"]
     assert sizes[1] > 1.1 * 10 / 0.015  # more than batches of 10 rows could do
+
+
+def test_batches_do_not_grow_where_rows_get_no_cheaper() -> None:
+    """A model whose batches cost what their rows cost one by one gains nothing, and would only block others longer."""
+    linear = [(rows, 0, 0.001 * rows) for rows, _, _ in AFFINE]
+    flood = Flood(_scheduler(OverloadSettings(steps=(Step.BATCHES,)), slo_s=0.015, profile=linear))
+    flood.run(2.0, {NORMAL: 5000.0})
+    assert flood.steps == ["", "batches"]
+    assert flood.longest_s <= 0.015 + 1e-9
+
+
+def test_batches_grow_only_as_far_as_more_urgent_classes_can_bear() -> None:
+    """Requests of `high` with 80 ms keep batches of `low` to a quarter of that; without them they are full ones."""
+    longest_s = []
+    for high_rate in (0.0, 50.0):
+        flood = Flood(_scheduler(OverloadSettings(steps=(Step.BATCHES,)), slo_s=0.010))
+        flood.run(1.0, {HIGH: high_rate, LOW: 5000.0}, timeout_s={HIGH: 0.08, LOW: 0.5})
+        assert flood.steps == ["", "batches"]
+        longest_s.append(flood.longest_s)
+    assert longest_s[0] == 0.005 + 0.001 * 32
+    assert 0.010 < longest_s[1] < 0.020
 
 
 def test_a_full_device_gets_one_bundle_at_a_time() -> None:
