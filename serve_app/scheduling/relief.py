@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from serve_app.errors import QueueFull
 from serve_app.scheduling.admission import drain_s, retry_s, wait_s
-from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, Priority
