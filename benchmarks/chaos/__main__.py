@@ -20,6 +20,7 @@ from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.stage import Played
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import describe
+from benchmarks.niceness import go_first
 from benchmarks.publishing import folders
 from benchmarks.session import ending_in_order, quiet_machine, steps
 
@@ -66,6 +67,8 @@ def main(
         scenarios = chosen(only)
         machine = describe({})
         quiet_machine(console)
+        if not go_first():
+            console.print("[yellow]note[/]: as another user than root, the load generator may itself be what is late")
         found: list[Played] = []
         with steps(console) as progress:
             task = progress.add_task("", total=len(scenarios))

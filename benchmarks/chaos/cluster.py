@@ -20,6 +20,7 @@ from benchmarks.chaos.server import GCS, RAYLET, FaultyServer, Setup
 from benchmarks.chaos.setups import demo
 from benchmarks.chaos.stage import Stage
 from benchmarks.failure import BenchmarkError
+from benchmarks.niceness import as_usual
 from benchmarks.ports import free_ports
 from benchmarks.process import OUT
 from benchmarks.redis_server import RedisServer
@@ -122,7 +123,7 @@ def _command_of(process: Process) -> tuple[list[str], dict[str, str]]:
 @contextlib.contextmanager
 def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
     """A process as an operator or a supervisor would start it again. The server's end is its end, too."""
-    with (OUT / "chaos-gcs.log").open("wb") as log:
+    with (OUT / "chaos-gcs.log").open("wb") as log, as_usual():
         process = subprocess.Popen(
             command, env=dict(environment), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
