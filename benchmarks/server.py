@@ -26,7 +26,7 @@ SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "
 PROXY, DIRECT = "proxy", "direct"
 """Ways into a server: through Serve's proxy, and straight to the router where the file gives it a port."""
 
-_REPLICA_PORTS = 8
+_REPLICA_PORTS = 64
 _HAPROXY_ENABLED = "RAY_SERVE_ENABLE_HA_PROXY"
 
 

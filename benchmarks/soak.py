@@ -35,6 +35,7 @@ from benchmarks.chaos.setups import demo
 from benchmarks.chaos.stage import Aim, Stage, mix_of
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine, describe
+from benchmarks.niceness import go_first
 from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
 from benchmarks.session import ending_in_order, quiet_machine
 
@@ -382,6 +383,7 @@ def main(
     with ending_in_order(console):
         machine = describe({})
         quiet_machine(console)
+        go_first()
         columns = (TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with (
             Progress(*columns, console=console) as progress,

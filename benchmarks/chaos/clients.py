@@ -154,7 +154,12 @@ class Grpc(Client):
 
     def __init__(self, address: str, kind: str) -> None:
         self.kind = kind
-        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        options = [
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            # By default a channel that failed to connect waits up to two minutes before it looks again.
+            ("grpc.max_reconnect_backoff_ms", 1000),
+        ]
         self._channel = grpc.aio.insecure_channel(address, options)
         self._call: Any = self._channel.unary_unary(_INFER, response_deserializer=pb.ModelInferResponse.FromString)
 
