@@ -1,10 +1,11 @@
 """Rescue: what a replica owes for too long is also run elsewhere, while that can still be in time.
 
-A bundle is *overdue* when its predicted end has passed by `RescueSettings.patience` times its execution, the usual
-overhead and `RescueSettings.slack_s`: the replica hangs, or is far slower than it was. While another replica is usable,
-an overdue one gets no new bundles until it answers something. Each of its entries becomes two at the last moment at
-which it can be in time elsewhere: the one that runs, and a *twin* that is queued as a retry, away from that replica. So
-nothing runs twice while the first answer may still come in time. The first answer counts; the other is waste.
+A bundle is *overdue* when it has taken longer, from its predicted begin, than `RescueSettings.patience` times its
+execution, the usual overhead and `RescueSettings.slack_s`: the replica hangs, or is far slower than it was. While
+another replica is usable, an overdue one gets no new bundles until it answers something. Each of its entries becomes
+two at the last moment at which it can be in time elsewhere: the one that runs, and a *twin* that is queued as a retry,
+away from that replica. So nothing runs twice while the first answer may still come in time. The first answer counts;
+the other is waste.
 
 A replica that the runtime found *silent* is not waited for: all of its entries get their twin at once, as if it had
 died, but its answers still count if it comes back.
