@@ -88,6 +88,7 @@ class GrpcApp:
         streams: int = 1024,
         stream_idle_s: float = 3600.0,
     ) -> None:
+        self._models = service.models  # of everybody: whoever is refused may have no key that could be asked
         if guard is not None:
             service = GuardedService(service, guard)
         self._most_streams = streams
@@ -176,7 +177,7 @@ class GrpcApp:
             if not (isinstance(error, ServeAppError) and error.counted):
                 self._service.refused(model, code_of(error))
             if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
-                self._log.refused(model if model in self._service.models else "", code_of(error), call.headers)
+                self._log.refused(model if model in self._models else "", code_of(error), call.headers)
         if isinstance(error, ServeAppError):
             return error
         return internal_error(error, call.request_id, name)

@@ -79,6 +79,7 @@ class HttpApp:
         guard: Guard | None = None,
         log: RequestLog | None = None,
     ) -> None:
+        self._models = service.models  # of everybody: whoever is refused may have no key that could be asked
         if guard is not None:
             service = GuardedService(service, guard)
         bodies = bodies or BodyReader(
@@ -197,7 +198,7 @@ class HttpApp:
         if not (isinstance(error, ServeAppError) and error.counted):
             self._service.refused(model, code_of(error))
         if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
-            self._log.refused(model if model in self._service.models else "", code_of(error), headers)
+            self._log.refused(model if model in self._models else "", code_of(error), headers)
 
 
 class _Answering:

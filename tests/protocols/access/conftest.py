@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from protocols.conftest import LIMITS
@@ -16,6 +19,7 @@ from serve_app.protocols.body import BodyReader
 from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.http import create_app
+from serve_app.protocols.request_log import LogSettings, RequestLog
 from serve_app.scheduling.entry import Priority
 
 
@@ -48,6 +52,21 @@ KEYS = (
 )
 
 
+class Revoking(NumpyService):
+    """Has all keys removed while it looks at a request: nobody may use its answer any more.
+
+    Attributes:
+        guard: Knows the keys.
+    """
+
+    guard: Guard
+
+    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+        """Allow the request, and nothing after it."""
+        super().precheck(model, priority, nbytes)
+        self.guard.replace(())
+
+
 def bearer(name: str) -> dict[str, str]:
     """The header for a key."""
     return {"Authorization": f"Bearer sa_{name}"}
@@ -72,18 +91,31 @@ def guard(clock: Clock) -> Guard:
 
 
 @pytest.fixture
-async def client(service: NumpyService, guard: Guard) -> AsyncIterator[httpx.AsyncClient]:
+def lines() -> list[dict[str, Any]]:
+    """What the request log says."""
+    return []
+
+
+@pytest.fixture
+async def log(lines: list[dict[str, Any]]) -> RequestLog:
+    """Writes to `lines`."""
+    later = asyncio.get_running_loop().call_later
+    return RequestLog(LogSettings(), lambda line: lines.append(orjson.loads(line)), later)
+
+
+@pytest.fixture
+async def client(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncIterator[httpx.AsyncClient]:
     """Talks to the application in this process."""
-    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard))
+    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard, log=log))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 
 
 @pytest.fixture
-async def rpc(service: NumpyService, guard: Guard) -> AsyncIterator[Client]:
+async def rpc(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncIterator[Client]:
     """Talks to a gRPC server over a connection."""
     bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, decode_threads=2)
-    listener = GrpcListener(GrpcApp(service, bodies, guard), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(service, bodies, guard, log), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
     yield client

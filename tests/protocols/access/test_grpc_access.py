@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from protocols.access.conftest import KEYS
+from protocols.access.conftest import KEYS, Revoking
 from protocols.protocol_service import NumpyService
 from protocols.rpc.conftest import INFERENCE, Client, failure, parameter, request_of
 from serve_app.protocols.access.guard import Guard
@@ -126,6 +126,35 @@ async def test_a_key_that_is_removed_ends_in_open_streams_too(rpc: Client, guard
     refused = pb.ModelStreamInferResponse.FromString(await call.read())
     assert refused.infer_response.parameters["code"].string_param == "unauthenticated"
     await call.done_writing()
+
+
+class TestRevokedInWork:
+    """A key that is removed while its request is worked on."""
+
+    @pytest.fixture
+    def service(self, guard: Guard) -> NumpyService:
+        """Has it removed."""
+        service = Revoking()
+        service.guard = guard
+        return service
+
+    async def test_a_call(self, rpc: Client, lines: list[dict[str, Any]]) -> None:
+        """Is refused, and has a line."""
+        code, _, metadata = await failure(rpc.infer(request_of(), *bearer("all")))
+        assert (code, metadata["code"]) == (UNAUTHENTICATED, "unauthenticated")
+        assert [(line["model"], line["outcome"]) for line in lines] == [("double", "unauthenticated")]
+
+    async def test_a_request_of_a_stream(self, rpc: Client, lines: list[dict[str, Any]]) -> None:
+        """Is refused, and the stream goes on."""
+
+        async def requests() -> AsyncIterator[bytes]:
+            for _ in range(2):
+                yield request_of().SerializeToString()
+
+        answers = await _answers(rpc, bearer("all"), requests())
+        codes = [answer.infer_response.parameters["code"].string_param for answer in answers]
+        assert codes == ["unauthenticated", "unauthenticated"]
+        assert [(line["model"], line["outcome"]) for line in lines] == [("double", "unauthenticated")]
 
 
 async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService, guard: Guard) -> None:

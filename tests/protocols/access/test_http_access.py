@@ -7,11 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from protocols.access.conftest import KEYS, Clock, bearer
+from protocols.access.conftest import KEYS, Clock, Revoking, bearer
 from protocols.conftest import LIMITS
 from protocols.protocol_service import NumpyService
 from serve_app.protocols.access.guard import Guard
 from serve_app.protocols.http import create_app
+from serve_app.protocols.request_log import RequestLog
 
 INFER = "/v2/models/double/infer"
 PREDICT = "/v1/models/pictures/predict"
@@ -53,6 +54,36 @@ async def test_wrong_keys(client: httpx.AsyncClient, service: NumpyService, head
     assert "wrong" not in reply.text
     assert (await client.get("/v2/health/ready", headers=header)).status_code == 200
     assert service.refusals == []  # the numbers of a model are not for strangers to change
+
+
+async def test_what_is_refused_has_a_line(client: httpx.AsyncClient, lines: list[dict[str, Any]]) -> None:
+    """With the model that it asked for, and nothing of the key; the numbers of statuses are those of the answers."""
+    unheard_of = "/v2/models/unheard-of/infer"
+    statuses = [(await client.post(path, json=tensors())).status_code for path in (INFER, unheard_of, EMBEDDINGS)]
+    statuses.append((await client.post(INFER, json=tensors(), headers=bearer("wrong"))).status_code)
+    statuses += [(await client.post(INFER, json=tensors(), headers=bearer("rare"))).status_code for _ in range(3)]
+    statuses.append((await client.post(INFER, json=tensors(), headers=bearer("none"))).status_code)
+    assert statuses == [401, 401, 401, 401, 200, 200, 429, 404]
+    assert [(line["model"], line["outcome"], line["status"]) for line in lines] == [
+        ("double", "unauthenticated", 401),
+        ("", "unauthenticated", 401),
+        ("double", "unauthenticated", 401),
+        ("double", "rate_limited", 429),
+        ("double", "model_not_found", 404),
+    ]
+
+
+async def test_a_key_that_is_removed_ends_in_requests_in_work(
+    guard: Guard, log: RequestLog, lines: list[dict[str, Any]]
+) -> None:
+    """What has not been handed to the model is refused."""
+    service = Revoking()
+    service.guard = guard
+    transport = httpx.ASGITransport(create_app(service, LIMITS, guard=guard, log=log))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        reply = await client.post(INFER, json=tensors(), headers=bearer("all"))
+    assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
+    assert [(line["model"], line["outcome"]) for line in lines] == [("double", "unauthenticated")]
 
 
 async def test_the_body_of_a_refused_request_is_not_read(service: NumpyService, guard: Guard) -> None:
