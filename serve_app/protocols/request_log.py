@@ -24,6 +24,7 @@ from serve_app.protocols.trace_context import child_of, parent_of, trace_and_spa
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"
 GIVEN_UP: Final = "given_up"
+POISONED: Final = "poisoned"
 """Outcomes that are no error codes, as in the metrics."""
 
 _STATUSES: Final[Mapping[str, Status]] = {
@@ -31,8 +32,9 @@ _STATUSES: Final[Mapping[str, Status]] = {
     OK: Status(200, "OK"),
     CANCELLED: Status(499, "CANCELLED"),
     GIVEN_UP: STATUSES["deadline_exceeded"],
+    POISONED: STATUSES["inference_failed"],
 }
-_FAULTS: Final = frozenset({"internal", "inference_failed"})
+_FAULTS: Final = frozenset({"internal", "inference_failed", POISONED})
 """Outcomes that are the server's fault, whatever was asked."""
 _TELL_EVERY_S: Final = 1.0
 
@@ -85,19 +87,20 @@ class RequestLog:
         settings = self._settings
         return total_s > settings.slow_s or (settings.sample > 0.0 and self._chance() < settings.sample)
 
-    def refused(self, model: str, outcome: str, headers: Mapping[bytes, bytes]) -> None:
+    def refused(self, model: str, outcome: str, headers: Mapping[bytes, bytes], key: str = "") -> None:
         """Note a request that never became an entry.
 
         Args:
             model: Name of a model; empty for a request that named none that is served.
             outcome: The code of its error.
             headers: What came with it, by lower-case name.
+            key: Name of its API key; empty where it has none that is known.
         """
         if self._has_room(outcome):
             door = headers.get(DOOR, b"").decode()
             parent = parent_of(headers.get(b"traceparent"))
             options = RequestOptions(
-                request_id=request_id_of(headers), trace_parent=parent and child_of(parent), door=door
+                request_id=request_id_of(headers), trace_parent=parent and child_of(parent), key=key, door=door
             )
             self._say(outcome, model, options, {})
 

@@ -64,6 +64,8 @@ def test_an_entry_s_line_has_stable_keys() -> None:
         ("cancelled", "http", "warning", 499),
         ("queue_full", "direct-grpc", "warning", "RESOURCE_EXHAUSTED"),
         ("inference_failed", "http", "error", 500),
+        ("poisoned", "http", "error", 500),
+        ("poisoned", "grpc", "error", "INTERNAL"),
         ("nobody knows", "http", "warning", 500),
     ],
 )
