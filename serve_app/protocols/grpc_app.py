@@ -21,12 +21,13 @@ from serve_app.errors import QueueFull, ServeAppError
 from serve_app.protocols.access.guard import Guard, administration
 from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import SLOWEST, BodyReader
-from serve_app.protocols.errors import code_of, internal_error
+from serve_app.protocols.errors import internal_error
 from serve_app.protocols.grpc_arrivals import Arrivals
 from serve_app.protocols.grpc_call import Call, Context, parse
 from serve_app.protocols.grpc_health import Health
 from serve_app.protocols.open_inference import inference_pb2
 from serve_app.protocols.open_inference.rpc import InferenceRpc, Stream, Unary
+from serve_app.protocols.refusals import Refusals
 from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
@@ -88,15 +89,13 @@ class GrpcApp:
         streams: int = 1024,
         stream_idle_s: float = 3600.0,
     ) -> None:
-        self._models = service.models  # of everybody: whoever is refused may have no key that could be asked
+        self._refusals = Refusals(service, guard, log)
         if guard is not None:
             service = GuardedService(service, guard)
         self._most_streams = streams
         self._stream_idle_s = stream_idle_s
         self._open_streams = 0
-        self._service = service
         self._guard = guard
-        self._log = log
         self._ids = RequestIds()
         self._inference = InferenceRpc(
             service,
@@ -171,13 +170,8 @@ class GrpcApp:
         call.fail(self._explain(error, call, name))
 
     def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
-        """Count what was refused on the way to the scheduler, and make what the client may see."""
-        model = call.asked_model
-        if model is not None:
-            if not (isinstance(error, ServeAppError) and error.counted):
-                self._service.refused(model, code_of(error))
-            if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
-                self._log.refused(model if model in self._models else "", code_of(error), call.headers)
+        """Note what was refused on the way to the scheduler, and make what the client may see."""
+        self._refusals.note(error, call.asked_model, call.headers)
         if isinstance(error, ServeAppError):
             return error
         return internal_error(error, call.request_id, name)

@@ -7,7 +7,6 @@ routed by Starlette. Errors of both are rendered here, in one place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +21,12 @@ from serve_app.protocols.access.guard import administration as administration_ch
 from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.protocols.compression import asked_coding, compress
-from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, code_of, internal_error, is_openai, render
+from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, internal_error, is_openai, render
 from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.openapi import pages
 from serve_app.protocols.options import DOOR
+from serve_app.protocols.refusals import Refusals
 from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.request_log import RequestLog
 from serve_app.protocols.service import InferenceService
@@ -79,7 +79,7 @@ class HttpApp:
         guard: Guard | None = None,
         log: RequestLog | None = None,
     ) -> None:
-        self._models = service.models  # of everybody: whoever is refused may have no key that could be asked
+        self._refusals = Refusals(service, guard, log)
         if guard is not None:
             service = GuardedService(service, guard)
         bodies = bodies or BodyReader(
@@ -92,7 +92,6 @@ class HttpApp:
             in_place_bytes=settings.in_place_bytes,
         )
         self.bodies = bodies
-        self._service = service
         self._settings = settings
         self._guard = guard
         self._infer = InferEndpoint(service, bodies)
@@ -110,7 +109,6 @@ class HttpApp:
             redirect_slashes=False,
         )
         self._request_id = RequestIds()
-        self._log = log
         self._door = settings.door.encode()
 
     def served(self) -> list[tuple[str, str]]:
@@ -145,7 +143,7 @@ class HttpApp:
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
-            self._count(error, target[0], headers)
+            self._refusals.note(error, target[0], headers)
             reply = _render_any(
                 error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
             )
@@ -187,18 +185,9 @@ class HttpApp:
         except Exception as error:  # as above
             if answering.started:
                 raise
-            self._count(error, state.get("asked_model"), headers)
+            self._refusals.note(error, state.get("asked_model"), headers)
             what = f"{scope['method']} {path}"
             await answering.whole(_render_any(error, request_id, what, openai=is_openai(path)))
-
-    def _count(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
-        """Count and log what was refused on the way to the scheduler; from there on others do."""
-        if model is None:
-            return
-        if not (isinstance(error, ServeAppError) and error.counted):
-            self._service.refused(model, code_of(error))
-        if self._log is not None and not (isinstance(error, ServeAppError) and error.logged):
-            self._log.refused(model if model in self._models else "", code_of(error), headers)
 
 
 class _Answering:

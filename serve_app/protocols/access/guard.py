@@ -133,13 +133,13 @@ class Guard:
             InvalidRequest: They ask for none that there is.
         """
         key = self._recognise(headers)
+        _current.set(key)  # even where it is refused now: the log names it
         if (meter := self._meters.get(key.digest)) is not None and (wait_s := meter.take(self._now())) > 0.0:
             self.counts[key.name, "rate_limited"] += 1
             limited = RateLimited("this API key is used more often than it may be; send fewer requests", wait_s)
             limited.counted = True
             raise limited
         self.counts[key.name, "admitted"] += 1
-        _current.set(key)
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
             allowed_class(key, header_wish(headers)[0])  # the body need not be read to refuse this
 
@@ -178,6 +178,12 @@ class Guard:
         if now is None or now.disabled:
             raise Unauthenticated("this API key is not valid any more")
         return now
+
+    @property
+    def name(self) -> str:
+        """Name of the current request's key, whether or not it was let in; empty where it has none that is known."""
+        key = _current.get()
+        return "" if key is None else key.name
 
     def administer(self) -> None:
         """Allow the current request to change the server, or to see what is not of one model.

@@ -116,6 +116,28 @@ async def test_every_request_of_a_stream_is_let_in_by_itself(rpc: Client) -> Non
     assert len(answers) == 3
 
 
+async def test_refusals_are_logged_with_the_name_of_the_key(rpc: Client, lines: list[dict[str, Any]]) -> None:
+    """In calls and in streams, as over HTTP."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield request_of().SerializeToString()
+
+    await _answers(rpc, bearer("rare"), requests())
+    await failure(rpc.infer(request_of(), *bearer("rare")))
+    await failure(rpc.infer(request_of()))
+    await failure(rpc.infer(request_of(), *bearer("modest"), ("x-priority", "high")))
+    await failure(rpc.infer(request_of("unheard-of"), *bearer("all")))
+
+    assert [(line["outcome"], line["status"], line["key"]) for line in lines] == [
+        ("rate_limited", "RESOURCE_EXHAUSTED", "rare"),
+        ("rate_limited", "RESOURCE_EXHAUSTED", "rare"),
+        ("unauthenticated", "UNAUTHENTICATED", ""),
+        ("permission_denied", "PERMISSION_DENIED", "modest"),
+        ("model_not_found", "NOT_FOUND", "all"),
+    ]
+
+
 async def test_a_key_that_is_removed_ends_in_open_streams_too(rpc: Client, guard: Guard) -> None:
     """The request before is answered, the next one refused."""
     call = rpc.stream(metadata=bearer("all"))
@@ -154,7 +176,8 @@ class TestRevokedInWork:
         answers = await _answers(rpc, bearer("all"), requests())
         codes = [answer.infer_response.parameters["code"].string_param for answer in answers]
         assert codes == ["unauthenticated", "unauthenticated"]
-        assert [(line["model"], line["outcome"]) for line in lines] == [("double", "unauthenticated")]
+        told = [(line["model"], line["outcome"], line["key"]) for line in lines]
+        assert told == [("double", "unauthenticated", "all"), ("", "unauthenticated", "")]
 
 
 async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService, guard: Guard) -> None:

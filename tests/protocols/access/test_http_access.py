@@ -57,7 +57,7 @@ async def test_wrong_keys(client: httpx.AsyncClient, service: NumpyService, head
 
 
 async def test_what_is_refused_has_a_line(client: httpx.AsyncClient, lines: list[dict[str, Any]]) -> None:
-    """With the model that it asked for, and nothing of the key; the numbers of statuses are those of the answers."""
+    """With the model that it asked for, where that is known; the numbers of statuses are those of the answers."""
     unheard_of = "/v2/models/unheard-of/infer"
     statuses = [(await client.post(path, json=tensors())).status_code for path in (INFER, unheard_of, EMBEDDINGS)]
     statuses.append((await client.post(INFER, json=tensors(), headers=bearer("wrong"))).status_code)
@@ -66,6 +66,7 @@ async def test_what_is_refused_has_a_line(client: httpx.AsyncClient, lines: list
     assert statuses == [401, 401, 401, 401, 200, 200, 429, 404]
     assert [(line["model"], line["outcome"], line["status"]) for line in lines] == [
         ("double", "unauthenticated", 401),
+        ("", "unauthenticated", 401),
         ("", "unauthenticated", 401),
         ("double", "unauthenticated", 401),
         ("double", "rate_limited", 429),
@@ -84,6 +85,32 @@ async def test_a_key_that_is_removed_ends_in_requests_in_work(
         reply = await client.post(INFER, json=tensors(), headers=bearer("all"))
     assert (reply.status_code, reply.json()["code"]) == (401, "unauthenticated")
     assert [(line["model"], line["outcome"]) for line in lines] == [("double", "unauthenticated")]
+
+
+async def test_refusals_are_logged_with_the_name_of_the_key(
+    client: httpx.AsyncClient, lines: list[dict[str, Any]]
+) -> None:
+    """On every way in: of keys that are known, whatever the request was refused for, and never the key itself."""
+    urgent = {**bearer("modest"), "x-priority": "high"}
+    for headers, content in [(bearer("rare"), b"{"), (bearer("rare"), b"{"), (bearer("rare"), b"{"), (urgent, b"{}")]:
+        await client.post(INFER, content=content, headers=headers)
+    for path in (INFER, PREDICT, EMBEDDINGS):
+        await client.post(path, headers={"X-API-Key": "sa_wrong"})
+    await client.post(PREDICT, headers=bearer("rare"))
+    await client.get("/metrics", headers=bearer("some"))
+
+    assert [(line["outcome"], line["status"], line["key"], line["model"]) for line in lines] == [
+        ("invalid_request", 400, "rare", "double"),
+        ("invalid_request", 400, "rare", "double"),
+        ("rate_limited", 429, "rare", "double"),
+        ("permission_denied", 403, "modest", "double"),
+        ("unauthenticated", 401, "", "double"),
+        ("unauthenticated", 401, "", ""),
+        ("unauthenticated", 401, "", ""),
+        ("rate_limited", 429, "rare", ""),
+        ("permission_denied", 403, "some", ""),
+    ]
+    assert "sa_" not in str(lines)
 
 
 async def test_the_body_of_a_refused_request_is_not_read(service: NumpyService, guard: Guard) -> None:
