@@ -38,7 +38,10 @@ class BreakerConfig(Section):
     """How long an open breaker refuses requests, with 503, or sends them to a fallback, before it tries again."""
 
     probes: Positive = 3
-    """Requests at once that try again then. So many answers close the breaker, and a failure opens it again."""
+    """Requests at once that try again then. So many answers close the breaker, and a failure opens it again.
+
+    Failures that their inputs may be to blame for open it when they are so many in a row.
+    """
 
     ejection_s: Seconds = 30.0
     """How long a replica that fails alone gets no work; each time again for that much longer, up to ten times."""

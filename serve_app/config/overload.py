@@ -54,7 +54,10 @@ class OverloadConfig(Section):
     """Part of its usual time that a class that is shed may still wait for; a full batch is always taken."""
 
     late_at: Lateness = 0.9
-    """Answers that lately took more than this part of their time bring the variant, whatever is predicted."""
+    """The variant is brought where requests lately waited for more than this part of the time they had for waiting.
+
+    Of each answered bundle the first request counts, whatever is predicted.
+    """
 
     busy: Part = 0.85
     """Where a device is used for less than this part of the time although more than a batch waits, batches grow."""

@@ -3,7 +3,7 @@
               failing                       reset_s over
     CLOSED ─────────────> OPEN ───────────────────────────> HALF_OPEN
        ^                   ^                                 │   │
-       │                   └────────── a probe failed ───────┘   │
+       │                   └─────────── probes failed ───────┘   │
        └────────────────────── enough probes answered ───────────┘
 
 What counts are the answers of replicas, a whole bundle each, by their `Verdict`. An input can make a model fail, and
@@ -14,8 +14,8 @@ after a failure. It is *failing*
     failure_ratio          where so large a part of the answers within ``window_s`` were faults, of ``min_samples``
     nothing answered       after ``min_samples`` failures over ``window_s`` or longer, faults or not, and no answer
 
-Failures that the input may be to blame for, suspects, count for the last only. Where one input of many fails, others
-are answered and nothing ever opens.
+Failures that the input may be to blame for, suspects, count for the last only, and among probes, where one fault opens
+it again, or ``probes`` suspects in a row. Where one input of many fails, others are answered and nothing ever opens.
 
 Sources: the states are those of M. Nygard, Release It! (2007), the window in slices is resilience4j's time-based one,
 and limited probes are its ``permittedNumberOfCallsInHalfOpenState``. The verdicts are ours.

@@ -73,8 +73,8 @@ class OverloadSettings:
         dwell_s: How long a descent must have been possible before it happens, seconds.
         smoothing_s: Time constant of the smoothed lateness, seconds.
         ration: Part of its usual time that a class that is shed may still wait for.
-        late_at: Part of their time that answers may lately have taken before the light variant is brought, however
-            short the predicted waits are.
+        late_at: Part of the time that they had for waiting that the first entries of answered bundles may lately have
+            waited before the light variant is brought, however short the predicted waits are.
         busy: Part of a device's time; where less is used although more than a batch waits, batches may grow.
         memory: Part of a device's memory; where more is used, a replica has a single bundle in flight.
     """
@@ -99,7 +99,7 @@ class Signals(NamedTuple):
         demand: Per class: part of the device's time that requests lately asked for, refused or not, on what they ask
             for.
         light_demand: The same where requests that may run on the light variant do.
-        late: Part of their time that answers lately took.
+        late: Part of the time that they had for waiting that the first entries of answered bundles lately waited.
         starved: Whether more than a batch waits although the device is not busy.
     """
 

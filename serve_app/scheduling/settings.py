@@ -35,7 +35,7 @@ class BreakerSettings:
         window_s: The window, seconds.
         min_samples: Answers in the window before their ratio says anything.
         reset_s: How long an open breaker refuses before it lets probes through, seconds.
-        probes: Probes at once, and answered ones that close it.
+        probes: Probes at once, answered ones that close it, and suspects in a row that open it again.
         ejection_s: How long a replica is ejected the first time, seconds.
         max_ejected: Part of a model's replicas that may be ejected at once, 0 to 1.
     """
