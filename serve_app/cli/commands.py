@@ -72,7 +72,9 @@ def stop() -> None:
 @app.command()
 def validate(
     config: ConfigFile,
-    models: Annotated[bool, typer.Option(help="Also look for the models that should be on this machine.")] = True,
+    models: Annotated[
+        bool, typer.Option(help="Also look for the models, certificates and API keys that should be on this machine.")
+    ] = True,
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
