@@ -46,7 +46,7 @@ def _check_models(args: AppArgs) -> None:
     Raises:
         ConfigError: With one line per fault.
     """
-    problems = (*args.model_problems(), *args.tls_problems())
+    problems = (*args.model_problems(), *args.tls_problems(), *args.redis_problems())
     if problems:
         raise ConfigError(problems)
     here = tuple(

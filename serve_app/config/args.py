@@ -136,6 +136,15 @@ class AppArgs(Section):
             return tuple(f"args.router.tls: {problem}" for problem in error.problems)
         return ()
 
+    def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Say what is wrong with the files of this machine that Redis takes, one line each.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+        """
+        redis = self.router.cache.redis
+        return () if redis is None else redis.problems(environ)
+
     def class_settings(self) -> Mapping[Priority, ClassSettings]:
         """Limits of every class, for the scheduler of one router process."""
         return {priority: limits.settings() for priority, limits in self.classes.by_priority().items()}

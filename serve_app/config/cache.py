@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from serve_app.config.faults import Location, misfit, shown
+from serve_app.config.locate import home
 from serve_app.config.values import Milliseconds, Seconds, Section, Size
 from serve_app.errors import ConfigError
 from serve_app.runtime.redis_cache import RedisSettings
 
 _SCHEMES = ("redis", "rediss", "unix")
+_PLACE = "args.router.cache.redis"
 
 
 class ModelCacheConfig(Section):
@@ -44,10 +46,13 @@ class RedisConfig(Section):
     """Environment variable of the routers that holds the password."""
 
     password_file: str | None = Field(default=None, min_length=1)
-    """File that holds the password, readable by the routers."""
+    """File that holds the password, readable by the routers. Relative paths start from SERVE_APP_HOME."""
 
     ca_file: str | None = Field(default=None, min_length=1)
-    """File with the certificates that a `rediss://` server is checked by; by default those of the system."""
+    """File with the certificates that a `rediss://` server is checked by; by default those of the system.
+
+    Relative paths start from SERVE_APP_HOME.
+    """
 
     prefix: str = "serve-app:"
     """Beginning of every key."""
@@ -100,11 +105,12 @@ class RedisConfig(Section):
         Raises:
             ConfigError: The password is not where it should be; names the place.
         """
+        environ = os.environ if environ is None else environ
         return RedisSettings(
             url=self.url,
             username=self.username,
-            password=self._password(os.environ if environ is None else environ),
-            ca_file=self.ca_file,
+            password=self._password(environ),
+            ca_file=None if self.ca_file is None else str(home(environ) / self.ca_file),
             prefix=self.prefix,
             read_s=self.read_ms / 1000,
             write_s=self.write_ms / 1000,
@@ -113,22 +119,44 @@ class RedisConfig(Section):
             write_bytes=int(self.write_bytes),
         )
 
+    def problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Say what is wrong with the files of this machine, one line each. The variable is the routers' own.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+        """
+        environ = os.environ if environ is None else environ
+        problems: list[str] = []
+        if self.password_file is not None:
+            try:
+                self._password(environ)
+            except ConfigError as error:
+                problems += error.problems
+        if self.ca_file is not None:
+            path = home(environ) / self.ca_file
+            try:
+                ssl.create_default_context(cafile=path)
+            except ssl.SSLError:
+                problems.append(f"{_PLACE}.ca_file: {path}: holds no certificates in PEM")
+            except OSError as error:
+                problems.append(f"{_PLACE}.ca_file: {path}: cannot be read: {error.strerror or error}")
+        return tuple(problems)
+
     def _password(self, environ: Mapping[str, str]) -> str | None:
         if self.password_variable is not None:
             password = environ.get(self.password_variable)
             if not password:
-                raise ConfigError(
-                    (f"args.router.cache.redis.password_variable: {shown(self.password_variable)} is not set",)
-                )
+                raise ConfigError((f"{_PLACE}.password_variable: {shown(self.password_variable)} is not set",))
             return password
         if self.password_file is None:
             return None
+        path = home(environ) / self.password_file
         try:
-            return Path(self.password_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                (f"args.router.cache.redis.password_file: {self.password_file} cannot be read: {error}",)
-            ) from None
+            return path.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError:
+            raise ConfigError((f"{_PLACE}.password_file: {path}: is not text in UTF-8",)) from None
+        except OSError as error:
+            raise ConfigError((f"{_PLACE}.password_file: {path}: cannot be read: {error.strerror or error}",)) from None
 
 
 class CacheConfig(Section):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import ByteSize, Field
 
+from serve_app.config.locate import home
 from serve_app.config.values import Milliseconds, Section, Size
 from serve_app.protocols.request_log import LogSettings
 
@@ -26,13 +30,24 @@ class LoggingConfig(Section):
     """Most lines per second of one router. What is beyond is counted, and the number stands in a line of its own."""
 
     folder: str | None = Field(default=None, min_length=1)
-    """Folder of the files, `requests_<application>_router_<replica>.log`. By default Ray Serve's log folder."""
+    """Folder of the files, `requests_<application>_router_<replica>.log`. By default Ray Serve's log folder.
+
+    Relative paths start from SERVE_APP_HOME.
+    """
 
     max_bytes: Size = ByteSize(32 * 1024**2)
     """How large a file grows before the next one is begun."""
 
     files: Annotated[int, Field(ge=1, le=1000)] = 4
     """How many files of one router are kept, the current one included."""
+
+    def place(self, environ: Mapping[str, str] | None = None) -> Path | None:
+        """The folder of the files; ``None`` for Ray Serve's.
+
+        Args:
+            environ: Environment variables; by default those of this process.
+        """
+        return None if self.folder is None else home(os.environ if environ is None else environ) / self.folder
 
     def settings(self) -> LogSettings:
         """Which requests get a line, for the log."""

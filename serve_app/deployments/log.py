@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import re
 from pathlib import Path
 
 _SERVE_LOGGER = "ray.serve"
+_NO_NAME = re.compile(r"[^\w.-]")
 
 
 def join_serve_log() -> None:
@@ -21,7 +23,20 @@ def join_serve_log() -> None:
     ours.propagate = False
 
 
-def serve_log_file() -> Path | None:
+def request_log_file(folder: Path | None, router: str) -> Path | None:
+    """Where the log of requests goes, ``None`` where there is no place for it.
+
+    Args:
+        folder: The folder; ``None`` for that of Serve's log of this process.
+        router: What to call the file by where Serve writes no log, whose name it follows otherwise.
+    """
+    beside = _serve_log_file()
+    if beside is not None:
+        return (folder or beside.parent) / f"requests_{beside.name.removeprefix('replica_')}"
+    return None if folder is None else folder / f"requests_{_NO_NAME.sub('_', router)}.log"
+
+
+def _serve_log_file() -> Path | None:
     """Where Serve writes this process's log; ``None`` where it writes none."""
     for handler in logging.getLogger(_SERVE_LOGGER).handlers:
         target = handler.target if isinstance(handler, logging.handlers.MemoryHandler) else handler

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +17,7 @@ from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explain
 from serve_app.deployments.grpc_ingress import answers_grpc
-from serve_app.deployments.log import join_serve_log, serve_log_file
+from serve_app.deployments.log import join_serve_log, request_log_file
 from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
@@ -176,12 +175,10 @@ class RouterDeployment:
     def _request_log_writer(self) -> LineWriter | None:
         """What writes the request log, if there is to be one and a place for it."""
         config = self._config.logging
-        beside = serve_log_file()
-        if not config.requests or beside is None:
-            return None
-        folder = beside.parent if config.folder is None else Path(config.folder)
-        name = f"requests_{beside.name.removeprefix('replica_')}"
-        return LineWriter(folder / name, int(config.max_bytes), config.files - 1)
+        context = serve.get_replica_context()
+        name = f"{context.app_name}_{context.deployment}_{context.replica_id.unique_id}"
+        file = request_log_file(config.place(), name) if config.requests else None
+        return None if file is None else LineWriter(file, int(config.max_bytes), config.files - 1)
 
     def _listener(self, settings: HttpSettings, log: RequestLog | None) -> Listener | None:
         """Take the direct port. It is opened when the models can take work: other routers may be serving on it."""

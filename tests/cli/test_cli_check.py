@@ -91,6 +91,17 @@ def test_missing_models_are_faults_unless_told_otherwise(tmp_path: Path, monkeyp
     assert validate(tmp_path / "a.yaml", VALID, "--no-models") == (0, ["valid; models: digits"])
 
 
+def test_files_of_redis_are_looked_for_with_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router without its password would not start."""
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
+    redis = "router: {cache: {redis: {url: 'redis://h', password_file: secret}}}"
+    text = VALID.replace("      models:", f"      {redis}\n      models:").replace("digits}", "digits, cache: {}}")
+    line = f"args.router.cache.redis.password_file: {tmp_path}/secret: cannot be read: No such file or directory"
+
+    assert line in validate(tmp_path / "a.yaml", text)[1]
+    assert validate(tmp_path / "a.yaml", text, "--no-models")[0] == 0
+
+
 def test_a_file_of_keys_is_checked_where_it_is_here(tmp_path: Path) -> None:
     """It may be on the routers' nodes only; what stands in it is not shown."""
     keys = tmp_path / "keys.yaml"

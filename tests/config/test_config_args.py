@@ -368,6 +368,17 @@ def test_tls_is_for_the_routers_own_ports(router: dict[str, Any], fault: str) ->
     assert caught.value.problems == (fault,)
 
 
+def test_the_request_log_s_folder_starts_where_models_do() -> None:
+    """Not where a router's process happens to run; none is Ray Serve's."""
+    places = [
+        parse_args({"models": [{"name": "tiny", "path": "models/tiny"}], "logging": logging}).logging.place(
+            {"SERVE_APP_HOME": "/srv/app"}
+        )
+        for logging in ({"folder": "logs"}, {"folder": "/var/log"}, {})
+    ]
+    assert places == [Path("/srv/app/logs"), Path("/var/log"), None]
+
+
 def test_certificates_that_are_not_there_are_told_before_the_start() -> None:
     """With the place in the configuration, from the folder that relative paths start from."""
     router = {"direct_port": 8100, "tls": {"certificate": "c.pem", "key": "k.pem"}}

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_models
 import pytest
+from protocols.authority import Authority
 
 from serve_app.config import AppArgs, parse_args
 from serve_app.config.identity import identities
@@ -90,6 +91,37 @@ def test_passwords_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             parse({"redis": {"url": "redis://h", **given}}).cache_settings({"m": {}}, {})
+
+
+def test_files_of_redis_are_found_from_home_and_looked_for(tmp_path: Path) -> None:
+    """As models are; what is wrong with them is told before the start, and nothing of what stands in them."""
+    environ = {"SERVE_APP_HOME": str(tmp_path)}
+    config = parse({"redis": {"url": "rediss://h", "password_file": "secret", "ca_file": "ca.pem"}})
+    secret, authority = tmp_path / "secret", tmp_path / "ca.pem"
+    place = "args.router.cache.redis"
+    assert config.redis_problems(environ) == (
+        f"{place}.password_file: {secret}: cannot be read: No such file or directory",
+        f"{place}.ca_file: {authority}: cannot be read: No such file or directory",
+    )
+    secret.write_bytes(b"\xffhunter2")
+    authority.write_text("hunter2")
+    assert config.redis_problems(environ) == (
+        f"{place}.password_file: {secret}: is not text in UTF-8",
+        f"{place}.ca_file: {authority}: holds no certificates in PEM",
+    )
+    secret.write_text("hunter2\n")
+    Authority(tmp_path / "authority").ca_file.replace(authority)
+    assert config.redis_problems(environ) == ()
+    settings = config.cache_settings({"m": {}}, environ)
+    assert settings is not None
+    assert settings.redis is not None
+    assert (settings.redis.password, settings.redis.ca_file) == ("hunter2", str(authority))
+
+
+def test_a_variable_is_the_routers_own() -> None:
+    """Whoever checks a file need not have it."""
+    assert parse({"redis": {"url": "redis://h", "password_variable": "SECRET"}}).redis_problems({}) == ()
+    assert parse().redis_problems({}) == ()
 
 
 def _identities(folder: Path, **changes: Any) -> dict[str, str]:
