@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from serve_app.config.faults import Location, misfit, problems_of
 from serve_app.config.lines import Lines
-from serve_app.config.loader import UniqueKeyLoader
+from serve_app.config.loader import load_yaml
 from serve_app.config.values import Positive, Section
 from serve_app.errors import ConfigError
 from serve_app.protocols.access.keys import Key, Rate, scrubbed
@@ -162,7 +162,7 @@ def parse_api_keys(content: bytes) -> ApiKeysConfig:
     """
     try:
         text = content.decode()
-        given = yaml.load(text, UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        given = load_yaml(text)
     except UnicodeDecodeError as error:
         raise ConfigError((f"is not UTF-8 text: byte {error.start}",)) from None
     except yaml.YAMLError as error:

@@ -13,7 +13,7 @@ import yaml
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE
 from serve_app.config.faults import shown
-from serve_app.config.loader import UniqueKeyLoader
+from serve_app.config.loader import load_yaml
 from serve_app.errors import ConfigError
 
 IMPORT_PATH = "serve_app.app:build"
@@ -107,7 +107,7 @@ def read_document(path: Path) -> dict[str, Any]:
         ConfigError: When it cannot be read, is not YAML, repeats a key or holds something else.
     """
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        document = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError((f"cannot be read: {error.strerror}",)) from None
     except UnicodeDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -9,16 +10,52 @@ import yaml
 from serve_app.config.faults import shown
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
+def load_yaml(text: str) -> Any:
+    """Read a YAML document.
+
+    Raises:
+        yaml.YAMLError: It is none, holds a key twice, or a value that cannot be.
+    """
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except RecursionError:
+        raise yaml.YAMLError("too many brackets within brackets") from None
+    except (ValueError, OverflowError) as error:  # of an escape for a character that there is not; it has no place
+        raise yaml.YAMLError(str(error)) from None
+
+
+class _Loader(yaml.SafeLoader):
     """YAML's safe loader, refusing a mapping that holds a key twice: the first value would silently be lost."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As its base class. Raises `yaml.MarkedYAMLError` for a scalar that is not what it looks like.
+
+        The base class lets through whatever the conversion raises: for a day that no month has, for a number of too
+        many digits, for text with the tag of a number.
+        """
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception:
+            if not isinstance(node, yaml.ScalarNode):
+                raise
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.MarkedYAMLError(
+                problem=f"{shown(node.value)} is no valid {kind}", problem_mark=node.start_mark
+            ) from None
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the loader it is made from. Raises `yaml.MarkedYAMLError` for a key that stands there twice."""
+        """As its base class. Raises `yaml.MarkedYAMLError` for a key that stands there twice, or is no key."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.MarkedYAMLError(
+                    problem="a mapping or a list cannot be a key", problem_mark=key_node.start_mark
+                )
             if key in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"key {shown(key)} stands here twice", problem_mark=key_node.start_mark

@@ -76,31 +76,26 @@ class KeyWatch:
     async def look(self) -> None:
         """Look once."""
         try:
-            keys = await asyncio.to_thread(self._changed)
+            await self._take()
         except ConfigError as error:
             self._failed(str(error))
-        else:
-            if keys is not None:
-                self.guard.replace(keys)
-                self._fault = ""
-                _log.warning("API keys: %d read from %s", len(keys), self._file.path)
+        except Exception as error:  # a fault of ours; what it says may hold a part of the file
+            self._failed(f"cannot be understood: {type(error).__name__}")
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            try:
-                await self.look()
-            except Exception:  # a fault of ours must not end the looking: a removed key would work for ever
-                _log.exception("API keys: looking at %s failed", self._file.path)
+            await self.look()
 
-    def _changed(self) -> Sequence[Key] | None:
-        """The keys of the file if they are not those that count."""
-        content = self._file.read(self._file.path)
+    async def _take(self) -> None:
+        """Have the keys of the file count if they are not those that do."""
+        content = await asyncio.to_thread(self._file.read, self._file.path)
         if content == self._content and not self._fault:
-            return None
-        keys = self._file.parse(content)
-        self._content = content
-        return keys
+            return
+        keys = await asyncio.to_thread(self._file.parse, content)
+        self.guard.replace(keys)
+        self._content, self._fault = content, ""
+        _log.warning("API keys: %d read from %s", len(keys), self._file.path)
 
     def _failed(self, fault: str) -> None:
         if fault == self._fault:

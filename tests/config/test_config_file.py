@@ -75,6 +75,9 @@ def test_addresses_default_as_serve_does(tmp_path: Path) -> None:
             "line 1, column 4: could not determine a constructor for the tag '!run'",
             id="object",
         ),
+        pytest.param("a:\n  {b: 1}: 2", "line 2, column 3: a mapping or a list cannot be a key", id="mapping as key"),
+        pytest.param("a: 2027-02-29", "line 1, column 4: '2027-02-29' is no valid timestamp", id="no such day"),
+        pytest.param("[" * 3000, "is not YAML: too many brackets within brackets", id="deep"),
     ],
 )
 def test_a_file_that_is_not_a_serve_file_is_refused(tmp_path: Path, text: str, expected: str) -> None:

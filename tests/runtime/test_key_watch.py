@@ -10,8 +10,10 @@ import pytest
 
 from serve_app.config import RouterConfig
 from serve_app.errors import ConfigError, Unauthenticated
+from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.access.keys import Key
 from serve_app.runtime.key_metrics import KeysCollector
-from serve_app.runtime.key_watch import KeyWatch
+from serve_app.runtime.key_watch import KeyFile, KeyWatch
 
 
 def content(*names: str) -> str:
@@ -95,7 +97,9 @@ async def test_files_swapped_as_kubernetes_does(tmp_path: Path) -> None:
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
 
 
-@pytest.mark.parametrize("broken", ["keys: [", "", None])
+@pytest.mark.parametrize(
+    "broken", ["keys: [", "", "[a]: 1", "keys:\n- {name: a, expires_at: 2027-02-29}\n", "[" * 3000, None]
+)
 async def test_what_cannot_be_read_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture, broken: str | None
 ) -> None:
@@ -118,7 +122,25 @@ async def test_what_cannot_be_read_changes_nothing(
     assert lets_in(watch, "old")
 
 
-@pytest.mark.parametrize("broken", ["keys: [", None])
+async def test_a_fault_of_ours_is_a_fault(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was revoked must not go on counting unnoticed. What the fault says is not shown: it may hold a key."""
+
+    def parse(content: bytes) -> tuple[Key, ...]:
+        if b"new" in content:
+            raise LookupError("sa_secret")
+        return (Key(name="old", digest=hashlib.sha256(b"sa_old").digest()),)
+
+    watch = KeyWatch(KeyFile(file, Path.read_bytes, parse), 60.0, Guard)
+    put(file, content("new"))
+    for _ in range(3):
+        await watch.look()
+    assert lets_in(watch, "old")
+    assert watch.guard.status()["fault"] == "cannot be understood: LookupError"
+    assert watch.guard.reloads == {"ok": 0, "failed": 1}
+    assert "sa_secret" not in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["keys: [", "expires_at: 2027-02-29", None])
 def test_a_server_does_not_start_without_its_keys(file: Path, broken: str | None) -> None:
     """It would be open to nobody, or worse."""
     if broken is None:
