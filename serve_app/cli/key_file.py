@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,13 +78,25 @@ def is_open_to_others(file: Path) -> bool:
 def _change(file: Path, change: Callable[[Entries], Entries]) -> None:
     """Write the file anew, and only if what comes of the change is valid."""
     target = file.resolve()  # of a link, what it points to
-    before = _entries(parse_api_keys(read_api_keys(target))) if target.exists() else []
-    content = yaml.safe_dump({"keys": change(before)}, sort_keys=False, allow_unicode=True).encode()
-    parse_api_keys(content)
     try:
-        _replace(target, content)
+        with _alone_in(target.parent):
+            before = _entries(parse_api_keys(read_api_keys(target))) if target.exists() else []
+            content = yaml.safe_dump({"keys": change(before)}, sort_keys=False, allow_unicode=True).encode()
+            parse_api_keys(content)
+            _replace(target, content)
     except OSError as error:
         raise ConfigError((f"cannot be written: {error.strerror}",)) from None
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """While this is entered no other such command changes a file of the folder: it would undo what is done here."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _entries(config: ApiKeysConfig) -> Entries:
@@ -91,16 +105,31 @@ def _entries(config: ApiKeysConfig) -> Entries:
 
 
 def _replace(target: Path, content: bytes) -> None:
-    """At once, so that nobody reads half of it; for its owner, and the group where that could read it before."""
-    mode = stat.S_IMODE(target.stat().st_mode) & ~_OTHERS if target.exists() else 0o600
+    """At once, so that nobody reads half of it; with its owner and group, and for others no more."""
+    before = target.stat() if target.exists() else None
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # for its owner only
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as written:
+            if before is not None:
+                _give(handle, before)
             written.write(content)
             written.flush()
-            os.fsync(written.fileno())
-        temporary.chmod(mode)
+            os.fsync(handle)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _give(handle: int, before: os.stat_result) -> None:
+    """Have a file belong to those, and be open to those, that the one before it was."""
+    mine = os.fstat(handle)
+    if (mine.st_uid, mine.st_gid) != (before.st_uid, before.st_gid):
+        try:
+            os.fchown(handle, before.st_uid, before.st_gid)
+        except PermissionError:
+            whose = f"{before.st_uid}:{before.st_gid}"
+            raise ConfigError(
+                (f"belongs to {whose}, and this user cannot write one like it: do this as its owner, or as root",)
+            ) from None
+    os.fchmod(handle, stat.S_IMODE(before.st_mode) & ~_OTHERS)

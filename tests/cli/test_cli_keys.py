@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from serve_app.cli.commands import app
+from serve_app.cli.key_file import add, read, remove
 from serve_app.config.api_keys import parse_api_keys
+from serve_app.errors import ConfigError
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Not there yet."""
     return tmp_path / "keys.yaml"
+
+
+@pytest.fixture
+def folder_of_all() -> Iterator[Path]:
+    """A folder that every user of the machine can write to."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
 
 
 def run(*arguments: object) -> Result:
@@ -84,6 +102,52 @@ def test_files_of_others(file: Path) -> None:
     run("new", "b", "--file", file)
     assert target.stat().st_mode & 0o777 == 0o640
     assert file.is_symlink()
+
+
+@needs_root
+def test_owner_and_group_stay(file: Path) -> None:
+    """Otherwise the server could not read any more what was changed for it, and a revoked key would go on counting."""
+    run("new", "a", "--file", file)
+    file.chmod(0o640)
+    os.chown(file, 12345, 23456)
+    assert run("revoke", "a", "--file", file).exit_code == 0
+    found = file.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (12345, 23456, 0o640)
+
+
+@needs_root
+def test_owner_and_group_that_cannot_stay(folder_of_all: Path) -> None:
+    """Then nothing is changed."""
+    file = folder_of_all / "keys.yaml"
+    add(file, "a", {})
+    os.chown(file, 12345, 23456)
+    file.chmod(0o644)
+    os.seteuid(54321)
+    try:
+        with pytest.raises(ConfigError, match="12345:23456, and this user cannot write one like it"):
+            remove(file, "a")
+    finally:
+        os.seteuid(0)
+    assert [key.name for key in read(file)] == ["a"]
+    assert list(folder_of_all.iterdir()) == [file]
+
+
+def test_changes_at_once(file: Path) -> None:
+    """None is lost: a revoked key must not come back."""
+    add(file, "old", {})
+    names = [f"new{number}" for number in range(8)]
+    ready = threading.Barrier(len(names) + 1)
+
+    def change(name: str) -> None:
+        ready.wait()
+        if name == "old":
+            remove(file, name)
+        else:
+            add(file, name, {})
+
+    with ThreadPoolExecutor(len(names) + 1) as threads:
+        list(threads.map(change, ["old", *names]))
+    assert sorted(key.name for key in read(file)) == names
 
 
 def test_files_that_are_not_there(file: Path) -> None:
