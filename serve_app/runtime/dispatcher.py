@@ -169,9 +169,9 @@ class Dispatcher:
         """Answer an accepted entry with what came another way, and take it out; the observer is not told.
 
         Returns:
-            Whether it had not ended by itself.
+            Whether it had not ended by itself, and its client has not left: that ends it when its task runs.
         """
-        if entry.state is EntryState.DONE:
+        if entry.state is EntryState.DONE or entry.payload.future.done():
             return False
         self._scheduler.on_cancel(entry, self._loop.time())
         self._dispatched_at.pop(entry.id, None)

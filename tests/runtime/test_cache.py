@@ -242,6 +242,25 @@ async def test_a_follower_that_is_cancelled_as_it_becomes_leader_is_replaced_too
     assert len(line.cache.of(MODEL)._flights) == 0  # type: ignore[union-attr]
 
 
+async def test_an_answer_that_comes_as_another_leader_leaves_is_everybody_elses() -> None:
+    """The one whose client left has not been told of it yet; it is counted as cancelled."""
+    line = Line(window=2)
+    first = line.ask(1, LOW)
+    sent = await line.transport.next()
+    urgent = line.ask(1, HIGH)
+    await line.transport.next()
+    follower = line.ask(1, LOW)
+    await settle()
+    sent.succeed()
+    await asyncio.sleep(0)
+    urgent.cancel()
+    assert [(await task).cache for task in (first, follower)] == ["miss", "shared"]
+    with pytest.raises(asyncio.CancelledError):
+        await urgent
+    assert line.outcomes == {("low", "ok"): 2, ("high", "cancelled"): 1}
+    assert (await line.ask()).cache == "hit"
+
+
 async def test_a_leaders_deadline_is_its_own() -> None:
     """A follower with more time is executed for itself, and answered."""
     line = Line()
