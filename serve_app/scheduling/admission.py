@@ -194,7 +194,7 @@ def _seconds_per_row(ahead: Ahead, model: ModelState) -> float:
     settings, latencies = model.settings, model.latencies
     seconds = latencies.seconds_per_row(ahead.bucket, settings.max_rows, settings.slo_s, ahead.shares)
     for name in settings.fallbacks:
-        if latencies.has(name):
+        if latencies.has_for_all(name):
             fallback = latencies.of(name).seconds_per_row(ahead.bucket, settings.max_rows, settings.slo_s)
             seconds = min(seconds, fallback)
     return seconds

@@ -30,6 +30,8 @@ from types import MappingProxyType
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.settings import BreakerSettings
 
+ALL = 2**31
+"""Places for any number of entries."""
 _SLICES = 10
 _BETWEEN_PROBES_S = 1.0
 """When to try again what found no place among the probes."""
@@ -143,12 +145,16 @@ class CircuitBreaker:
         if self.state is State.OPEN and now >= self.since + self._settings.reset_s:
             self._move(Event.WAITED, now)
 
+    def places(self) -> int:
+        """How many entries `admit` would let through now."""
+        if self.state is not State.HALF_OPEN:
+            return ALL if self.state is State.CLOSED else 0
+        self._probes = [entry for entry in self._probes if entry.state is not EntryState.DONE]
+        return self._settings.probes - len(self._probes)
+
     def has_room(self) -> bool:
         """Whether `admit` would let an entry through."""
-        if self.state is not State.HALF_OPEN:
-            return self.state is State.CLOSED
-        self._probes = [entry for entry in self._probes if entry.state is not EntryState.DONE]
-        return len(self._probes) < self._settings.probes
+        return self.places() > 0
 
     def admit(self, entry: Entry) -> bool:
         """Whether an entry may pass. In HALF_OPEN it has a probe's place then, until it has ended in whatever way."""

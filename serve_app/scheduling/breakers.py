@@ -34,7 +34,7 @@ class Breakers:
     Args:
         model: How the model is scheduled.
         settings: When they open and close.
-        barred: Holds the variants whose breaker is open; shared with who chooses fallbacks.
+        limited: Holds the breakers that are not closed; shared with who chooses fallbacks.
 
     Attributes:
         by_variant: Every breaker there is so far; the exact model's is under ``""``.
@@ -44,12 +44,12 @@ class Breakers:
         changes: What happened since somebody last took it.
     """
 
-    __slots__ = ("_barred", "_model", "_settings", "by_variant", "changes", "ejection", "refused", "tripped")
+    __slots__ = ("_limited", "_model", "_settings", "by_variant", "changes", "ejection", "refused", "tripped")
 
-    def __init__(self, model: ModelScheduling, settings: BreakerSettings, barred: set[str]) -> None:
+    def __init__(self, model: ModelScheduling, settings: BreakerSettings, limited: dict[str, CircuitBreaker]) -> None:
         self._model = model
         self._settings = settings
-        self._barred = barred
+        self._limited = limited
         self.by_variant: dict[str, CircuitBreaker] = {}
         self.ejection = Ejection(settings)
         self.tripped = False
@@ -117,7 +117,9 @@ class Breakers:
         """Take what is queued for open breakers out, or to a fallback. The caller ends what is returned."""
         self.poll(now)
         refused: list[Refused] = []
-        for variant in self._barred:
+        for variant, breaker in self._limited.items():
+            if breaker.state is not State.OPEN:
+                continue
             for lane in (variant,) if variant else ("", EXACT_ONLY):
                 for waiting in (*queue.fresh, *queue.retry):
                     while (entry := waiting.take_head(lane)) is not None:
@@ -163,11 +165,11 @@ class Breakers:
         )
 
     def _changed(self, variant: str, breaker: CircuitBreaker, now: float) -> None:
-        if breaker.state is State.OPEN:
-            self._barred.add(variant)
+        if breaker.state is State.CLOSED:
+            del self._limited[variant]
         else:
-            self._barred.discard(variant)
-        self.tripped = any(each.state is not State.CLOSED for each in self.by_variant.values())
+            self._limited[variant] = breaker
+        self.tripped = bool(self._limited)
         self.changes.append(
             Change(
                 self._model.name,

@@ -16,6 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.batching import target_s
+from serve_app.scheduling.breaker import ALL
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.queue import ClassQueue, ModelQueue
@@ -95,8 +96,9 @@ def compose(
 
     All of one variant. An entry of a larger cost bucket joins only where that costs less than running it alone.
     Where the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else
-    the last. The other classes follow, first one that is owed, then most urgent first, in order, where they need no
-    larger bucket, the bundle still meets their own deadlines, and no more urgent class is blocked longer.
+    the last; a fallback that is to be probed gets no more entries than it has places for. The other classes follow,
+    first one that is owed, then most urgent first, in order, where they need no larger bucket, the bundle still meets
+    their own deadlines, and no more urgent class is blocked longer.
 
     Args:
         queue: Must hold a fresh entry of that class.
@@ -120,12 +122,13 @@ def compose(
         own.pop()
         return _alone(head, latencies, settings, room, light)
     looked_at: list[Entry] = []
-    run = _best_run(own, lane, looked_at, settings, latency, room)
+    places = latencies.places(light) if light else ALL
+    run = _best_run(own, lane, looked_at, settings, latency, room, places)
     if run.start and not lane:
         for fallback in settings.fallbacks:
             if latencies.has(fallback) and fallback != light:
-                variant, latency = fallback, latencies.of(fallback)
-                run = _best_run(own, lane, looked_at, settings, latency, room)
+                variant, latency, places = fallback, latencies.of(fallback), latencies.places(fallback)
+                run = _best_run(own, lane, looked_at, settings, latency, room, places)
                 if not run.start:
                     break
     given_up: list[Entry] = []
@@ -140,7 +143,7 @@ def compose(
     entries = looked_at[run.start : run.end]
     if not entries:
         return Composition([], 0, 0, variant, given_up)
-    if apart and priority is _HIGH and not lane:
+    if places < ALL or (apart and priority is _HIGH and not lane):
         return Composition(entries, run.rows, run.bucket, variant, given_up)
     rows = _fill(queue, own, lane, entries, run, latency, settings, room, given_up, _LOWER if light else _PRIORITIES)
     return Composition(entries, rows, run.bucket, variant, given_up)
@@ -169,6 +172,7 @@ def _best_run(
     settings: ModelScheduling,
     latency: LatencyModel,
     room: Room,
+    places: int,
 ) -> _Run:
     """The run with the most answers per server second.
 
@@ -179,6 +183,7 @@ def _best_run(
         settings: Of the model.
         latency: Of the variant that is to run.
         room: What bounds the bundle.
+        places: Most entries.
     """
     best: _Run | None = None
     best_rate = 0.0
@@ -225,6 +230,9 @@ def _best_run(
                 bucket = entry.bucket
                 limit = latency.rows_within(capped, bucket, most)
             elif joined > limit:
+                break
+            if end - start == places:
+                last = True
                 break
             rows, end = joined, end + 1
         seconds = latency.predict(rows, bucket)

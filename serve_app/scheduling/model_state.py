@@ -110,7 +110,7 @@ class ModelState:
         self.probes = Probes()
         self.wasted_rows = 0
         self.breakers = (
-            None if settings.breaker is None else Breakers(settings, settings.breaker, self.latencies.barred)
+            None if settings.breaker is None else Breakers(settings, settings.breaker, self.latencies.limited)
         )
 
     def picture(self) -> dict[str, Any]:

@@ -489,6 +489,8 @@ class Scheduler:
             entry.attempts += attempt
             if entry.variant != variant:
                 entry.variant = entry.lane = variant
+                if (breaker := model.latencies.limited.get(variant)) is not None:
+                    breaker.admit(entry)  # it is a probe: `compose` has left room for it
         device = self._device_of[model.settings.name]
         begins = max(now, replica.busy_until, device.earliest_start(now))
         bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, begins)

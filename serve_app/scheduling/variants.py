@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from serve_app.scheduling.breaker import ALL, CircuitBreaker
 from serve_app.scheduling.latency import LatencyModel
 
 
@@ -16,23 +17,32 @@ class VariantLatency:
     Attributes:
         exact: Of the exact model.
         variants: By name, of those variants that were seeded or observed.
-        barred: Variants that must not stand in for the exact model now: their circuit breakers are open.
+        limited: The circuit breakers that are not closed: their variants stand in for the exact model for probes only.
     """
 
-    __slots__ = ("barred", "exact", "variants")
+    __slots__ = ("exact", "limited", "variants")
 
     def __init__(self) -> None:
         self.exact = LatencyModel()
         self.variants: dict[str, LatencyModel] = {}
-        self.barred: set[str] = set()
+        self.limited: dict[str, CircuitBreaker] = {}
 
     def of(self, variant: str) -> LatencyModel:
         """What predicts for this variant; ``""`` is the exact model."""
         return self.variants.get(variant, self.exact) if variant else self.exact
 
     def has(self, variant: str) -> bool:
-        """Whether anything is known of this variant itself, and it may stand in for the exact model."""
-        return variant in self.variants and variant not in self.barred
+        """Whether anything is known of this variant itself, and it may stand in for the exact model at all."""
+        return variant in self.variants and (variant not in self.limited or self.limited[variant].has_room())
+
+    def has_for_all(self, variant: str) -> bool:
+        """As `has`, for any number of entries."""
+        return variant in self.variants and variant not in self.limited
+
+    def places(self, variant: str) -> int:
+        """For how many entries more this variant may stand in for the exact model now."""
+        breaker = self.limited.get(variant)
+        return ALL if breaker is None else breaker.places()
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """Learn from one execution; see `LatencyModel.observe`."""

@@ -21,7 +21,12 @@ SETTINGS = BreakerSettings(consecutive_failures=3, min_samples=4, reset_s=60.0, 
 
 
 def with_breaker(
-    *, fallbacks: tuple[str, ...] = (), replicas: tuple[str, ...] = ("a",), max_rows: int = 1, **changes: Any
+    *,
+    fallbacks: tuple[str, ...] = (),
+    replicas: tuple[str, ...] = ("a",),
+    max_rows: int = 1,
+    profile: list[tuple[int, int, float]] = AFFINE,
+    **changes: Any,
 ) -> Scheduler:
     """A scheduler of one model with breakers; its fallbacks are known to run."""
     model = ModelScheduling(
@@ -33,7 +38,7 @@ def with_breaker(
         variants=fallbacks,
         breaker=replace(SETTINGS, **changes),
     )
-    scheduler = make_scheduler(models=[model], replicas=replicas, profile=AFFINE)
+    scheduler = make_scheduler(models=[model], replicas=replicas, profile=profile)
     for variant in fallbacks:
         scheduler.seed("m", [(*point, variant) for point in AFFINE])
     return scheduler
@@ -149,6 +154,24 @@ def test_half_open_lets_a_few_through() -> None:
         answer(scheduler, dispatch, ANSWERED, 60.1)
     assert scheduler.on_arrival(make_entry(arrival=60.1, deadline=70.0), 60.1) is None
     assert [change.state for change in scheduler.decide(60.1).changes] == ["closed"]
+
+
+def test_a_half_open_fallback_stands_in_for_probes_only() -> None:
+    """Where the exact model is too slow: as many at once as there may be probes, not a whole batch; then for all."""
+    slow = [(rows, 0, 30.0) for rows, _, _ in AFFINE]
+    scheduler = with_breaker(fallbacks=("int8",), replicas=("a", "b", "c"), max_rows=32, profile=slow, max_ejected=0.0)
+    trip(scheduler, variant="int8")
+    accept(scheduler, *(make_entry(arrival=60.0, deadline=70.0) for _ in range(5)), now=60.0)
+    probes = scheduler.decide(60.0).dispatches
+    assert [(sent.variant, len(sent.entries)) for sent in probes] == [("int8", 2)]
+    for _ in range(2):  # two places, two answers
+        answer(scheduler, probes.pop(), ANSWERED, 60.1)
+        accept(scheduler, make_entry(arrival=60.1, deadline=70.0), now=60.1)
+        probes = scheduler.decide(60.1).dispatches
+        assert [(sent.variant, len(sent.entries)) for sent in probes] == [("int8", 1)]
+    accept(scheduler, *(make_entry(arrival=60.2, deadline=70.0) for _ in range(20)), now=60.2)
+    (sent,) = scheduler.decide(60.2).dispatches
+    assert (sent.variant, len(sent.entries)) == ("int8", 20)
 
 
 def test_a_probe_that_leaves_frees_its_place() -> None:
