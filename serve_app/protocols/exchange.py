@@ -41,7 +41,7 @@ class Wire(Protocol):
     def answered(self) -> None:
         """The current response is complete."""
 
-    def left(self) -> None:
+    def left(self, exchange: Exchange) -> None:
         """The application has returned."""
 
     def abort(self) -> None:
@@ -65,6 +65,7 @@ class Exchange:
         keep_alive: Whether the client would use the connection again.
 
     Attributes:
+        arrives: Whether the connection counts it among those whose body arrives while they are in work.
         expects: Whether the client waits for ``100 Continue`` before it sends the body.
         body_complete: Whether the whole body has arrived.
         complete: Whether the whole response was handed to the connection.
@@ -85,6 +86,7 @@ class Exchange:
         "_start",
         "_waiter",
         "_wire",
+        "arrives",
         "body_complete",
         "complete",
         "expects",
@@ -99,6 +101,7 @@ class Exchange:
         self.scope = scope
         self.length = length
         self.keep_alive = keep_alive
+        self.arrives = False
         self.body_complete = False
         self.complete = False
         self.task: asyncio.Task[None] | None = None
@@ -162,7 +165,7 @@ class Exchange:
         if self.task is not None:
             self.task.cancel()
             if not self._begun:  # nor will it begin
-                self._wire.left()
+                self._wire.left(self)
 
     @property
     def ready(self) -> bool:
@@ -204,7 +207,7 @@ class Exchange:
         except Exception as error:  # the last resort of any ASGI server
             self._fail(error)
         finally:
-            self._wire.left()
+            self._wire.left(self)
             if not self.complete and not self._gone:
                 self._gone = True
                 self._wire.abort()

@@ -144,7 +144,6 @@ class Connection(asyncio.BufferedProtocol):
         self._deaf = False
         self._reading = True
         self._drain: asyncio.Future[None] | None = None  # while the client takes too little
-        self._arrives = False  # whether the body of the current request counts among those that arrive
         self._served = False  # whether there was a whole request, ever
         self._since = 0.0  # when it began to be idle, to send a head, or to end
         self._written = 0  # bytes, ever
@@ -314,8 +313,8 @@ class Connection(asyncio.BufferedProtocol):
         if exchange is not None:
             self._unframed = 0
             self._served = True
-            if exchange is self._current:
-                self._has_arrived()
+            if exchange.arrives:
+                self._has_arrived(exchange)
             exchange.finish()
             self._deaf = not exchange.keep_alive
 
@@ -405,20 +404,20 @@ class Connection(asyncio.BufferedProtocol):
                 full = QueueFull("too many large bodies are arriving; try again", 1.0)
                 exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
                 return
-            self._arrives = True
+            exchange.arrives = True
             shared.arriving += 1
         shared.requests += 1
         exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
 
-    def left(self) -> None:
-        """Note that the application has returned."""
+    def left(self, exchange: Exchange) -> None:
+        """Note that the application has returned. The next request may have begun when it had answered."""
         self._shared.requests -= 1
-        self._has_arrived()
+        if exchange.arrives:
+            self._has_arrived(exchange)
 
-    def _has_arrived(self) -> None:
-        if self._arrives:
-            self._arrives = False
-            self._shared.arriving -= 1
+    def _has_arrived(self, exchange: Exchange) -> None:
+        exchange.arrives = False
+        self._shared.arriving -= 1
 
     def answered(self) -> None:
         """Go on after a complete response."""

@@ -79,12 +79,15 @@ async def test_an_address_may_have_so_many_connections() -> None:
         assert (await (await (await Client.connect(port)).send(post(b"y"))).answer())[0] == 200
 
 
-async def test_bodies_that_arrive_leave_half_of_the_room_to_others() -> None:
-    """However many clients send large bodies slowly, small requests are answered."""
+@pytest.mark.parametrize("before", [0, 1, 3], ids=["alone", "behind one", "behind several"])
+async def test_bodies_that_arrive_leave_half_of_the_room_to_others(before: int) -> None:
+    """However many clients send large bodies slowly, and whatever they ask before: small requests are answered."""
     async with serving(echo, Limits(requests=2)) as (listener, port):
         slow, slower = await Client.connect(port), await Client.connect(port)
         large = post(bytes(LARGE))
-        await slow.send(large[:-1])
+        await slow.send(post(b"small") * before + large[:-1])
+        for _ in range(before):
+            assert (await slow.answer())[2] == b"small"
         await until(lambda: listener.requests == 1)
         await slower.send(large[:-1])
         assert (await slower.answer())[0] == 429
