@@ -170,11 +170,15 @@ def parse_api_keys(content: bytes) -> ApiKeysConfig:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError((f"{where}is not valid YAML or JSON",)) from None
     try:
-        return ApiKeysConfig.model_validate(given)
+        config = ApiKeysConfig.model_validate(given)
     except ValidationError as error:
         lines = Lines(text)
         found = problems_of(error, given, ApiKeysConfig.model_json_schema(), hide_values=True)
         raise ConfigError(tuple(scrubbed(lines.mark(problem)) for problem in found)) from None
+    if not text.endswith("\n") and not text.lstrip().startswith("{"):
+        # The defaults are generous: without its last lines a key could do more than with them.
+        raise ConfigError(("does not end with a line break: some of it may be missing",))
+    return config
 
 
 def read_api_keys(path: Path) -> bytes:

@@ -130,12 +130,12 @@ class RouterConfig(Section):
     api_keys_file: str | None = Field(default=None, min_length=1)
     """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
 
-    Relative paths start from SERVE_APP_HOME. A changed file counts from the next look at it on; one that cannot be
-    understood changes nothing.
+    Relative paths start from SERVE_APP_HOME. A changed file counts once two looks in succession saw the same of it; one
+    that cannot be understood changes nothing.
     """
 
     api_keys_check_s: Seconds = 2.0
-    """How often the routers look whether that file has changed."""
+    """Within this time a change of that file counts: the routers look at it twice as often."""
 
     open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
     """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.

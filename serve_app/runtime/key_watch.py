@@ -1,8 +1,9 @@
 """Keeps a guard's keys as a file has them, without a restart.
 
 The file is read again every few seconds, by a thread: it may be a Kubernetes secret, whose files are swapped by
-symbolic links and whose inodes and times tell little, and it is small. What cannot be read or understood changes
-nothing: the keys from before stay, and the log says why.
+symbolic links and whose inodes and times tell little, and it is small. What is new counts when two looks in succession
+saw it: one look may see half of a file that is being written. What cannot be read or understood changes nothing: the
+keys from before stay, and the log says why.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class KeyWatch:
 
     Args:
         file: The file.
-        every_s: How often it is looked at, seconds.
+        within_s: What changes in it counts within this time, seconds: it is looked at twice as often.
         make: Makes the guard of the first keys.
 
     Attributes:
@@ -53,13 +54,14 @@ class KeyWatch:
         ConfigError: The file cannot be read or understood now, before there are any keys.
     """
 
-    def __init__(self, file: KeyFile, every_s: float, make: Callable[[Sequence[Key]], Guard]) -> None:
+    def __init__(self, file: KeyFile, within_s: float, make: Callable[[Sequence[Key]], Guard]) -> None:
         self._file = file
-        self._every_s = every_s
-        self._content = file.read(file.path)
+        self._every_s = within_s / 2
+        self._seen: bytes | None = file.read(file.path)
+        self._judged = True
         self._fault = ""
         self._task: asyncio.Task[None] | None = None
-        self.guard = make(file.parse(self._content))
+        self.guard = make(file.parse(self._seen))
         with contextlib.suppress(OSError):
             if file.path.stat().st_mode & _WORLD:
                 _log.warning("%s can be read or written by every user of this machine: chmod 600 %s", *[file.path] * 2)
@@ -88,14 +90,20 @@ class KeyWatch:
             await self.look()
 
     async def _take(self) -> None:
-        """Have the keys of the file count if they are not those that do."""
-        content = await asyncio.to_thread(self._file.read, self._file.path)
-        if content == self._content and not self._fault:
-            return
-        keys = await asyncio.to_thread(self._file.parse, content)
-        self.guard.replace(keys)
-        self._content, self._fault = content, ""
-        _log.warning("API keys: %d read from %s", len(keys), self._file.path)
+        """Have the keys of the file count, once it holds what it held at the last look."""
+        before, self._seen = self._seen, None
+        content = self._seen = await asyncio.to_thread(self._file.read, self._file.path)
+        if content != before:
+            self._judged = False
+        elif not self._judged:
+            try:
+                keys = await asyncio.to_thread(self._file.parse, content)
+            except ConfigError:
+                self._judged = True
+                raise
+            self.guard.replace(keys)
+            self._judged, self._fault = True, ""
+            _log.warning("API keys: %d read from %s", len(keys), self._file.path)
 
     def _failed(self, fault: str) -> None:
         if fault == self._fault:

@@ -125,6 +125,13 @@ def test_faults_name_the_line_and_show_no_secret(content: str, faults: list[str]
     assert HASH.removeprefix("sha256:") not in shown
 
 
+def test_text_that_may_be_cut_off() -> None:
+    """A key would have all that the missing lines keep from it. What stands in braces ends where they do."""
+    with pytest.raises(ConfigError, match="does not end with a line break: some of it may be missing"):
+        parse_api_keys(f"keys:\n- name: one\n  hash: {HASH}".encode())
+    assert len(parse_api_keys(f' {{"keys": [{{"name": "one", "hash": "{HASH}"}}]}}'.encode()).keys) == 1
+
+
 def test_bytes_that_are_no_text() -> None:
     """Are a fault like any other."""
     with pytest.raises(ConfigError, match="is not UTF-8 text: byte 0"):

@@ -16,12 +16,15 @@ from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.key_watch import KeyFile, KeyWatch
 
 
+def hash_of(name: str) -> str:
+    """Of the key ``sa_<name>``, as a file has it."""
+    return f"sha256:{hashlib.sha256(f'sa_{name}'.encode()).hexdigest()}"
+
+
 def content(*names: str) -> str:
     """A file with the keys ``sa_<name>``."""
-    lines = [
-        f"- {{name: {name}, hash: 'sha256:{hashlib.sha256(f'sa_{name}'.encode()).hexdigest()}'}}" for name in names
-    ]
-    return "\n".join(["keys:", *lines]) if names else "keys: []"
+    lines = [f"- {{name: {name}, hash: '{hash_of(name)}'}}" for name in names]
+    return "\n".join(["keys:", *lines, ""]) if names else "keys: []\n"
 
 
 def watch_of(file: Path) -> KeyWatch:
@@ -38,6 +41,12 @@ def lets_in(watch: KeyWatch, name: str) -> bool:
     except Unauthenticated:
         return False
     return True
+
+
+async def look(watch: KeyWatch) -> None:
+    """Twice, as it takes for a change to count."""
+    await watch.look()
+    await watch.look()
 
 
 def put(file: Path, text: str) -> None:
@@ -74,18 +83,36 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-async def test_changes_count_from_the_next_look_on(file: Path) -> None:
+async def test_changes_count_when_two_looks_saw_them(file: Path) -> None:
     """What is new is let in, what is gone is not."""
     watch = watch_of(file)
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (True, False)
     put(file, content("new"))
-    await watch.look()
+    await look(watch)
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
-    await watch.look()
+    await look(watch)
     assert watch.guard.reloads == {"ok": 1, "failed": 0}
     put(file, content())
-    await watch.look()
+    await look(watch)
     assert not lets_in(watch, "new")
+
+
+async def test_half_of_a_file_does_not_count(file: Path) -> None:
+    """Cut off between two of its lines it is valid, and its last key could do more than the whole file says."""
+    entry = content("old") + f"- name: new\n  hash: {hash_of('new')}\n"
+    whole = entry + "  disabled: true\n  note: revoked soon\n"
+    watch = watch_of(file)
+    for written in (content("old"), entry, whole):
+        put(file, written)
+        await watch.look()
+        assert (lets_in(watch, "old"), lets_in(watch, "new")) == (True, False)
+    await watch.look()
+    assert (watch.guard.number, lets_in(watch, "new")) == (2, False)
+
+    put(file, whole.removesuffix(" soon\n"))  # and it stays so
+    await look(watch)
+    assert watch.guard.status()["fault"] == "does not end with a line break: some of it may be missing"
+    assert watch.guard.number == 2
 
 
 async def test_files_swapped_as_kubernetes_does(tmp_path: Path) -> None:
@@ -93,6 +120,20 @@ async def test_files_swapped_as_kubernetes_does(tmp_path: Path) -> None:
     mount(tmp_path)
     watch = watch_of(tmp_path / "keys.yaml")
     swap(tmp_path)
+    await look(watch)
+    assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
+
+
+async def test_what_could_not_be_read_counts_when_two_looks_saw_it(file: Path) -> None:
+    """Looks between which the file was away are not in succession."""
+    watch = watch_of(file)
+    put(file, content("new"))
+    await watch.look()
+    remove(file)
+    await watch.look()
+    put(file, content("new"))
+    await watch.look()
+    assert lets_in(watch, "old")
     await watch.look()
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
 
@@ -117,7 +158,7 @@ async def test_what_cannot_be_read_changes_nothing(
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     assert "the keys from before stay" in caplog.text
     put(file, content("old"))
-    await watch.look()
+    await look(watch)
     assert watch.guard.status()["fault"] == ""
     assert lets_in(watch, "old")
 
@@ -166,7 +207,7 @@ async def test_metrics(file: Path) -> None:
     lets_in(watch, "old")
     lets_in(watch, "other")
     put(file, "keys: [")
-    await watch.look()
+    await look(watch)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in KeysCollector(watch.guard).collect()
