@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from bisect import bisect_right
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -68,18 +70,21 @@ class LineWriter:
         if not lines:
             return
         lost = self._lost
-        told = [orjson.dumps({"level": "warning", "lost": lost}, option=orjson.OPT_APPEND_NEWLINE)] if lost else []
-        data = b"".join([b"\n" if self._broken_line else b"", *told, *lines])
+        first = [b"\n"] if self._broken_line else []
+        if lost:
+            first.append(orjson.dumps({"level": "warning", "lost": lost}, option=orjson.OPT_APPEND_NEWLINE))
+        ends = list(accumulate(map(len, (*first, *lines))))
         try:
-            written = os.write(self._opened(), data)
+            written = os.write(self._opened(), b"".join((*first, *lines)))
         except OSError:  # the disk is full, or the folder gone: nobody may fail for that
             self._lost += len(lines)
             self._forget()
             return
-        self._broken_line = written < len(data)
-        if self._broken_line:
-            self._lost += len(lines)
-        else:
+        whole = bisect_right(ends, written)  # of the parts, those that were written to their end
+        if written:
+            self._broken_line = written not in ends
+        self._lost += len(lines) - max(0, whole - len(first))
+        if whole >= len(first):
             self._lost -= lost
 
     def _opened(self) -> int:
