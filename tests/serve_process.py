@@ -39,6 +39,9 @@ class ServeProcess:
         autoscale: Whether replicas follow the router's queue.
         env: Further environment variables of the server.
         graceful: Whether it is ``serve-app run``, which finishes what it has accepted, and not ``serve run``.
+
+    Attributes:
+        exit_code: Of the command, once it has stopped.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class ServeProcess:
             **(env or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
+        self.exit_code: int | None = None
 
     def __enter__(self) -> ServeProcess:
         self.config_file.write_text(yaml.safe_dump(self.config, sort_keys=False))
@@ -192,6 +196,11 @@ class ServeProcess:
         address = re.search(r"View the dashboard at.*?(http://[\d.]+:\d+)", self.log())
         return address.group(1) if address else "http://127.0.0.1:1"
 
+    def send(self, number: signal.Signals) -> None:
+        """Send the command a signal, and wait for nothing."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self, number: signal.Signals = signal.SIGINT) -> list[psutil.Process]:
         """Stop by a signal, that of Ctrl-C unless told otherwise.
 
@@ -209,6 +218,7 @@ class ServeProcess:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.exit_code = process.returncode
         _, survivors = psutil.wait_procs(family, timeout=10.0)
         for survivor in survivors:
             survivor.kill()

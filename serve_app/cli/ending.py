@@ -108,8 +108,10 @@ class Ending:
                 end(proxy, signal.SIGUSR1)  # which HAProxy calls its soft stop
             left = _drain_routers(self._file.name, limit_s)
             remaining = wait(proxies, until - time.monotonic())
-            if left or remaining:
+            if left:
                 self._console.print(f"{left} requests were not answered within {limit_s:g} s")
+            if remaining:
+                self._console.print(f"HAProxy had not ended after {limit_s:g} s: some clients kept their connections")
         except Exception as error:  # e.g. no router has started yet: there is nothing to finish
             self._console.print(f"nothing could be finished: {type(error).__name__}", style="dim")
         finally:

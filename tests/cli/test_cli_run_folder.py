@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,12 @@ def test_the_folder_of_a_killed_run_goes_too(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "tls.key").touch()
-    watch("SERVE_APP_TEST_MARK", str(folder)).communicate()
+    waiting = [sys.executable, "-c", "import signal; print('started', flush=True); signal.pause()"]
+    with subprocess.Popen(waiting, stdout=subprocess.PIPE, text=True) as left:
+        assert left.stdout is not None
+        assert left.stdout.readline() == "started\n"
+        watch("SERVE_APP_TEST_MARK", str(folder)).communicate()
+        assert left.poll() == -signal.SIGTERM
     assert not folder.exists()
 
 

@@ -401,3 +401,16 @@ def test_stopping_under_load_loses_nothing_and_leaves_nothing_behind(two_routers
     for port in (*http, *grpc_):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_second_signal_ends_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Whatever is still in work; the exit code tells."""
+    onnx_models.make(tmp_path / "models" / "tiny" / "1" / "model.onnx", "add_one")
+    args = {"models": [{"name": "tiny", "path": str(tmp_path / "models" / "tiny")}], "router": {"cpus": 0.1}}
+    with ServeProcess(args, tmp_path, graceful=True) as server:
+        server.send(signal.SIGTERM)
+        wait_until(lambda: "stopping:" in server.log(), "the beginning of the end")
+        survivors = server.stop(signal.SIGTERM)
+    assert [process.pid for process in survivors] == []
+    assert server.exit_code == 1
+    assert "ending at once" in server.log()
