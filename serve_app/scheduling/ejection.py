@@ -5,7 +5,8 @@ fault is): for ``ejection_s``, and each time again for that much longer, up to t
 that it then works without another ejection takes one time back. When it comes back, its first fault ejects it again.
 
 Never all of them: at most the part ``max_ejected`` of a model's replicas, and never the last one that could be chosen.
-What the rest fails counts for the breaker, which is then the one to say that it is the model.
+What the rest fails counts for the breaker, which is then the one to say that it is the model. Where others go later, or
+are held, so many come back early that this still holds (`Slots.release_holds`).
 
 Source: Envoy's outlier detection (consecutive failures, ``base_ejection_time``, ``max_ejection_percent``).
 """
@@ -62,7 +63,7 @@ class Ejection:
         if record.faults < self._threshold or not self._may_eject(replica, slots):
             return False
         ejection_s = self._settings.ejection_s
-        worked = int((now - record.until) / ejection_s) if record.times else 0
+        worked = max(0, int((now - record.until) / ejection_s)) if record.times else 0  # it may have come back early
         record.times = min(_LONGEST, max(0, record.times - worked) + 1)
         record.until = now + record.times * ejection_s
         record.faults = self._threshold - 1

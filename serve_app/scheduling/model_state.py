@@ -105,7 +105,7 @@ class ModelState:
         self.round_trip = Overhead(network_s, _MEDIAN)
         self.pause = Overhead(0.0, _MEDIAN)
         self.earliness = Earliness()
-        self.slots = Slots(settings.window)
+        self.slots = Slots(settings.window, 1.0 if settings.breaker is None else settings.breaker.max_ejected)
         self.slots.round_trip_s = network_s
         self.probes = Probes()
         self.wasted_rows = 0

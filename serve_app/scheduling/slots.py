@@ -4,7 +4,8 @@ Each listed replica has ``window`` slots. The next bundle goes where the fewest 
 where the predicted work ends first. A replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
-    ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then.
+    ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then,
+                  which ends sooner where it is the only one left that could be chosen, or too many are ejected.
     failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled at every failure in a
                   row up to 30 s: a replica that was only unreachable for a moment comes back without being listed anew.
 
@@ -99,6 +100,7 @@ class Slots:
 
     Args:
         window: Bundles in flight per replica.
+        max_ejected: Part of the replicas that may be ejected, 0 to 1.
 
     Attributes:
         round_trip_s: The way to a replica and back. The next bundle there could begin when an answer left, not when it
@@ -106,10 +108,11 @@ class Slots:
         pause_s: From the end of an execution until its replica can begin the next.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, max_ejected: float = 1.0) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         self.window = window
+        self._max_ejected = max_ejected
         self.round_trip_s = 0.0
         self.pause_s = 0.0
         self.replicas: dict[str, Replica] = {}
@@ -242,7 +245,7 @@ class Slots:
             self._place(replica)
 
     def release_holds(self, now: float) -> None:
-        """End the holds whose time has come."""
+        """End the holds whose time has come, and ejections that there are too many of now."""
         wake_up = self._wake_up
         if wake_up.held_until is not None and wake_up.held_until <= now:
             wake_up.held_until = None
@@ -251,6 +254,7 @@ class Slots:
                 if replica.held_until is not None and replica.held_until <= now:
                     replica.held_until = replica.ejected_until = None
                     self._place(replica)
+            self._end_ejections()
 
     @property
     def next_release(self) -> float:
@@ -304,6 +308,19 @@ class Slots:
         others = [r.busy_until for r in self.replicas.values() if r is not first and r.held_until is None]
         return max(now, min(others, default=inf))
 
+    def _end_ejections(self) -> None:
+        """As many as there are too many of, or one where nothing else can be chosen; who would be back first is."""
+        ejected = sorted((r for r in self._held if r.ejected_until is not None), key=_ejected_until)
+        left = len(ejected)
+        for replica in ejected:
+            is_reason = replica.held_until == replica.ejected_until
+            if left > self._max_ejected * len(self.replicas) or (is_reason and not self.usable):
+                left -= 1
+                replica.ejected_until = None
+                if is_reason:
+                    replica.held_until = None
+                    self._place(replica)
+
     def _hold_end(self, replica: Replica, now: float) -> float:
         replica.failures += 1
         return now + min(_LONGEST_HOLD_S, _HOLD_S * 2.0 ** min(replica.failures - 1, 10))
@@ -328,3 +345,7 @@ class Slots:
 
 def _busy_until(replica: Replica) -> float:
     return replica.busy_until
+
+
+def _ejected_until(replica: Replica) -> float:
+    return inf if replica.ejected_until is None else replica.ejected_until

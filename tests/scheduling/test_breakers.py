@@ -230,6 +230,57 @@ def test_what_fails_everywhere_is_the_model() -> None:
     assert (breakers.ejection.count, scheduler.usable("m"), breakers.by_variant[""].state) == (0, 4, State.OPEN)
 
 
+def eject(scheduler: Scheduler, names: set[str], now: float) -> float:
+    """Let these replicas fail what the others answer until they are ejected, one after the other. Returns when."""
+    ejection = scheduler.breakers()["m"].ejection
+    most = ejection.count + len(names)
+    while ejection.count < most:
+        now += 0.01
+        accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
+        (sent,) = scheduler.decide(now).dispatches
+        answer(scheduler, sent, FAULT if sent.replica in names else ANSWERED, now)
+    return now
+
+
+def test_an_ejected_replica_comes_back_when_it_is_the_only_one_left() -> None:
+    """The others die, go or fall silent: better one that failed than none. It is not held against it twice."""
+    scheduler = with_breaker(replicas=("a", "b"))
+    now = eject(scheduler, {"a"}, 0.0)
+    scheduler.on_replicas("m", ["a"], now)
+    assert run(scheduler, ANSWERED, now).replica == "a"
+
+    scheduler.on_replicas("m", ["a", "b"], now)
+    now = eject(scheduler, {"a"}, now)
+    picture = scheduler.breaker_picture("m", now)
+    assert picture is not None
+    assert picture["ejected_replicas"] == {"a": {"retry_in_s": pytest.approx(60.0, abs=1.0)}}
+    entries = accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
+    (lost,) = scheduler.decide(now).dispatches
+    assert lost.replica == "b"
+    scheduler.on_failed(lost.bundle_id, now, True)
+    (again,) = scheduler.decide(now).dispatches
+    assert (again.replica, again.entries) == ("a", entries)
+
+    scheduler.on_done(again.bundle_id, (), now)
+    now = eject(scheduler, {"a"}, now + 1.5)
+    accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
+    (silent,) = scheduler.decide(now).dispatches
+    scheduler.on_silent("m", str(silent.replica), now + 2.0)
+    (twin,) = scheduler.decide(now + 2.0).dispatches
+    assert (silent.replica, twin.replica, scheduler.snapshot()["m"]["held_replicas"]) == ("b", "a", ["b"])
+
+
+def test_the_part_that_is_ejected_is_of_those_that_are_left() -> None:
+    """Two of four, then one of three: the one comes back that was ejected first."""
+    scheduler = with_breaker(replicas=("a", "b", "c", "d"))
+    now = eject(scheduler, {"a", "b"}, 0.0)
+    ejected = scheduler.snapshot()["m"]["held_replicas"]
+    assert set(ejected) == {"a", "b"}
+    scheduler.on_replicas("m", ["a", "b", "c"], now)
+    scheduler.decide(now)
+    assert scheduler.snapshot()["m"]["held_replicas"] == ejected[1:]
+
+
 def test_answers_of_an_ejected_replica_do_not_bring_it_back() -> None:
     """What was on its way there comes back failed, and is nothing new."""
     model = ModelScheduling("m", 1, slo_s=0.1, window=3, policy="eager", breaker=SETTINGS)
