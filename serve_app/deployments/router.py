@@ -24,6 +24,7 @@ from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
 from serve_app.processors.processor import Processor
 from serve_app.protocols.body import ALIGNMENT, allocate
+from serve_app.protocols.direct_ports import DirectPorts
 from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcLimits, GrpcListener
 from serve_app.protocols.http import HttpSettings, create_app
@@ -164,10 +165,9 @@ class RouterDeployment:
             streams=router.grpc_streams,
             stream_idle_s=router.grpc_stream_idle_s,
         )
-        self._direct = [each for each in (self._listener(settings, log), self._grpc_listener()) if each is not None]
-        self._opening: list[asyncio.Task[None]] = []
-        if self._direct:
-            self._loop.call_later(_OPEN_ANYWAY_S, self._open_direct)
+        listeners = self._listener(settings, log), self._grpc_listener()
+        self._direct = DirectPorts([each for each in listeners if each is not None])
+        self._loop.call_later(_OPEN_ANYWAY_S, self._direct.open)
         directory.subscribe(self._on_replicas)
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
@@ -226,10 +226,6 @@ class RouterDeployment:
         except OSError as error:
             raise _cannot_listen("direct_grpc_port", router.direct_host, router.direct_grpc_port, error) from error
 
-    def _open_direct(self) -> None:
-        if not self._opening:
-            self._opening = [self._loop.create_task(each.start()) for each in self._direct]
-
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
         await self._close_direct(self._config.router.drain_timeout_s)
@@ -257,7 +253,7 @@ class RouterDeployment:
 
     async def _close_direct(self, limit_s: float) -> None:
         self.grpc_app.close()
-        await asyncio.gather(*(each.close(limit_s) for each in self._direct))
+        await self._direct.close(limit_s)
 
     def __serve_build_asgi_app__(self) -> Any:
         """Give the HTTP application. Called by Serve after ``__init__``."""
@@ -304,9 +300,11 @@ class RouterDeployment:
         return await self._service.submit(model, payload, options)
 
     def check_health(self) -> None:
-        """Fail when the scheduler has: Serve then replaces this router."""
+        """Fail when the scheduler has, or a direct port does not open: Serve then replaces this router."""
         if self._dispatcher.broken:
             raise RuntimeError("the scheduler failed; its traceback is in this replica's log")
+        if self._direct.fault:
+            raise RuntimeError(self._direct.fault)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Rows queued and running per model, for the application's autoscaling policy."""
@@ -380,7 +378,7 @@ class RouterDeployment:
         self._dispatcher.on_replicas(model, list(replicas))
         self.grpc_app.changed()
         if self._service.ready():
-            self._open_direct()
+            self._direct.open()
 
 
 def _cannot_listen(setting: str, host: str, port: int, error: OSError) -> ConfigError:

@@ -92,18 +92,28 @@ class GrpcListener:
         self._closed = False
 
     async def start(self) -> None:
-        """Listen. Does nothing when it listens already or was closed."""
+        """Listen. Does nothing when it listens already or was closed. Where it fails it can be called again.
+
+        Raises:
+            OSError: The certificates cannot be read.
+            RuntimeError: They do not fit together, or gRPC cannot listen.
+        """
         if self._server is not None or self._closed:
             return
         limits = self._limits
         server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
         add_to_server(self._app, server, limits.stall_s, Arrivals(limits.arriving, limits.arrive_s))
-        if self._certificates is None:
-            server.add_insecure_port(self._address)
-        else:
-            server.add_secure_port(self._address, self._certificates.grpc_credentials())
         self._server = server
-        await server.start()
+        try:
+            if self._certificates is None:
+                server.add_insecure_port(self._address)
+            else:
+                server.add_secure_port(self._address, self._certificates.grpc_credentials())
+            await server.start()
+        except BaseException:
+            self._server = None
+            await server.stop(None)
+            raise
         self._kept.close()
 
     async def close(self, limit_s: float) -> None:
