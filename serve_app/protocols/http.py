@@ -133,9 +133,9 @@ class HttpApp:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         headers[DOOR] = self._door
-        request_id = b""
-        if self._settings.send_request_id:
-            request_id = headers[_REQUEST_ID] = self._request_id(headers.get(_REQUEST_ID))
+        request_id, sends_id = headers.get(_REQUEST_ID, b""), self._settings.send_request_id
+        if request_id or sends_id:
+            request_id = headers[_REQUEST_ID] = self._request_id(request_id)
         try:
             if self._guard is not None:
                 self._guard.admit(headers)
@@ -144,10 +144,8 @@ class HttpApp:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._refusals.note(error, target[0], headers)
-            reply = _render_any(
-                error, request_id or self._request_id(headers.get(_REQUEST_ID)), f"POST {path}", openai=False
-            )
-        if request_id:
+            reply = _render_any(error, request_id or self._request_id(None), f"POST {path}", openai=False)
+        if sends_id:
             reply.headers.append((_REQUEST_ID, request_id))
         status, answered, body = reply
         if b"accept-encoding" in headers and (coding := asked_coding(headers)) is not None:

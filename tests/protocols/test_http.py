@@ -228,6 +228,19 @@ async def test_request_ids_can_be_left_to_the_server_in_front(service: NumpyServ
         assert "x-request-id" not in (await client.post(INFER, json=REQUEST)).headers
 
 
+@pytest.mark.parametrize("sends", [True, False])
+async def test_request_ids_that_are_not_visible_ascii_go_no_further(service: NumpyService, sends: bool) -> None:
+    """Whoever answers with them: they are in the log, where they could pass for something else."""
+    transport = httpx.ASGITransport(create_app(service, HttpSettings(send_request_id=sends)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        for given in (b"abc-1", b'a b \x9b31m "x" c', b"x" * 129):
+            await client.post(INFER, json=REQUEST, headers={b"X-Request-Id": given})
+    taken, *made = [options.request_id for _, _, options in service.calls]
+    assert taken == "abc-1"
+    assert all(each.isascii() and each.isprintable() and not set(each) & set(' x"') for each in made)
+    assert len(set(made)) == 2
+
+
 class Conversation:
     """One ASGI call whose messages the test sends itself."""
 
