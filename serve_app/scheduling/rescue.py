@@ -8,16 +8,16 @@ away from that replica. So nothing runs twice while the first answer may still c
 the other is waste.
 
 A replica that the runtime found *silent* is not waited for: all of its entries get their twin at once, as if it had
-died, but its answers still count if it comes back.
+died, but its answers still count if it comes back. So it is with one that is listed no more and still owes answers.
 
 This is hedging (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013), and it must not make an overload worse. An
-entry gets one twin at most; twins of overdue bundles are `RescueSettings.share` of all rows in the long run; and one is
-made only for what admission would let in at that moment, so there are none above saturation.
+entry gets one twin at most that reaches a replica; twins of overdue bundles are `RescueSettings.share` of all rows in
+the long run; and one is made only for what admission would let in at that moment, so there are none above saturation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -72,10 +72,11 @@ class Allowance:
 class _Pair:
     """One request in two copies. ``lost`` tells of the original that its bundle has failed."""
 
-    __slots__ = ("lost", "original", "twin")
+    __slots__ = ("bundle", "lost", "original", "twin")
 
-    def __init__(self, original: Entry, twin: Entry) -> None:
+    def __init__(self, original: Entry, bundle: Bundle, twin: Entry) -> None:
         self.original = original
+        self.bundle = bundle
         self.twin = twin
         self.lost = False
 
@@ -150,6 +151,9 @@ class Rescues:
     def silent(self, replica: Replica, now: float) -> None:
         """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
         self.suspects.add(replica)
+        for bundle_id in replica.bundles:
+            if (bundle := self._bundles.get(bundle_id)) is not None:
+                bundle.settled = False  # what it was too dear for is free now
         self.check_at = now
 
     def heard(self, replica: Replica, now: float) -> None:
@@ -158,9 +162,10 @@ class Rescues:
         if self.stuck:
             self.check_at = now
 
-    def replicas_changed(self, vanished: Iterable[Replica], now: float) -> None:
+    def replicas_changed(self, now: float) -> None:
         """The list of replicas is another: what had nowhere to go may have now."""
-        self.suspects.difference_update(vanished)
+        if self.suspects:
+            self.suspects.intersection_update([bundle.replica for bundle in self._bundles.all()])
         if len(self._bundles):
             self.check_at = now
 
@@ -195,14 +200,30 @@ class Rescues:
     def carried_elsewhere(self, entry: Entry) -> bool:
         """A copy failed with its bundle. Whether the request is left to the other copy; then this one is dealt with."""
         pair = self.pairs.get(entry.id)
-        if pair is None or (entry is pair.twin and pair.lost):
+        if pair is None:
             return False
         if entry is pair.original:
             pair.lost = True  # it stays RUNNING, in no bundle: whoever accepted the request knows this copy
-        else:
-            pair.original.attempts = max(pair.original.attempts, entry.attempts)
-            del self.pairs[entry.id]
-            self._drop(entry)
+            return True
+        if pair.lost or entry.attempts <= pair.original.attempts:
+            return False  # it reached nobody, and is to be tried again
+        pair.original.attempts = entry.attempts
+        self._leave_to_original(pair)
+        return True
+
+    def refused(self, entry: Entry, again_at: float) -> bool:
+        """Circuit breakers refuse what is queued. Whether it is a twin, whose request is left to the first copy.
+
+        Args:
+            entry: Whatever is refused.
+            again_at: When another twin may be let through, seconds.
+        """
+        pair = self.pairs.get(entry.id)
+        if pair is None or pair.lost:
+            return False
+        self._leave_to_original(pair)
+        pair.bundle.settled = False
+        self.check_at = min(self.check_at, again_at)
         return True
 
     # -------------------------------------------------------------- decisions
@@ -229,12 +250,12 @@ class Rescues:
             return slots.next_release if waiting else inf
         if replica.held_until is None and replica.listed:
             slots.quarantine(replica.name, now)
-        following = self._rescue_due(waiting, model, replica, begin, now, silent=silent)
+        following = self._rescue_due(waiting, model, bundle, begin, now, silent=silent)
         bundle.settled = following == inf
         return following
 
     def _rescue_due(
-        self, waiting: list[Entry], model: ModelState, replica: Replica, begin: float, now: float, *, silent: bool
+        self, waiting: list[Entry], model: ModelState, bundle: Bundle, begin: float, now: float, *, silent: bool
     ) -> float:
         """Make the twins of entries that cannot wait longer. Returns when the next of them cannot, seconds."""
         settings = model.settings
@@ -243,7 +264,7 @@ class Rescues:
             latency = model.latencies.of(entry.variant)
             alone_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
             if silent:
-                self._make_twin(entry, model, replica)
+                self._make_twin(entry, model, bundle)
                 continue
             if begin + alone_s + model.overhead.seconds <= entry.deadline:
                 latest = entry.deadline - self._patience_s(model, alone_s) - (begin - now)
@@ -252,7 +273,7 @@ class Rescues:
                 if latest > now:
                     following = min(following, latest)
                 elif self._affordable(entry, model, now):
-                    self._make_twin(entry, model, replica)
+                    self._make_twin(entry, model, bundle)
                 begin += alone_s  # twins travel alone, one after the other
         return following
 
@@ -265,13 +286,17 @@ class Rescues:
             and self._allowances[entry.model].spend(entry.rows)
         )
 
-    def _make_twin(self, entry: Entry, model: ModelState, replica: Replica) -> None:
-        twin = entry.twin(str(replica.name))
+    def _make_twin(self, entry: Entry, model: ModelState, bundle: Bundle) -> None:
+        twin = entry.twin(str(bundle.replica.name))
         twin.state = _QUEUED
         self._bounds.nbytes += twin.nbytes
         self._allowances[entry.model].rescued += 1
-        self.pairs[entry.id] = _Pair(entry, twin)
+        self.pairs[entry.id] = _Pair(entry, bundle, twin)
         model.queue.push(twin)
+
+    def _leave_to_original(self, pair: _Pair) -> None:
+        del self.pairs[pair.twin.id]
+        self._drop(pair.twin)
 
     def _drop(self, copy: Entry) -> None:
         """End a copy of a request that nobody need hear of."""

@@ -38,6 +38,7 @@ from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.relief import DeviceLoad, Relief
 from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.slots import Replica
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
@@ -182,7 +183,7 @@ class Scheduler:
             for bundle_id in list(vanished.bundles):
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
-        self._rescues.replicas_changed(gone, now)
+        self._rescues.replicas_changed(now)
 
     def on_done(
         self,
@@ -324,18 +325,27 @@ class Scheduler:
     def on_silent(self, model: str, replica: str, now: float) -> None:
         """Nothing is heard of a replica that owes answers: as `quarantine`, and what it has is tried elsewhere now.
 
-        An answer that it gives all the same counts. See `on_heard` for its return; an unknown name is ignored.
+        An answer that it gives all the same counts. See `on_heard` for its return. It need not be listed any more; an
+        unknown name is ignored.
         """
-        if (known := self._models[model].slots.replicas.get(replica)) is not None and known.bundles:
-            self.quarantine(model, replica, now)
-            self._rescues.silent(known, now)
+        for owing in self._owing(model, replica):
+            if owing.listed:
+                self.quarantine(model, replica, now)
+            self._rescues.silent(owing, now)
 
     def on_heard(self, model: str, replica: str, now: float) -> None:
         """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
         slots = self._models[model].slots
         if (known := slots.replicas.get(replica)) is not None:
             slots.restore(known, now)
-            self._rescues.heard(known, now)
+        for owing in self._owing(model, replica):
+            self._rescues.heard(owing, now)
+
+    def _owing(self, model: str, replica: str) -> set[Replica]:
+        """Whoever of that name owes an answer: one that is listed no more, and one that is, at most."""
+        return {
+            bundle.replica for bundle in self._bundles.all() if bundle.model == model and bundle.replica.name == replica
+        }
 
     # ------------------------------------------------------------- questions
 
@@ -446,7 +456,7 @@ class Scheduler:
                 device.open_at = inf
         if rescues.pairs:
             expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
-            refused = [each for each in refused if not rescues.carried_elsewhere(each[0])]
+            refused = [each for each in refused if not rescues.refused(each[0], now + (each[1].retry_after_s or 0.0))]
             for entry, _ in refused:
                 rescues.settle(entry, answered=False)
         for entry in expired:

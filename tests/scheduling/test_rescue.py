@@ -7,9 +7,11 @@ from math import inf
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler
 
+from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits, RescueSettings
 
 _NO_ANSWER: list[tuple[int, int, float, str]] = []
 
@@ -210,3 +212,98 @@ def test_a_client_that_leaves_takes_both_copies_along() -> None:
     scheduler.on_cancel(entry, 3.0)
     assert scheduler.queue_lengths("m")[LOW].entries == 0
     assert scheduler.totals()["bytes"] == 0
+
+
+def test_a_twin_that_was_never_sent_is_tried_again_at_once() -> None:
+    """The link to its replica had just ended: nothing has run, so that this is no try of it."""
+    scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b", "c"), window=1)
+    entry = make_entry(LOW, deadline=8.0, nbytes=7)
+    first = _sent(scheduler, entry)
+    scheduler.on_silent("m", str(first.replica), 2.0)
+    (second,) = scheduler.decide(2.0).dispatches
+    scheduler.on_failed(second.bundle_id, 2.01, replica_lost=True, reached=False)
+    (third,) = scheduler.decide(2.01).dispatches
+    assert {first.replica, second.replica, third.replica} == {"a", "b", "c"}
+    assert [e.id for e in scheduler.on_done(third.bundle_id, [(1, 0, 0.006, "")], 2.02)] == [entry.id]
+    assert (scheduler.totals()["bytes"], scheduler.snapshot()["m"]["rescues"]["made"]) == (0, 1)
+
+
+def test_a_twin_that_was_never_sent_expires_with_its_request() -> None:
+    """There is nowhere else to go."""
+    scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"), window=1)
+    entry = make_entry(LOW, deadline=8.0, nbytes=7)
+    _sent(scheduler, entry)
+    scheduler.on_silent("m", "a", 2.0)
+    (second,) = scheduler.decide(2.0).dispatches
+    scheduler.on_replicas("m", ["a"], 2.01)
+    scheduler.on_failed(second.bundle_id, 2.01, replica_lost=True, reached=False)
+    assert scheduler.decide(2.01).dispatches == []
+    assert [e.id for e in scheduler.decide(8.0).expired] == [entry.id]
+    assert (scheduler.totals()["bytes"], scheduler.load("m")) == (0, 0)
+
+
+def test_a_twin_that_a_breaker_refuses_leaves_the_request_to_the_first_copy() -> None:
+    """Which gets another one when the breaker may let it through, and not in a tight loop before."""
+    breaker = BreakerSettings(consecutive_failures=2, reset_s=3.0, max_ejected=0.0)
+    model = ModelScheduling("m", max_rows=1, slo_s=0.1, window=1, breaker=breaker)
+    scheduler = make_scheduler(models=[model], profile=AFFINE, replicas=("a", "b"))
+    entry = make_entry(LOW, deadline=10.0, nbytes=7)
+    _sent(scheduler, entry)
+    busy = _sent(scheduler, make_entry(LOW, deadline=9.0))
+    scheduler.on_silent("m", "a", 2.0)
+    for last in (False, True):
+        accept(scheduler, make_entry(HIGH, deadline=9.0), now=2.0)
+        scheduler.on_verdict(busy.bundle_id, "", Verdict.FAULT, 2.0)
+        scheduler.on_done(busy.bundle_id, (), 2.0)
+        if not last:
+            (busy,) = scheduler.decide(2.0).dispatches
+    decisions = scheduler.decide(2.0)
+    assert (len(decisions.refused), decisions.dispatches, entry.state) == (1, [], EntryState.RUNNING)
+    when, (again,) = _until_dispatch(scheduler, most=3)
+    assert (when, again.replica, [e.id for e in again.entries]) == (5.0, "b", [entry.id])
+
+
+def test_what_could_not_be_afforded_goes_elsewhere_when_its_replica_falls_silent() -> None:
+    """The share bounds what is sent twice because it is late, not because its replica hangs."""
+    scheduler = make_scheduler(profile=[(1, 0, 0.5)], replicas=("a", "b"), window=1, max_rows=1, slo_s=1.0)
+    entry = make_entry(HIGH, deadline=10.0, rows=3)  # more than the two full bundles of the share
+    _sent(scheduler, entry)
+    while (scheduler.wake_at or inf) < 7.0:
+        assert scheduler.decide(scheduler.wake_at or inf).dispatches == []
+    assert scheduler.snapshot()["m"]["held_replicas"] == ["a"]
+    scheduler.on_silent("m", "a", 7.0)
+    assert [(sent.replica, sent.rows) for sent in scheduler.decide(7.0).dispatches] == [("b", 3)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05])
+@pytest.mark.parametrize("silent_at", [2.0, 4.0], ids=["before", "after"])
+def test_a_silent_replica_that_is_listed_no_more_is_silent_all_the_same(share: float, silent_at: float) -> None:
+    """What it has goes elsewhere as soon as it can; its answers count until then."""
+    limits = ProcessLimits(10**9, rescue=RescueSettings(share=share))
+    scheduler = make_scheduler(profile=AFFINE, window=1, limits=limits)
+    entry = make_entry(LOW, deadline=60.0)
+    first = _sent(scheduler, entry)
+    if silent_at < 3.0:
+        scheduler.on_silent("m", "a", silent_at)
+        assert scheduler.decide(silent_at).dispatches == []
+    scheduler.on_replicas("m", ["b"], 3.0)
+    if silent_at > 3.0:
+        assert scheduler.decide(3.0).dispatches == []
+        scheduler.on_silent("m", "a", silent_at)
+    (second,) = scheduler.decide(max(3.0, silent_at)).dispatches
+    assert (second.replica, [e.id for e in second.entries]) == ("b", [entry.id])
+    assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 4.5) == [entry]
+    assert scheduler.on_done(second.bundle_id, [(1, 0, 0.006, "")], 4.5) == []
+    assert (scheduler.totals()["bundles"], scheduler.wake_at) == (0, None)
+
+
+def test_a_silent_replica_that_speaks_again_is_waited_for_though_it_is_listed_no_more() -> None:
+    """It drains, after all."""
+    limits = ProcessLimits(10**9, rescue=RescueSettings(share=0.0))
+    scheduler = make_scheduler(profile=AFFINE, window=1, limits=limits)
+    _sent(scheduler, make_entry(LOW, deadline=60.0))
+    scheduler.on_replicas("m", [], 1.0)
+    scheduler.on_silent("m", "a", 2.0)
+    scheduler.on_heard("m", "a", 3.0)
+    scheduler.on_replicas("m", ["b"], 4.0)
+    assert scheduler.decide(4.0).dispatches == []
