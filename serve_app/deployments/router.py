@@ -35,6 +35,7 @@ from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.protocols.tls import Certificates
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.cache import ResponseCache
+from serve_app.runtime.connection_metrics import ConnectionsCollector
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.line_writer import LineWriter
@@ -196,7 +197,9 @@ class RouterDeployment:
             connections_per_client=router.connections_per_client,
             requests=router.max_ongoing_requests,
         )
-        return Listener(app, sock, limits, self._certificates("http/1.1"))
+        listener = Listener(app, sock, limits, self._certificates("http/1.1"))
+        self._metrics.registry.register(ConnectionsCollector(listener))
+        return listener
 
     def _certificates(self, alpn: str) -> Certificates | None:
         if self._config.router.tls is None:

@@ -98,6 +98,16 @@ class Listener:
         """Requests in work."""
         return self._shared.requests
 
+    @property
+    def refused(self) -> int:
+        """Connections that were turned away, ever."""
+        return self._shared.crowd.refused
+
+    @property
+    def evicted(self) -> int:
+        """Connections that had to make room for others, ever."""
+        return self._shared.crowd.evicted
+
     async def start(self) -> None:
         """Listen. Does nothing when it listens already or was closed."""
         if self._server is not None or self._closed:

@@ -8,10 +8,12 @@ import json
 import socket
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from protocols.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until, until_refused
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.listener import Listener, bind
+from serve_app.runtime.connection_metrics import ConnectionsCollector
 
 
 @pytest.mark.parametrize("path", ["/echo", "/v1/models/words/predict", "/v1/embeddings"])
@@ -77,6 +79,33 @@ async def test_an_address_may_have_so_many_connections() -> None:
         first.leave()
         await until(lambda: listener.connections == 0)
         assert (await (await (await Client.connect(port)).send(post(b"y"))).answer())[0] == 200
+
+
+async def test_who_went_and_who_was_not_let_in_is_counted() -> None:
+    """For Prometheus: nobody who had to go is told why, and few of the others look."""
+    app = Gated()
+    async with serving(app, Limits(connections=2)) as (listener, port):
+        registry = CollectorRegistry()
+        registry.register(ConnectionsCollector(listener))
+
+        def counted() -> list[float | None]:
+            return [registry.get_sample_value(f"serve_app_connections_{what}_total") for what in ("refused", "evicted")]
+
+        assert counted() == [0, 0]
+        first, silent = await Client.connect(port), await Client.connect(port)
+        await first.send(post(b"x"))
+        await app.started.wait()
+        app.started.clear()
+        second = await Client.connect(port)
+        assert await silent.ended() == b""
+        assert counted() == [0, 1]
+        await second.send(post(b"x"))
+        await app.started.wait()
+        assert (await (await Client.connect(port)).answer())[0] == 503
+        assert counted() == [1, 1]
+        app.let.set()
+        for client in (first, second):
+            assert (await client.answer())[0] == 200
 
 
 @pytest.mark.parametrize("before", [0, 1, 3], ids=["alone", "behind one", "behind several"])
