@@ -25,9 +25,6 @@ ROUTER = "router"
 CONTROLLER, HAPROXY, PROXY_MANAGER, GCS, RAYLET = "controller", "haproxy", "proxy manager", "gcs", "raylet"
 
 _WITH_DASHBOARD = tuple(part for part in SERVE_APP_RUN if part != "--no-dashboard")
-_WATCHED_CLOSELY = {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3"}
-"""Serve asks its proxies every 10 s otherwise, and replaces one after three failures."""
-
 _TITLES = {"ray::ServeController": CONTROLLER, "ray::HAProxyManager": PROXY_MANAGER, "ray::ProxyActor": PROXY_MANAGER}
 _PROGRAMS = {"haproxy": HAPROXY, "gcs_server": GCS, "raylet": RAYLET}
 
@@ -91,7 +88,7 @@ class Setup:
             "classes": dict(self.classes),
             "models": [dict(model) for model in self.models],
         }
-        document["controller_options"]["runtime_env"]["env_vars"].update(_WATCHED_CLOSELY | dict(self.serve_variables))
+        document["controller_options"]["runtime_env"]["env_vars"].update(self.serve_variables)
         return {**document, "grpc_options": _grpc_options(), **self.settings}
 
     def make_server(self) -> FaultyServer:

@@ -11,9 +11,11 @@ from benchmarks.chaos.clients import Ending, as_expected
 from benchmarks.chaos.play import SCENARIOS
 from benchmarks.chaos.questions import TOLERANCE, Bank, Question, difference, known_of, tensor_question
 from benchmarks.chaos.records import End, Record, recovery_s, share_in_time, summarize
-from benchmarks.chaos.server import part_of
+from benchmarks.chaos.server import Setup, part_of
 from benchmarks.failure import BenchmarkError
+from benchmarks.process import ROOT
 from benchmarks.soak import Sample, lives
+from serve_app.config.file import read_document
 
 
 def question(value: float, refusals: tuple[str, ...] = ()) -> Question:
@@ -37,6 +39,15 @@ def test_answers_are_compared_by_value_and_scores_by_their_logarithms() -> None:
     assert difference(labels, np.ones(2, np.float32)) == float("inf")
     other = known_of([{"label": "a", "score": 0.25}, {"label": "b", "score": 0.5}])
     assert difference(labels, other) == pytest.approx(np.log(2))
+
+
+def test_what_is_tried_is_what_is_shipped() -> None:
+    """Serve's processes have the demo's variables, and those that a suite asks for beside them."""
+    demo = read_document(ROOT / "configs" / "demo.yaml")["controller_options"]["runtime_env"]["env_vars"]
+    setups = [Setup("plain", ()), Setup("more", (), serve_variables={"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "5"})]
+    plain, more = (setup.document()["controller_options"]["runtime_env"]["env_vars"] for setup in setups)
+    assert plain == demo
+    assert more == demo | {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "5"}
 
 
 def test_questions_that_could_stand_for_each_other_are_refused() -> None:
