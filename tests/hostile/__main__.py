@@ -38,7 +38,7 @@ _WARM_UP = 0.2
 _END_WITHIN_S = 20.0
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """The server process at one moment."""
 
     asked: int
@@ -109,10 +109,10 @@ class Server:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def look(self, asked: int) -> _Look:
+    def look(self, asked: int) -> Look:
         """Its size now."""
         watched = self.watched
-        return _Look(asked, watched.memory_info().rss, watched.num_fds(), watched.num_threads())
+        return Look(asked, watched.memory_info().rss, watched.num_fds(), watched.num_threads())
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -137,7 +137,7 @@ class Server:
                 inside = False
 
 
-def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Findings, list[_Look]]:
+def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Findings, list[Look]]:
     """Ask all cases of these numbers, with progress shown.
 
     Returns:
@@ -154,7 +154,9 @@ def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Fi
             nonlocal asked
             asked += 1
             if asked % every == 0:
-                looks.append(server.look(asked))
+                if server.alive():
+                    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                        looks.append(server.look(asked))
                 progress.update(shown, completed=asked, description=f"hostile requests, {findings.faulty} faults")
 
         # What was found until then is worth knowing
@@ -176,15 +178,17 @@ async def _ask_all(
             askers.create_task(asker.run(shared, told))
 
 
-def growth(looks: Sequence[_Look]) -> _Look:
+def growth(looks: Sequence[Look]) -> Look:
     """How much the process grew after the warm-up: the median over the later half of the rest less the earlier's."""
     steady = looks[int(len(looks) * _WARM_UP) :]
+    if len(steady) < 2:  # the server did not live to see more
+        return Look(0, 0, 0, 0)
     first, second = steady[: len(steady) // 2], steady[len(steady) // 2 :]
     early, late = ([median(column) for column in zip(*half, strict=True)] for half in (first, second))
-    return _Look(*(int(after - before) for before, after in zip(early, late, strict=True)))
+    return Look(*(int(after - before) for before, after in zip(early, late, strict=True)))
 
 
-def faults(findings: Findings, server: Server, looks: Sequence[_Look], most_growth: int) -> list[str]:
+def faults(findings: Findings, server: Server, looks: Sequence[Look], most_growth: int) -> list[str]:
     """Everything that went wrong, in words."""
     found = list(findings.faults)
     if findings.faulty > len(found):
@@ -225,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if found else 0
 
 
-def _show(findings: Findings, looks: Sequence[_Look], took_s: float, logged: int) -> None:
+def _show(findings: Findings, looks: Sequence[Look], took_s: float, logged: int) -> None:
     statuses = sorted({status for _, status in findings.statuses})
     table = Table(title=f"{findings.asked.total():,} hostile requests in {took_s:.0f} s")
     table.add_column("kind")
@@ -245,7 +249,7 @@ def _show(findings: Findings, looks: Sequence[_Look], took_s: float, logged: int
 
 
 def _figures(
-    findings: Findings, looks: Sequence[_Look], took_s: float, seed: int, found: Sequence[str]
+    findings: Findings, looks: Sequence[Look], took_s: float, seed: int, found: Sequence[str]
 ) -> dict[str, object]:
     kinds = {
         kind: {str(status): count for (of, status), count in sorted(findings.statuses.items()) if of == kind}

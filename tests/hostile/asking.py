@@ -97,7 +97,7 @@ class Asker:
         self._writer: asyncio.StreamWriter | None = None
 
     async def run(self, numbers: Iterator[int], told: Callable[[], None]) -> None:
-        """Ask the cases of these numbers.
+        """Ask the cases of these numbers, for as long as the server takes connections.
 
         Args:
             numbers: Shared with other askers.
@@ -106,9 +106,13 @@ class Asker:
         for number in numbers:
             asked = case(self._seed, number)
             self._findings.asked[asked.kind] += 1
-            await self._ask(number, asked)
-            if number % _CANARY_EVERY == 0:
-                await self._canary(number)
+            try:
+                await self._ask(number, asked)
+                if number % _CANARY_EVERY == 0:
+                    await self._canary(number)
+            except OSError as error:  # only connecting raises it
+                self._findings.fault(f"case {number} ({asked.kind}): no connection: {error}")
+                break
             told()
         await self._hang_up()
 

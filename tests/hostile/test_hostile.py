@@ -4,8 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hostile.__main__ import Server, run
+from typing_extensions import override
+
+from hostile.__main__ import Look, Server, faults, run
 from hostile.cases import KINDS, case
+
+
+class DyingServer(Server):
+    """Crashes in the middle of a run."""
+
+    @override
+    def look(self, asked: int) -> Look:
+        """Its size now, and nothing more after a hundred cases."""
+        found = super().look(asked)
+        if asked == 100:
+            self._process.kill()
+            self._process.wait()
+        return found
 
 
 def test_a_case_follows_from_its_number() -> None:
@@ -27,6 +42,18 @@ def test_every_kind_is_survived() -> None:
     assert not server.tracebacks
     assert findings.asked.total() == 50 * len(KINDS)
     assert {status for _, status in findings.statuses} >= {200, 400, 404, 413, 415}
+
+
+def test_a_crash_is_told_with_what_was_found_before() -> None:
+    """And the run ends: nobody is left to ask."""
+    with DyingServer() as server:
+        findings, looks = run(server, range(200), seed=1, connections=4)
+
+        found = faults(findings, server, looks, most_growth=2**30)
+    assert "the server has ended" in found
+    assert any("no connection" in fault for fault in found)
+    assert 100 <= findings.asked.total() < 200
+    assert looks[-1].asked == 100
 
 
 def test_what_is_opened_is_told(tmp_path: Path) -> None:
