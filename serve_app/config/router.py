@@ -56,7 +56,8 @@ class RouterConfig(Section):
     """Connections to `direct_grpc_port` at once, in each router process; more are closed at once."""
 
     grpc_streams: Positive = 1024
-    """Streams (`ModelStreamInfer`, `Watch`, reflection) open at once in each router process; more are refused."""
+    """Streams (`ModelStreamInfer`, `Watch`, reflection) open at once in each router process; more are refused. Where
+    there are API keys, those without one have room of their own."""
 
     grpc_stream_idle_s: Seconds = 3600.0
     """A stream of requests on which nothing comes and nothing is owed for this long ends."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
@@ -39,6 +41,10 @@ SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service 
 STALL_S: Final = 30.0
 _STALLING_BYTES: Final = 64 * 1024
 """Single answers up to this size leave for the connection at once, whether or not they are read."""
+
+
+STRANGERS: Final[Mapping[str, int]] = MappingProxyType({"Watch": 256, "ServerReflectionInfo": 16})
+"""Most streams of each open call that those without a key have open at once, where others have keys."""
 
 
 class Rpc(NamedTuple):
@@ -73,9 +79,11 @@ class GrpcApp:
         guard: Lets calls in by their API keys; ``None``: everybody is let in.
         log: Is told of requests that are refused before they reach the service.
         open_administration: Whether anybody may change the server, where there are no API keys.
-        streams: Most streams open at once; they may last for ever, and other calls need room, too.
+        streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of strangers
+            are not among them, but have room of their own (`STRANGERS`).
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
             owed is answered.
+        stranger_watch_s: How long health may be watched without a key, where others have keys, seconds.
     """
 
     def __init__(
@@ -88,13 +96,14 @@ class GrpcApp:
         open_administration: bool = False,
         streams: int = 1024,
         stream_idle_s: float = 3600.0,
+        stranger_watch_s: float = 300.0,
     ) -> None:
         self._refusals = Refusals(service, guard, log)
         if guard is not None:
             service = GuardedService(service, guard)
         self._most_streams = streams
         self._stream_idle_s = stream_idle_s
-        self._open_streams = 0
+        self._open: Counter[str] = Counter()  # streams: those of strangers by their call, the others by no name
         self._guard = guard
         self._ids = RequestIds()
         self._inference = InferenceRpc(
@@ -105,7 +114,9 @@ class GrpcApp:
             None if guard is None else guard.admit,
         )
         self._health = Health(
-            service, tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values())
+            service,
+            tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values()),
+            lambda: stranger_watch_s if self._is_stranger() else math.inf,
         )
         self._unary: Mapping[str, Unary] = MappingProxyType({**self._inference.unary, **self._health.unary})
         self._streams: Mapping[str, Stream] = MappingProxyType(
@@ -138,20 +149,30 @@ class GrpcApp:
         incoming = _only(request) if isinstance(request, bytes) else _until_idle(request, self._stream_idle_s)
         call = Call(context)
         self._request_id(call)
-        if self._open_streams >= self._most_streams:
-            self._fail(QueueFull("the server has too many streams open; try again, or close some", 1.0), call, name)
-            return
-        self._open_streams += 1
+        whose: str | None = None
         try:
             if self._guard is not None:
                 self._guard.enter_call(name, call.headers)
+            whose = self._take_place(name)
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
                     yield answer
         except Exception as error:  # as above
             self._fail(error, call, name)
         finally:
-            self._open_streams -= 1
+            if whose is not None:
+                self._open[whose] -= 1
+
+    def _is_stranger(self) -> bool:
+        return self._guard is not None and self._guard.is_stranger()
+
+    def _take_place(self, name: str) -> str:
+        """Count a stream. Raises `QueueFull`; returns whose it is among the `_open` ones."""
+        whose, most = (name, STRANGERS[name]) if self._is_stranger() else ("", self._most_streams)
+        if self._open[whose] >= most:
+            raise QueueFull("the server has too many streams open; try again, or close some", 1.0)
+        self._open[whose] += 1
+        return whose
 
     def refuse(self, name: str, error: ServeAppError, context: Context) -> None:
         """End a call that was not asked, for lack of its message. Arguments as those of `unary`."""

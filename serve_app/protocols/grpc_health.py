@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from grpc_health.v1 import health_pb2 as pb
@@ -29,11 +30,15 @@ class Health:
     Args:
         service: Knows what is ready.
         names: Services that are served where this one is; each is as ready as the whole server.
+        watch_s: How long the current call may watch, seconds.
     """
 
-    def __init__(self, service: InferenceService, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, service: InferenceService, names: tuple[str, ...], watch_s: Callable[[], float] = lambda: math.inf
+    ) -> None:
         self._service = service
         self._whole = frozenset({"", *names})
+        self._watch_s = watch_s
         self._changed = asyncio.Event()
         self._closing = False
         self.unary = {"Check": self.check, "List": self.list}
@@ -59,18 +64,21 @@ class Health:
         return listed
 
     async def watch(self, body: bytes, _: Call) -> AsyncIterator[bytes]:
-        """The state of a service or a model, again whenever it has changed, until the server closes."""
+        """The state of a service or a model, again whenever it has changed, until the server closes or time is up."""
         name = parse(pb.HealthCheckRequest, body).service
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._watch_s()
         said: int | None = None
         while True:
             status = self.status(name)
             if status != said:
                 yield _answer(status).SerializeToString()
                 said = status
-            if self._closing:
+            left = until - loop.time()
+            if self._closing or left <= 0.0:
                 return
             try:
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(min(left, LOOK_EVERY_S)):
                     await self._changed.wait()
             except TimeoutError:
                 continue

@@ -185,6 +185,11 @@ class Guard:
         key = _current.get()
         return "" if key is None else key.name
 
+    @staticmethod
+    def is_stranger() -> bool:
+        """Whether the current request asks an open question, and has no key."""
+        return _current.get() is _NOBODY
+
     def administer(self) -> None:
         """Allow the current request to change the server, or to see what is not of one model.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,10 +14,14 @@ from protocols.access.conftest import KEYS, Revoking
 from protocols.protocol_service import NumpyService
 from protocols.rpc.conftest import INFERENCE, Client, failure, parameter, request_of
 from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.body import BodyReader
+from serve_app.protocols.grpc_app import STRANGERS, GrpcApp
+from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.open_inference import inference_pb2 as pb
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 OPEN = {"ServerLive", "ServerReady"}
+WATCH = "/grpc.health.v1.Health/Watch"
 
 
 def bearer(name: str) -> list[tuple[str, str]]:
@@ -148,6 +153,53 @@ async def test_a_key_that_is_removed_ends_in_open_streams_too(rpc: Client, guard
     refused = pb.ModelStreamInferResponse.FromString(await call.read())
     assert refused.infer_response.parameters["code"].string_param == "unauthenticated"
     await call.done_writing()
+
+
+@contextlib.asynccontextmanager
+async def serving(service: NumpyService, guard: Guard, **options: Any) -> AsyncIterator[tuple[GrpcApp, Client]]:
+    """An application behind a port, and its client."""
+    bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, decode_threads=2)
+    app = GrpcApp(service, bodies, guard, **options)
+    listener = GrpcListener(app, "127.0.0.1", 0)
+    await listener.start()
+    client = Client(listener.port)
+    try:
+        yield app, client
+    finally:
+        await client.channel.close()
+        await listener.close(0.0)
+
+
+async def test_streams_of_strangers_take_no_place_of_others(service: NumpyService, guard: Guard) -> None:
+    """However many they open; and where there is no place, who has no key is told of that first."""
+    async with serving(service, guard, streams=1) as (_, client):
+        watch = client.channel.unary_stream(WATCH)
+        watching = [watch(b"", timeout=20) for _ in range(STRANGERS["Watch"])]
+        for each in watching:
+            await each.read()
+        code, _, metadata = await failure(watch(b"", timeout=20).read())
+        assert (code, metadata["code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue_full")
+        stream = client.stream(metadata=bearer("all"))
+        await stream.write(request_of().SerializeToString())
+        assert not pb.ModelStreamInferResponse.FromString(await stream.read()).error_message
+        assert (await failure(client.stream().read()))[0] == UNAUTHENTICATED
+        assert (await failure(client.stream(metadata=bearer("all")).read()))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        stream.cancel()
+
+
+async def test_strangers_do_not_watch_for_ever(service: NumpyService, guard: Guard) -> None:
+    """They may ask again. Who has a key may go on."""
+    async with serving(service, guard, stranger_watch_s=0.0) as (app, client):
+        watch = client.channel.unary_stream(WATCH)
+        stranger, known = watch(b"", timeout=20), watch(b"", timeout=20, metadata=bearer("all"))
+        state = await known.read()
+        assert await stranger.read() == state
+        assert await stranger.read() is grpc.aio.EOF
+        assert await stranger.code() is grpc.StatusCode.OK
+        service.is_ready = False
+        app.changed()
+        assert await known.read() != state
+        known.cancel()
 
 
 class TestRevokedInWork:
