@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -85,7 +88,7 @@ class BodyReader:
         self._inline = inline_bytes
         self._held = 0
         self._patience_s = patience_s
-        self._threads = asyncio.Semaphore(decode_threads)
+        self._threads = ThreadPoolExecutor(decode_threads, "conversion")
 
     @property
     def held(self) -> int:
@@ -97,9 +100,21 @@ class BodyReader:
         return nbytes > self._inline
 
     async def offload(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run a long conversion in a thread; a bounded number of them at once."""
-        async with self._threads:
-            return await asyncio.to_thread(function, *args, **kwargs)
+        """Run a long conversion in a thread; a bounded number of them at once.
+
+        No thread can be stopped: who is cancelled while it runs waits for its end, and gives back only then what it
+        holds for it.
+        """
+        running = self._threads.submit(copy_context().run, functools.partial(function, *args, **kwargs))
+        ended = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if not running.cancel():  # it has begun
+                while not ended.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([ended])
+            raise
 
     def declared_size(self, headers: Mapping[bytes, bytes]) -> int | None:
         """The Content-Length, or ``None`` for a chunked body.
