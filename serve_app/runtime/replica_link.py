@@ -94,7 +94,7 @@ class ReplicaLink(FramedProtocol):
             ReplicaLost: The connection has ended.
             InferenceFailed: The replica failed on the bundle as a whole; its log says why.
         """
-        if self.lost:
+        if self.lost or self.transport is None or self.transport.is_closing():  # it would be dropped, not written
             raise ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
         call = next(self._ids)
         parts, kept = encode_bundle(call, bundle, self._arena)

@@ -166,6 +166,18 @@ async def test_the_replica_hangs_up() -> None:
     assert not raised.value.reached
 
 
+async def test_what_is_not_written_any_more_has_not_reached_the_replica() -> None:
+    """asyncio closes the connection where the other end has, and says so a turn later."""
+    server, link, lost = await linked(double)
+    link.close()
+    assert not link.lost
+    with pytest.raises(ReplicaLost) as raised:
+        await link.call(bundle_of(np.ones((1, 4), np.float32)))
+    assert not raised.value.reached
+    await lost.wait()
+    server.close()
+
+
 async def test_bundles_of_a_router_that_left_are_cancelled() -> None:
     """Bundles of a router that left are cancelled."""
     held = Held()
