@@ -45,7 +45,7 @@ class CacheSettings(NamedTuple):
     Attributes:
         models: By name, of the models that have one.
         max_followers: Most requests that wait for the same one in flight.
-        follower_bytes: Most bytes that these hold.
+        follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
         aside_above: Requests of more bytes are hashed in a thread.
         threads: Most that are at once.
         redis: A server behind the memory of the process; ``None`` for none.
@@ -83,7 +83,7 @@ class ResponseCache:
         if settings.redis is not None:
             self._redis = RedisCache(settings.redis, RedisMetrics(metrics.registry))
         flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
-        hashing = _Hashing(settings.aside_above, settings.threads)
+        hashing = Hashing(settings.aside_above, settings.threads, settings.follower_bytes)
         self._models = {
             name: ModelCache(name, model, dispatcher.now, flights, hashing, metrics, counts, self._redis)
             for name, model in settings.models.items()
@@ -130,7 +130,7 @@ class ModelCache:
         settings: ModelCacheSettings,
         clock: Callable[[], float],
         flights: SingleFlight,
-        hashing: _Hashing,
+        hashing: Hashing,
         metrics: RouterMetrics,
         counts: CacheMetrics,
         redis: RedisCache | None,
@@ -157,11 +157,10 @@ class ModelCache:
         arrival = self._clock()
         priority = options.priority or Priority.NORMAL
         timeout_s = info.default_timeout_s[priority] if options.timeout_s is None else options.timeout_s
-        key = (
-            self._keys.key(payload, options.variant)
-            if self._hashing.is_short(options.nbytes)
-            else (await self._hashing.aside(self._keys.key, payload, options.variant))
-        )
+        if self._hashing.is_short(options.nbytes):
+            key = self._keys.key(payload, options.variant)
+        else:
+            key = await self._key_aside(payload, options, priority, arrival + timeout_s)
         if key is None:
             return await submit(self._model, payload, options)
         request = _Request(key, Asker(priority, arrival, arrival + timeout_s, options.nbytes), payload, options, submit)
@@ -175,11 +174,23 @@ class ModelCache:
                 (key, options.fallback), request.asker, options.variant, lambda lead: self._lead(request, lead)
             )
         except ServeAppError as error:
-            if not error.counted:
-                self._metrics.rejected(self._model, priority, error.code)
-                error.counted = True
+            self._refused(priority, error)
             raise
         return self._counted(answer, request, shared=shared)
+
+    async def _key_aside(
+        self, payload: Payload, options: RequestOptions, priority: Priority, deadline: float
+    ) -> bytes | None:
+        try:
+            return await self._hashing.aside(self._keys.key, payload, options.variant, options.nbytes, deadline)
+        except DeadlineExceeded as error:
+            self._refused(priority, error)
+            raise
+
+    def _refused(self, priority: Priority, error: ServeAppError) -> None:
+        if not error.counted:
+            self._metrics.rejected(self._model, priority, error.code)
+            error.counted = True
 
     async def _lead(self, request: _Request, lead: Lead) -> Answer:
         if lead.early is None and self._redis is not None:
@@ -193,7 +204,7 @@ class ModelCache:
         key, asker, payload, options, submit = request
         trusted, began = self.trusted, self._clock()
         if asker.deadline <= began:
-            raise DeadlineExceeded("the deadline passed while the request was looked up; allow more time")
+            raise _too_late()
         left = options._replace(timeout_s=asker.deadline - began)
         answer = await submit(self._model, payload, left, None if lead is None else lead.queued)
         if lead is not None and lead.early is not None:
@@ -252,19 +263,62 @@ class _Request(NamedTuple):
     submit: Submit
 
 
-class _Hashing:
-    """Hashes large payloads outside the event loop, a bounded number of them at once."""
+class Hashing:
+    """Hashes large payloads outside the event loop, a bounded number of them at once.
 
-    def __init__(self, aside_above: int, threads: int) -> None:
+    Args:
+        aside_above: Payloads of more bytes are large.
+        threads: Most that are at once, those included whose request has left meanwhile.
+        max_bytes: Most bytes that requests hold while they wait for their keys, unless one alone holds more.
+    """
+
+    def __init__(self, aside_above: int, threads: int, max_bytes: int) -> None:
         self._aside_above = aside_above
+        self._max_bytes = max_bytes
+        self._nbytes = 0
         self._threads = asyncio.Semaphore(threads)
 
     def is_short(self, nbytes: int) -> bool:
+        """Whether a payload is hashed sooner than handed to a thread."""
         return nbytes <= self._aside_above
 
-    async def aside(self, make: Callable[[Payload, str], bytes | None], payload: Payload, variant: str) -> bytes | None:
-        async with self._threads:
-            return await asyncio.to_thread(make, payload, variant)
+    async def aside(
+        self,
+        make: Callable[[Payload, str], bytes | None],
+        payload: Payload,
+        variant: str,
+        nbytes: int,
+        deadline: float,
+    ) -> bytes | None:
+        """The key of a large payload; ``None`` where it has none, or where too much waits for one already.
+
+        Args:
+            make: Makes it, in a thread.
+            payload: Its first argument.
+            variant: Its second.
+            nbytes: Bytes that the request holds.
+            deadline: On the event loop's clock, seconds.
+
+        Raises:
+            DeadlineExceeded: There was none until then.
+        """
+        if self._nbytes and self._nbytes + nbytes > self._max_bytes:
+            return None
+        self._nbytes += nbytes
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._threads.acquire()
+                making = asyncio.get_running_loop().run_in_executor(None, make, payload, variant)
+                making.add_done_callback(lambda _: self._threads.release())
+                return await asyncio.shield(making)  # nobody can end the thread, and its place is taken until it ends
+        except TimeoutError:
+            raise _too_late() from None
+        finally:
+            self._nbytes -= nbytes
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed while the request was looked up; allow more time")
 
 
 def _hit(value: Any, variant: str) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, tensor
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull, ServeAppError
-from serve_app.payloads import BundleResult, Execution, Failure, ModelSignature, Success
+from serve_app.payloads import BundleResult, Execution, Failure, ModelSignature, Payload, Success
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
-from serve_app.runtime.cache import CacheSettings, ModelCacheSettings, ResponseCache
+from serve_app.runtime.cache import CacheSettings, Hashing, ModelCacheSettings, ResponseCache
 from serve_app.runtime.service import Service
 from serve_app.scheduling.entry import Priority
 
@@ -411,6 +412,71 @@ async def test_large_requests_are_hashed_aside() -> None:
     sent.answer.set_result(BundleResult([Success({"y": np.ones((1, 1))})], [Execution(1, 0, 0.001)], 0.0, 0.0, 0.0))
     assert (await first).cache == "miss"
     assert (await line.service.submit(MODEL, payload, RequestOptions())).cache == "hit"
+
+
+class Hashes:
+    """Keys that are not made before the test says so, and how many were in the making at once."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, payload: Payload, variant: str) -> bytes:
+        """Make one, in a thread."""
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self.go.wait()
+        with self._lock:
+            self._now -= 1
+        return b"key"
+
+
+async def test_a_request_that_leaves_takes_its_hashing_threads_place_along() -> None:
+    """The thread goes on; who comes next waits for it."""
+    hashing, hashes = Hashing(0, threads=2, max_bytes=10**6), Hashes()
+    later = asyncio.get_running_loop().time() + 60.0
+    for _ in range(3):
+        gone = [asyncio.ensure_future(hashing.aside(hashes, tensor(1), "", 1, later)) for _ in range(2)]
+        await settle()
+        for task in gone:
+            task.cancel()
+        await settle()
+    waiting = asyncio.ensure_future(hashing.aside(hashes, tensor(1), "", 1, later))
+    await settle()
+    hashes.go.set()
+    assert (await waiting, hashes.most) == (b"key", 2)
+
+
+async def test_waiting_for_a_key_ends_at_the_deadline_and_has_a_bound() -> None:
+    """Beyond the bound there is no key; a large one alone is no too many."""
+    hashing, hashes = Hashing(0, threads=1, max_bytes=10), Hashes()
+    now = asyncio.get_running_loop().time()
+    running = asyncio.ensure_future(hashing.aside(hashes, tensor(1), "", 11, now + 60.0))
+    await settle()
+    assert await hashing.aside(hashes, tensor(1), "", 1, now + 60.0) is None
+    hashes.go.set()
+    assert await running == b"key"
+
+    hashes.go.clear()
+    running = asyncio.ensure_future(hashing.aside(hashes, tensor(1), "", 9, now + 60.0))
+    await settle()
+    with pytest.raises(DeadlineExceeded):
+        await hashing.aside(hashes, tensor(1), "", 1, now)
+    hashes.go.set()
+    assert await running == b"key"
+
+
+async def test_a_deadline_that_passes_while_a_request_is_hashed_is_counted() -> None:
+    """As every end of a request."""
+    line = Line()
+    payload = {"x": np.zeros((1, 100_000), np.float32)}
+    with pytest.raises(DeadlineExceeded):
+        await line.service.submit(MODEL, payload, RequestOptions(LOW, 1e-9))
+    assert line.outcomes == {("low", "deadline_exceeded"): 1}
+    assert line.transport.sent.empty()
 
 
 async def test_what_has_no_key_is_executed() -> None:

@@ -167,7 +167,7 @@ async def test_the_replica_hangs_up() -> None:
 
 
 async def test_what_is_not_written_any_more_has_not_reached_the_replica() -> None:
-    """asyncio closes the connection where the other end has, and says so a turn later."""
+    """The connection is closed where the other end has hung up, and that is told a turn later."""
     server, link, lost = await linked(double)
     link.close()
     assert not link.lost
