@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
@@ -83,6 +84,7 @@ class GrpcApp:
             are not among them, but have room of their own (`STRANGERS`).
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
             owed is answered.
+        reflection_idle_s: The same for streams of reflection, which are open to all.
         stranger_watch_s: How long health may be watched without a key, where others have keys, seconds.
     """
 
@@ -96,13 +98,15 @@ class GrpcApp:
         open_administration: bool = False,
         streams: int = 1024,
         stream_idle_s: float = 3600.0,
+        reflection_idle_s: float = 10.0,
         stranger_watch_s: float = 300.0,
     ) -> None:
         self._refusals = Refusals(service, guard, log)
         if guard is not None:
             service = GuardedService(service, guard)
         self._most_streams = streams
-        self._stream_idle_s = stream_idle_s
+        self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
+        self._unlimited = Arrivals(sys.maxsize, math.inf)
         self._open: Counter[str] = Counter()  # streams: those of strangers by their call, the others by no name
         self._guard = guard
         self._ids = RequestIds()
@@ -144,9 +148,26 @@ class GrpcApp:
             self._fail(error, call, name)
             return b""
 
-    async def stream(self, name: str, request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Answer a call that gives a stream. Arguments as those of `unary`; some take a stream of requests."""
-        incoming = _only(request) if isinstance(request, bytes) else _until_idle(request, self._stream_idle_s)
+    async def stream(
+        self,
+        name: str,
+        request: bytes | AsyncIterator[bytes],
+        context: Context,
+        arrivals: Arrivals | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Answer a call that gives a stream.
+
+        Args:
+            name: As for `unary`.
+            request: As for `unary`; some take a stream of requests.
+            context: As for `unary`.
+            arrivals: Bounds how many messages may be arriving. ``None``: they come whole.
+        """
+        if isinstance(request, bytes):
+            incoming = _only(request)
+        else:
+            bound = self._unlimited if arrivals is None else arrivals
+            incoming = bound.messages(request, self._idle_s[name])
         call = Call(context)
         self._request_id(call)
         whose: str | None = None
@@ -248,7 +269,7 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) 
         return grpc.stream_unary_rpc_method_handler(arrived)
 
     async def stream(request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(app.stream(name, request, context)) as answers:  # type: ignore[type-var]
+        async with contextlib.aclosing(app.stream(name, request, context, arrivals)) as answers:  # type: ignore[type-var]
             async for answer in answers:
                 cut = _cut_later(stall_s, answer)
                 try:
@@ -287,18 +308,6 @@ def _cut_later(stall_s: float, answer: bytes) -> asyncio.TimerHandle:
     task = asyncio.current_task()
     assert task is not None
     return asyncio.get_running_loop().call_later(stall_s + len(answer) / SLOWEST, task.cancel)
-
-
-async def _until_idle(incoming: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
-    """The requests of a stream, until none has come for so long."""
-    requests = aiter(incoming)
-    while True:
-        try:
-            async with asyncio.timeout(idle_s):
-                body = await anext(requests)
-        except (StopAsyncIteration, TimeoutError):
-            return
-        yield body
 
 
 async def _only(body: bytes) -> AsyncIterator[bytes]:

@@ -3,6 +3,9 @@
 gRPC collects a message out of sight: what has come of it takes memory, up to that of the largest message, and the call
 takes a place. So calls that take too long to arrive are ended: all after ``limit_s``, and already after ``grace_s``
 while more than ``most`` arrive, the oldest first. New ones always find room.
+
+The same goes for streams, where a message may be arriving whenever one is waited for. Nobody can tell those from
+streams that pause: so what ends is the reading of those that wait the longest, and they may wait longer than calls.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ class Arrivals:
         most: So many calls may take their time.
         limit_s: How long a message may take to arrive, seconds.
         grace_s: How long it may take when more than ``most`` arrive, seconds.
+        pause_s: How long a stream may wait for its next message when more than ``most`` streams wait, seconds.
     """
 
-    def __init__(self, most: int, limit_s: float, grace_s: float = 2.0) -> None:
+    def __init__(self, most: int, limit_s: float, grace_s: float = 2.0, pause_s: float = 10.0) -> None:
         self._most = most
         self._limit_s = limit_s
         self._grace_s = grace_s
+        self._pause_s = pause_s
         self._since: dict[asyncio.Task[Any], float] = {}  # the oldest first
         self._timer: asyncio.TimerHandle | None = None
+        self._waits: dict[asyncio.Timeout, float] = {}  # of streams: since when, the oldest first
 
     def __len__(self) -> int:
         """How many calls are arriving."""
@@ -65,6 +71,36 @@ class Arrivals:
             raise DeadlineExceeded("the message took too long to arrive") from None
         finally:
             self._since.pop(task, None)
+
+    async def messages(self, requests: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
+        """The messages of a stream, until none has come for so long, or it waits the longest of too many.
+
+        Args:
+            requests: What comes with the call.
+            idle_s: How long a message may take to come, seconds.
+        """
+        loop = asyncio.get_running_loop()
+        requests = aiter(requests)
+        while True:
+            try:
+                async with asyncio.timeout(idle_s) as limit:
+                    self._waits[limit] = loop.time()
+                    if len(self._waits) > self._most:
+                        self._hurry_oldest()
+                    try:
+                        body = await anext(requests)
+                    finally:
+                        self._waits.pop(limit, None)
+            except (StopAsyncIteration, TimeoutError):
+                return
+            yield body
+
+    def _hurry_oldest(self) -> None:
+        limit, since = next(iter(self._waits.items()))
+        del self._waits[limit]
+        ends = limit.when()
+        if ends is not None and ends > since + self._pause_s and not limit.expired():
+            limit.reschedule(since + self._pause_s)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()

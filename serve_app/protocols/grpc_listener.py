@@ -25,6 +25,7 @@ class GrpcLimits:
         idle_s: How long a connection may stay open without a call, seconds.
         arriving: So many calls may take ``arrive_s`` for their message, and those beyond it 2 s.
         arrive_s: How long the message of a call may take to arrive, seconds.
+        pause_s: How long a stream may wait for its next message while more than ``arriving`` streams wait, seconds.
         keepalive_s: A connection on which nothing has come for this long is asked for a sign of life.
         client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
         stall_s: How long a client may take nothing of an answer, beyond 1 s for every 64 KiB of it.
@@ -38,6 +39,7 @@ class GrpcLimits:
     idle_s: float = 300.0
     arriving: int = 64
     arrive_s: float = 60.0
+    pause_s: float = 10.0
     keepalive_s: float = 60.0
     client_ping_s: float = 10.0
     stall_s: float = STALL_S
@@ -102,7 +104,8 @@ class GrpcListener:
             return
         limits = self._limits
         server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
-        add_to_server(self._app, server, limits.stall_s, Arrivals(limits.arriving, limits.arrive_s))
+        arrivals = Arrivals(limits.arriving, limits.arrive_s, pause_s=limits.pause_s)
+        add_to_server(self._app, server, limits.stall_s, arrivals)
         self._server = server
         try:
             if self._certificates is None:

@@ -178,6 +178,31 @@ async def test_messages_that_do_not_arrive_are_given_up() -> None:
         slow.writer.close()
 
 
+async def test_reflection_waits_for_nobody() -> None:
+    """It takes no key: what arrives slowly there is given up soon, however long other streams may pause."""
+    async with serving(reflection_idle_s=0.01) as port:
+        slow = await Http2.connect(port)
+        slow.begin(1, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        assert await slow.ended_streams(1) == {1}
+        slow.writer.close()
+
+
+async def test_streams_whose_messages_do_not_arrive_make_room() -> None:
+    """Those beyond the limit end, which have waited the longest; they get what they are owed."""
+    async with serving(GrpcLimits(arriving=2, pause_s=0.0)) as port:
+        slow, client = await Http2.connect(port), Client(port)
+        async with client.channel:
+            first = client.stream()
+            await first.write(request_of().SerializeToString())
+            assert not pb.ModelStreamInferResponse.FromString(await first.read()).error_message
+            for stream in (1, 3, 5, 7):
+                slow.begin(stream, f"/{INFERENCE.full_name}/ModelStreamInfer")
+            assert await slow.ended_streams(2) == {1, 3}
+            assert await first.read() is grpc.aio.EOF
+            assert await first.code() is grpc.StatusCode.OK
+        slow.writer.close()
+
+
 async def test_a_call_without_a_message_is_told_so() -> None:
     """It ends at once."""
     async with serving() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
