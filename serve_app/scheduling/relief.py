@@ -145,7 +145,7 @@ class Relief:
         self._asked = [_Asked() for _ in _PRIORITIES]
         self._updated: float | None = None
         self._late, self._late_at = 0.0, 0.0
-        # Of each replica that told anything: how busy its device is, and when it said so.
+        # Of each replica that told anything lately: how busy its device is, and when it said so.
         self._told: dict[tuple[str, str], tuple[float, float]] = {}
 
     # ---------------------------------------------------------------- events
@@ -219,6 +219,7 @@ class Relief:
     def told(self, model: ModelState, replica: str, load: DeviceLoad, now: float) -> None:
         """A replica told of its device."""
         if load.busy is not None:
+            self._told = {who: told for who, told in self._told.items() if now - told[1] <= _STALE_S}
             self._told[model.settings.name, replica] = (load.busy, now)
         if load.memory is not None:
             model.slots.limit(replica, 1 if load.memory > self._settings.memory else model.settings.window)

@@ -258,6 +258,18 @@ def test_an_idle_device_beside_a_queue_grows_batches() -> None:
     assert scheduler.overload("m") == "batches"
 
 
+def test_what_replicas_that_have_gone_told_is_forgotten() -> None:
+    """They come and go for as long as a router lives."""
+    scheduler = make_scheduler(window=1, profile=AFFINE, overload=OverloadSettings())
+    for number in range(20):
+        now = 10.0 * number
+        scheduler.on_replicas("m", [f"r{number}"], now)
+        scheduler.on_arrival(make_entry(deadline=now + 5.0, arrival=now), now)
+        (dispatch,) = scheduler.decide(now).dispatches
+        scheduler.on_done(dispatch.bundle_id, [], now, load=DeviceLoad(0.5, 0.5))
+    assert [replica for _, replica in scheduler._reliefs[0]._told] == ["r19"]
+
+
 def test_early_refusals_count_as_asked_for() -> None:
     """What `precheck` refuses keeps the ladder up as what `on_arrival` refuses does."""
     flood = Flood(_scheduler(), prechecks=True)
