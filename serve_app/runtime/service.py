@@ -128,14 +128,22 @@ class Service:
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
-        if self._cache is not None and options.cacheable and (cache := self._cache.of(model)) is not None:
+        if self._finished is not None:
+            raise _stopping()
+        self._in_work += 1
+        try:
+            if self._cache is None or not options.cacheable or (cache := self._cache.of(model)) is None:
+                return await self._submit(model, payload, options)
             if not options.nbytes:
                 options = options._replace(nbytes=_nbytes(payload))
             answer = await cache.answer(self._models[model], payload, options, self._submit)
             if self._trails is not None and answer.cache in _WITHOUT_WORK:
                 self._trails.answered_from_cache(model, options, answer)
             return answer
-        return await self._submit(model, payload, options)
+        finally:
+            self._in_work -= 1
+            if self._finished is not None and not self._in_work:
+                self._finished.set()
 
     async def _submit(
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
@@ -150,10 +158,7 @@ class Service:
             raise InvalidRequest(
                 f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
-        if self._finished is not None:
-            raise _stopping()
         trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
-        self._in_work += 1
         try:
             answer = await self._dispatcher.submit(
                 model,
@@ -177,10 +182,6 @@ class Service:
             if trail is not None:
                 trail.cancelled()
             raise
-        finally:
-            self._in_work -= 1
-            if self._finished is not None and not self._in_work:
-                self._finished.set()
         if trail is not None:
             trail.answered(answer)
         return answer

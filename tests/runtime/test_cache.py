@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, tensor
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull, ServeAppError
+from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError
 from serve_app.payloads import BundleResult, Execution, Failure, ModelSignature, Payload, Success
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.cache import CacheSettings, Hashing, ModelCacheSettings, ResponseCache
@@ -477,6 +477,31 @@ async def test_a_deadline_that_passes_while_a_request_is_hashed_is_counted() -> 
         await line.service.submit(MODEL, payload, RequestOptions(LOW, 1e-9))
     assert line.outcomes == {("low", "deadline_exceeded"): 1}
     assert line.transport.sent.empty()
+
+
+async def test_what_follows_or_is_hashed_was_taken_and_is_answered_before_the_end() -> None:
+    """Also where it leads only after the end has begun; what comes then is refused."""
+    line = Line(window=2)
+    first, follower = line.ask(), line.ask()
+    await line.transport.next()
+    await settle()
+    ending = asyncio.ensure_future(line.service.finish(60.0))
+    await settle()
+    first.cancel()
+    await settle()
+    assert not ending.done()
+    with pytest.raises(ModelUnavailable):
+        await line.ask()
+    (await line.transport.next()).succeed()
+    assert ((await follower).cache, await ending) == ("miss", 0)
+
+    line = Line()
+    payload = {"x": np.zeros((1, 100_000), np.float32)}
+    hashed = asyncio.ensure_future(line.service.submit(MODEL, payload, RequestOptions()))
+    await asyncio.sleep(0)
+    ending = asyncio.ensure_future(line.service.finish(60.0))
+    (await line.transport.next()).succeed()
+    assert ((await hashed).cache, await ending) == ("miss", 0)
 
 
 async def test_what_has_no_key_is_executed() -> None:
