@@ -37,6 +37,7 @@ from serve_app.runtime.arena import Arena
 from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.connection_metrics import ConnectionsCollector
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.garbage import collect_seldom
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.line_writer import LineWriter
 from serve_app.runtime.links import Links
@@ -170,6 +171,7 @@ class RouterDeployment:
         self._direct = DirectPorts([each for each in listeners if each is not None])
         self._loop.call_later(_OPEN_ANYWAY_S, self._direct.open)
         directory.subscribe(self._on_replicas)
+        collect_seldom()
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 

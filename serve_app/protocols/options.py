@@ -139,10 +139,11 @@ def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes
     Raises:
         DeadlineExceeded: Nothing is left of it.
     """
-    left = allowed_s(info, options) - elapsed_s
+    left = _allowed_s(info, options.priority, options.timeout_s) - elapsed_s
     if left <= 0.0:
         raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
-    return options._replace(timeout_s=left, nbytes=options.nbytes if nbytes is None else nbytes)
+    # As `_replace`, which takes twice as long.
+    return RequestOptions(options.priority, left, options.nbytes if nbytes is None else nbytes, *options[3:])
 
 
 def _allowed_s(info: ModelInfo, priority: Priority | None, timeout_s: float | None) -> float:

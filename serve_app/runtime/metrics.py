@@ -223,7 +223,8 @@ class RouterMetrics:
             statistics.failed += 1
             statistics.failed_s += total_s
             return
-        answered = self._answered_by(entry.model, entry.priority)
+        model, priority = entry.model, entry.priority
+        answered = self._answered.get((model, priority)) or self._answered_by(model, priority)
         answered.number.value += 1
         answered.latency.observe(total_s)
         answered.queue_time.observe(queue_s)

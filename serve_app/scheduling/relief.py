@@ -156,7 +156,7 @@ class Relief:
         variant = light = entry.variant
         if model.cheaper and not entry.lane and entry.priority is not _HIGH:
             light = model.cheaper
-        per_row = self._per_row(model, variant, entry.bucket)
+        per_row = self._costs.get((model, variant, entry.bucket)) or self._per_row(model, variant, entry.bucket)
         asked.entries += 1
         asked.cost_s += rows * per_row
         asked.light_cost_s += rows * (per_row if light is variant else self._per_row(model, light, entry.bucket))
