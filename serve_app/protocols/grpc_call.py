@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.protocols.errors import code_of, retry_after, status_of
-from serve_app.protocols.options import DOOR, MAX_TIMEOUT_S, Wish, header_wish
+from serve_app.protocols.options import CACHE_CONTROL, DOOR, MAX_TIMEOUT_S, Wish, header_wish
 
 _M = TypeVar("_M", bound=Message)
 
@@ -79,7 +79,10 @@ class Call:
         for key, value in context.invocation_metadata() or ():
             name = _HEADERS.get(key)
             if name is not None:
-                self.headers[name] = value if isinstance(value, bytes) else value.encode()
+                field = value if isinstance(value, bytes) else value.encode()
+                if name == CACHE_CONTROL and name in self.headers:
+                    field = self.headers[name] + b"," + field
+                self.headers[name] = field
         # Ray Serve's context knows no deadline, by which it is told apart.
         self.headers[DOOR] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 

@@ -25,7 +25,7 @@ from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, interna
 from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.openapi import pages
-from serve_app.protocols.options import DOOR
+from serve_app.protocols.options import CACHE_CONTROL, DOOR, headers_of
 from serve_app.protocols.refusals import Refusals
 from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.request_log import RequestLog
@@ -132,6 +132,8 @@ class HttpApp:
             await self._route(scope, receive, send, path, target)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if CACHE_CONTROL in headers:
+            headers = headers_of(scope["headers"])
         headers[DOOR] = self._door
         request_id, sends_id = headers.get(_REQUEST_ID, b""), self._settings.send_request_id
         if request_id or sends_id:

@@ -19,7 +19,7 @@ from serve_app.errors import InvalidRequest
 from serve_app.payloads import Embeddings, Texts
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.open_inference.wire import invalid
-from serve_app.protocols.options import header_wish, patience_s, remaining, request_options
+from serve_app.protocols.options import header_wish, headers_of, patience_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json, json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -77,7 +77,7 @@ class _Endpoints:
 
     async def embeddings(self, request: Request) -> Response:
         arrived = monotonic()
-        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        headers = headers_of(request.scope["headers"])
         request.state.asked_model = ""
         wish = header_wish(headers)
         limit_s = patience_s(self._service.models.values(), wish)

@@ -6,7 +6,7 @@ The body beats the header for priority, variant and fallback; the tightest deadl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -20,6 +20,7 @@ MAX_TIMEOUT_S: Final = 24 * 3600.0
 
 DOOR: Final = b":door"
 """Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
+CACHE_CONTROL: Final = b"cache-control"
 _LONGEST_ID: Final = 128
 _LONGEST_STATE: Final = 512
 
@@ -32,6 +33,18 @@ _BY_NUMBER: Final[Mapping[int, Priority | None]] = MappingProxyType(
 _BY_HEADER: Final[Mapping[bytes, Priority]] = MappingProxyType(
     {form: priority for priority in Priority for form in (priority.label.encode(), b"%d" % priority)}
 )
+
+
+def headers_of(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name. Where one comes on several lines the last counts; all of them of Cache-Control, which is a list.
+
+    Args:
+        fields: Lower-case names and values.
+    """
+    headers = dict(fields)
+    if CACHE_CONTROL in headers:
+        headers[CACHE_CONTROL] = b",".join([value for name, value in fields if name == CACHE_CONTROL])
+    return headers
 
 
 def request_options(
@@ -91,7 +104,7 @@ def request_options(
     )
     if b"traceparent" in headers:
         options = _in_trace(options, headers)
-    control = headers.get(b"cache-control")
+    control = headers.get(CACHE_CONTROL)
     return options if control is None else _with_cache_control(options, control)
 
 

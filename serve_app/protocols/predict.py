@@ -26,7 +26,7 @@ from serve_app.protocols.content_type import (
     resolve,
 )
 from serve_app.protocols.media import Asked, PredictRequest, parse, parse_form, payload_of
-from serve_app.protocols.options import allowed_s, header_wish, patience_s, remaining, request_options
+from serve_app.protocols.options import allowed_s, header_wish, headers_of, patience_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -73,7 +73,7 @@ class Predict:
             check: Looks at the decoded request, and raises what is to be answered where it is not to be served.
         """
         arrived = monotonic()
-        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        headers = headers_of(request.scope["headers"])
         content_type, kind = media_type(headers), kind_of(info.task)
         check_content_type(info, kind, content_type, final=False)
         declared = self._bodies.declared_size(headers)
@@ -103,7 +103,7 @@ class Predict:
         """
         arrived = monotonic()
         request.state.asked_model = ""
-        headers: dict[bytes, bytes] = dict(request.scope["headers"])
+        headers = headers_of(request.scope["headers"])
         wish = header_wish(headers)
         limit_s = patience_s(self._service.models.values(), wish)
         content = await self._bodies.read(request.receive, headers, limit_s)

@@ -97,6 +97,27 @@ async def test_infer_options(
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (INFER, REQUEST),
+        ("/v1/models/sentences/predict", {"inputs": "a"}),
+        ("/", {"inputs": "a", "parameters": {"truncate": True}}),
+        ("/v1/embeddings", {"model": "sentences", "input": "a"}),
+    ],
+)
+async def test_cache_control_may_come_on_several_lines(
+    client: httpx.AsyncClient, service: NumpyService, path: str, body: dict[str, Any]
+) -> None:
+    """As HTTP allows for every list."""
+    lines = [("Cache-Control", value) for value in ("no-store", "x", "no-cache")]
+    reply = await client.post(path, json=body, headers=lines)
+
+    assert reply.status_code == 200
+    ((_, _, options),) = service.calls
+    assert (options.cacheable, options.fresh) == (False, True)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("POST", "/v2/models/nothing/infer", 404, "model_not_found"),

@@ -117,11 +117,12 @@ def test_a_refusal_under_overload_tells_the_step() -> None:
 class _Ended:
     """The context of a gRPC call, as it was left."""
 
-    def __init__(self) -> None:
+    def __init__(self, *came: tuple[str, str]) -> None:
         self.metadata: list[tuple[str, str]] = []
+        self._came = came
 
-    def invocation_metadata(self) -> None:
-        return None
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._came
 
     def set_code(self, code: object) -> None:
         pass
@@ -140,3 +141,11 @@ def test_a_grpc_refusal_under_overload_tells_the_step() -> None:
     error.overload = "shed-low"
     Call(ended).fail(error)
     assert ("x-overload", "shed-low") in ended.metadata
+
+
+def test_metadata_of_cache_control_add_up() -> None:
+    """As HTTP's lines do; of all others the last counts."""
+    call = Call(
+        _Ended(("cache-control", "no-store"), ("x-priority", "low"), ("cache-control", "x"), ("x-priority", "1"))
+    )
+    assert (call.headers[b"cache-control"], call.headers[b"x-priority"]) == (b"no-store,x", b"1")
