@@ -258,23 +258,28 @@ class BodyReader:
         self.release(size)
         raise ClientGone
 
-    def hold(self, nbytes: int) -> None:
-        """Count a body that arrived whole by other means, until `release`.
+    def hold(self, nbytes: int, parsed: int = 0) -> None:
+        """Count a body that arrived whole by other means, until `release` of both numbers together.
+
+        Args:
+            nbytes: Its bytes.
+            parsed: Those that it takes beside them until it is decoded.
 
         Raises:
             PayloadTooLarge: It is over the limit.
             QueueFull: Too many large bodies are being decoded.
         """
-        self._grow(0, nbytes)
+        self._grow(0, nbytes, parsed)
 
     def release(self, nbytes: int) -> None:
         """Stop counting a body of this size; it has been decoded and handed on, or dropped."""
         if nbytes > self._inline:
             self._held -= nbytes
 
-    def _grow(self, before: int, after: int) -> None:
+    def _grow(self, before: int, after: int, parsed: int = 0) -> None:
         if after > self._max_body:
             raise PayloadTooLarge(f"the body is over the limit of {self._max_body} bytes")
+        after += parsed
         if after <= self._inline:
             return
         added = after - (before if before > self._inline else 0)

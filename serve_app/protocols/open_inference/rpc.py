@@ -137,10 +137,9 @@ class InferenceRpc:
         arrived = monotonic()
         service, bodies = self._service, self._bodies
         call.asked_model = ""
-        bodies.hold(len(body))
+        parsed = check_parts(body) if len(body) > _FEW_PARTS_BYTES else 0
+        bodies.hold(len(body), parsed)
         try:
-            if len(body) > _FEW_PARTS_BYTES:
-                check_parts(body)
             request = parse(pb.ModelInferRequest, body, len(body))
             call.asked_model, call.asked_id = request.model_name, request.id
             codec = self._codec(service.find(request.model_name, request.model_version or None))
@@ -163,18 +162,19 @@ class InferenceRpc:
             else:
                 tensors = codec.decode(request)
         finally:
-            bodies.release(len(body))
-        selection = codec.select(request, parameters)
+            bodies.release(len(body) + parsed)
+        selection, counts = codec.select(request, parameters), codec.classifications(request)
+        del request  # which can be larger than its tensors, and the answer may take its time
         nbytes = max(len(body), held_bytes(tensors))
         answer = await service.submit(info.name, tensors, remaining(info, options, monotonic() - arrived, nbytes))
         value = answer.value
-        if counts := codec.classifications(request):
+        if counts:
             value = await classified(value, counts, info, bodies)
         told = timings(answer) if parameters.timings else None
         if bodies.is_large(encoding_bytes(selection, value)):
-            encoded = await bodies.offload(codec.encode, request.id, selection, value, answer.variant, told)
+            encoded = await bodies.offload(codec.encode, call.asked_id, selection, value, answer.variant, told)
         else:
-            encoded = codec.encode(request.id, selection, value, answer.variant, told)
+            encoded = codec.encode(call.asked_id, selection, value, answer.variant, told)
         return encoded, answer
 
     async def statistics(self, body: bytes, _: Call) -> bytes:
