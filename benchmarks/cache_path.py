@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.redis_server import RedisServer
-from benchmarks.request_path import App, AsgiRequest, Case, Client, Replica, bare, make_app, no_collection
+from benchmarks.request_path import App, AsgiRequest, Case, Client, Replica, as_the_router_collects, bare, make_app
 from benchmarks.wires import WIRES, Answer
 from serve_app.payloads import Bundle, BundleResult, Execution, Success
 from serve_app.runtime.cache import CacheSettings, ModelCacheSettings, ResponseCache
@@ -134,7 +134,7 @@ async def _measure(case: Case, mode: str, traffic: _Traffic, url: str) -> tuple[
         await traffic.check(app, case)
         await client.run(app, len(traffic.requests))
         before = _counts(cache)
-        with no_collection():
+        with as_the_router_collects():
             bare_us = await Client(case, traffic.requests).run(bare, case.requests)
             us = await client.run(app, case.requests)
         counted = {name: count - before[name] for name, count in _counts(cache).items()}

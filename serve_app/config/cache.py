@@ -166,7 +166,7 @@ class CacheConfig(Section):
     """Most requests that wait for the answer to the same request in flight. More are queued by themselves."""
 
     waiting_bytes: Size = ByteSize(64 * 1024**2)
-    """Most bytes of those requests."""
+    """Most bytes of those requests, and apart from them of large ones that wait for their key to be computed."""
 
     redis: RedisConfig | None = None
     """A server in which routers share their answers; by default each has its own only."""
