@@ -93,7 +93,7 @@ async def _router(stage: Stage) -> None:
         await stage.hold(_STEADY_S)
         for _ in range(stage.times(_KILLS)):
             await _kill(stage, ROUTER, "one of two routers", 2)
-            await stage.hold(1.0)
+            await stage.hold(_STEADY_S)  # HAProxy sends to the new one after its next look at it
         await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("our client, with its retries, sees no error", ours(stage.records))

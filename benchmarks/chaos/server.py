@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -142,6 +143,18 @@ class FaultyServer(Server):
             except psutil.Error:  # it has ended meanwhile
                 continue
         return sorted((each for each in found if each is not None), key=lambda each: each.started)
+
+    def listening(self, role: str) -> int:
+        """How many processes of a role take connections on the routers' own port."""
+        port, found = urlsplit(self.direct).port, 0
+        for process in self._processes():
+            try:
+                if part_of(process.cmdline()) == role:
+                    connections = process.net_connections("tcp")
+                    found += any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+            except psutil.Error:  # it has ended meanwhile
+                continue
+        return found
 
     def readings(self) -> list[Reading]:
         """All its processes now."""

@@ -15,7 +15,7 @@ from benchmarks.chaos.clients import Client, Grpc, Plain, Retrying
 from benchmarks.chaos.load import TIMEOUTS_S, Load, Mix, arrive
 from benchmarks.chaos.questions import Bank
 from benchmarks.chaos.records import End, Record, Summary, rates, recovery_s, summarize
-from benchmarks.chaos.server import FaultyServer, Reading, hit
+from benchmarks.chaos.server import ROUTER, FaultyServer, Reading, hit
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import DIRECT, PROXY
 from serve_app.cli.processes import Process
@@ -284,6 +284,8 @@ class Stage:
         self.mended(mark)
 
     def _reached(self, role: str, count: int) -> bool:
+        if role == ROUTER:
+            return self.server.listening(role) == count
         return role not in self.bank.models or self.server.replicas(role) == count
 
     def require(self, says: str, met: bool, found: object) -> None:
