@@ -21,7 +21,7 @@ from benchmarks.chaos.stage import BIN_S, Aim, Played, Stage
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import is_ready
 
-_WARM_UP_S, _FLAT_OUT_S = 2.0, 5.0
+_WARM_UP_S, _FLAT_OUT_S = 4.0, 12.0
 
 SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *DISK, *OTHERS)
 """All, in the order in which they are played."""
