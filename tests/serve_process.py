@@ -54,7 +54,8 @@ class ServeProcess:
         graceful: bool = False,
     ) -> None:
         self._folder = folder
-        serve = [str(Path(sys.executable).with_name("serve")), "run"]
+        # A cluster of its own, whatever others have left in Ray's folder about theirs.
+        serve = [str(Path(sys.executable).with_name("serve")), "run", "--address", "local"]
         self._command = [sys.executable, "-m", "serve_app.cli", "run", "--no-dashboard"] if graceful else serve
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.grpc_port = free_ports(2)

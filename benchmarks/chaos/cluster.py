@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -39,12 +41,16 @@ class TwoNodes(FaultyServer):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._redis = RedisServer(OUT)
+        self._folder = Path()
 
     @override
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
         command, environment = super()._prepare()
         self._redis.start()
         (head,) = free_ports(1)
+        # Its path must be short: Ray's sockets are below. In Ray's usual folder `ray start` would leave the address of
+        # this cluster behind, to which a later `serve run` would try to connect for ever.
+        self._folder = Path(tempfile.mkdtemp(prefix="sa-ray-"))
         bin_folder = Path(sys.executable).parent
         ray, serve = shlex.quote(str(bin_folder / "ray")), shlex.quote(str(bin_folder / "serve"))
         here = "--node-ip-address 127.0.0.1"
@@ -55,12 +61,15 @@ class TwoNodes(FaultyServer):
             f"exec {serve} run --address 127.0.0.1:{head} {shlex.quote(command[-1])}",
         )
         variables = {"RAY_worker_niceness": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
-        return ["bash", "-ec", "\n".join(lines)], {**environment, **variables}
+        return ["bash", "-ec", "\n".join(lines)], {**environment, **variables, "RAY_TMPDIR": str(self._folder)}
 
     @override
     def _clean_up(self) -> None:
         super()._clean_up()
         self._redis.kill()
+        if self._folder != Path():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = Path()
 
 
 async def _gcs(stage: Stage) -> None:
