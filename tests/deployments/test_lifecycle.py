@@ -143,15 +143,21 @@ def test_replicas_follow_the_queue(busy: ServeProcess) -> None:
     """Rows waiting in the router bring a second replica, and idleness takes it away again."""
     assert replicas(busy.url, "slow") == 1
     done = threading.Event()
+    rows, size = 8, 2048  # a request costs the server far more than its client: the queue is long all the time
+    body = {"inputs": [{"name": "x", "shape": [rows, size], "datatype": "FP32", "data": [1.0] * rows * size}]}
+    content = json.dumps(body).encode()
 
     def keep_asking() -> set[int]:
         statuses = set()
-        while not done.is_set():
-            statuses.add(ask(busy.url, "slow", size=2048).status_code)
+        with httpx.Client(timeout=120.0) as client:
+            while not done.is_set():
+                headers = {"Content-Type": "application/json"}
+                answer = client.post(f"{busy.url}/v2/models/slow/infer", content=content, headers=headers)
+                statuses.add(answer.status_code)
         return statuses
 
-    with ThreadPoolExecutor(16) as pool:
-        clients = [pool.submit(keep_asking) for _ in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(keep_asking) for _ in range(8)]
         try:
             wait_until(lambda: replicas(busy.url, "slow") == 2, "a second replica of slow")
         finally:
