@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 _SERVE_LOGGER = "ray.serve"
@@ -23,17 +24,17 @@ def join_serve_log() -> None:
     ours.propagate = False
 
 
-def request_log_file(folder: Path | None, router: str) -> Path | None:
+def request_log_file(folder: Path | None, router: Callable[[], str]) -> Path | None:
     """Where the log of requests goes, ``None`` where there is no place for it.
 
     Args:
         folder: The folder; ``None`` for that of Serve's log of this process.
-        router: What to call the file by where Serve writes no log, whose name it follows otherwise.
+        router: Says what to call the file by where Serve writes no log, whose name it follows otherwise.
     """
     beside = _serve_log_file()
     if beside is not None:
         return (folder or beside.parent) / f"requests_{beside.name.removeprefix('replica_')}"
-    return None if folder is None else folder / f"requests_{_NO_NAME.sub('_', router)}.log"
+    return None if folder is None else folder / f"requests_{_NO_NAME.sub('_', router())}.log"
 
 
 def _serve_log_file() -> Path | None:

@@ -178,9 +178,7 @@ class RouterDeployment:
     def _request_log_writer(self) -> LineWriter | None:
         """What writes the request log, if there is to be one and a place for it."""
         config = self._config.logging
-        context = serve.get_replica_context()
-        name = f"{context.app_name}_{context.deployment}_{context.replica_id.unique_id}"
-        file = request_log_file(config.place(), name) if config.requests else None
+        file = request_log_file(config.place(), _own_name) if config.requests else None
         return None if file is None else LineWriter(file, int(config.max_bytes), config.files - 1)
 
     def _listener(self, settings: HttpSettings, log: RequestLog | None) -> Listener | None:
@@ -384,6 +382,11 @@ class RouterDeployment:
         self.grpc_app.changed()
         if self._service.ready():
             self._direct.open()
+
+
+def _own_name() -> str:
+    context = serve.get_replica_context()
+    return f"{context.app_name}_{context.deployment}_{context.replica_id.unique_id}"
 
 
 def _cannot_listen(setting: str, host: str, port: int, error: OSError) -> ConfigError:

@@ -29,13 +29,15 @@ def test_it_follows_serve_s_log(serve_logger: logging.Logger, tmp_path: Path) ->
     """In its folder by default, and by its name in any; Serve holds lines back in memory on their way to the file."""
     file = logging.FileHandler(tmp_path / f"replica_{ROUTER}.log", delay=True)
     serve_logger.addHandler(logging.handlers.MemoryHandler(10, target=file))
-    assert request_log_file(None, "any") == tmp_path / f"requests_{ROUTER}.log"
-    assert request_log_file(Path("/var/log"), "any") == Path(f"/var/log/requests_{ROUTER}.log")
+    assert request_log_file(None, lambda: "any") == tmp_path / f"requests_{ROUTER}.log"
+    assert request_log_file(Path("/var/log"), lambda: "any") == Path(f"/var/log/requests_{ROUTER}.log")
 
 
 def test_a_folder_of_its_own_needs_no_log_of_serve_s(serve_logger: logging.Logger) -> None:
     """Without either there is no place for it."""
     serve_logger.addHandler(logging.NullHandler())
-    assert request_log_file(Path("/var/log"), ROUTER) == Path(f"/var/log/requests_{ROUTER}.log")
-    assert request_log_file(Path("/var/log"), "a/../b_router_x") == Path("/var/log/requests_a_.._b_router_x.log")
-    assert request_log_file(None, ROUTER) is None
+    assert request_log_file(Path("/var/log"), lambda: ROUTER) == Path(f"/var/log/requests_{ROUTER}.log")
+    assert request_log_file(Path("/var/log"), lambda: "a/../b_router_x") == Path(
+        "/var/log/requests_a_.._b_router_x.log"
+    )
+    assert request_log_file(None, lambda: ROUTER) is None

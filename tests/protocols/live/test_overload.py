@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 _WIDTH = 1024
 _LAYERS, _LIGHT_LAYERS = 40, 20
 _TIMEOUT_S = 30.0
-_EACH = 12
+_EACH = 30
 """Requests per class of one burst: they wait for much more than the part of their time at which the ladder climbs."""
 _BURSTS = 60
 _STEPS = ("none", "batches", "variant", "shed-low", "shed-normal")
@@ -67,11 +67,11 @@ def _served(folder: Path) -> dict[str, Any]:
             }
         ],
         "overload": {
-            "climb_at": 0.002,
-            "descend_at": 0.001,
+            "climb_at": 0.0003,
+            "descend_at": 0.0001,
             "climb_ms": 40,
             "smoothing_ms": 50,
-            "dwell_s": 0.3,
+            "dwell_s": 1.0,
             "ration": 0.0,
             "steps": list(_STEPS[1:]),
         },
