@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,15 @@ from benchmarks.ports import free_ports
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else runs
 settings.load_profile("untimed")
+
+
+@pytest.fixture
+def collect_never() -> Iterator[None]:
+    """Python's collector of cycles stays away: what goes goes because nobody holds it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

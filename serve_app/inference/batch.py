@@ -77,7 +77,8 @@ class BatchRun:
         self._ran.append(_Ran(positions, counts, outputs))
 
     def fail(self, position: int, error: ServeAppError) -> None:
-        """Note the error of an entry."""
+        """Note the error of an entry, without what led to it: that knows this run, and the entry's input with it."""
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         self._errors[position] = error
 
     @property
@@ -419,6 +420,4 @@ def _as_answer(error: Exception) -> ServeAppError:
     if isinstance(error, ServeAppError):
         return error
     _logger.error("an entry failed with an unexpected error", exc_info=error)
-    answer = InferenceFailed("the model failed on this input")
-    answer.__cause__ = error
-    return answer
+    return InferenceFailed("the model failed on this input")

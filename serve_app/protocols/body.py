@@ -115,6 +115,9 @@ class BodyReader:
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([ended])
             raise
+        finally:
+            # An error knows this frame, and these know the error: what its frames hold would wait for the collector.
+            del running, ended
 
     def declared_size(self, headers: Mapping[bytes, bytes]) -> int | None:
         """The Content-Length, or ``None`` for a chunked body.

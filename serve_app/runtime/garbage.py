@@ -11,8 +11,8 @@ _THRESHOLDS = (20_000, 20, 50)
 def collect_seldom() -> None:
     """Leave what is there now out of collections for good, and look through the rest far less often than by default.
 
-    To be called once a process has loaded all that it needs. Cycles, such as those of exceptions, may wait for some
-    thousand requests then: they hold a few megabytes at most, since bodies are counted and bounded while they live.
+    To be called once a process has loaded all that it needs. Cycles may wait for some thousand requests then. None may
+    hold a body: where an error is kept beside the frames that it has passed through, one of the two has to let go.
     """
     gc.collect()
     gc.freeze()

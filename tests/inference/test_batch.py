@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,20 @@ def test_an_entry_that_is_not_text_fails_alone(load: Load) -> None:
 
     assert isinstance(ran.outcomes[0], InvalidRequest)
     assert _values(ran.outcomes[1]) == {"OUTPUT0": [["ok"]]}
+
+
+@pytest.mark.usefixtures("collect_never")
+def test_what_has_failed_is_not_kept(load: Load) -> None:
+    """Nothing of it waits for the collector of cycles, which may be long in coming: inputs can be large."""
+    backend = load("string_identity")
+    value = np.array([[b"\xff"]], np.object_)
+    kept = weakref.ref(value)
+
+    ran = run_entries(backend, [{"INPUT0": value}, {"INPUT0": np.array([[b"ok"]], np.object_)}], 8)
+    del value
+
+    assert isinstance(ran.outcomes[0], InvalidRequest)
+    assert kept() is None
 
 
 def test_an_entry_of_unclear_rows_never_reaches_the_backend(load: Load) -> None:

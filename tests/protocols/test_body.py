@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Final
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from serve_app.errors import PayloadTooLarge
 from serve_app.protocols.body import BodyReader
 
 NBYTES: Final = 5000
@@ -108,3 +113,20 @@ async def test_faults_are_told(conversions: Conversions) -> None:
     with pytest.raises(ValueError, match="bad"):
         await conversions.request("bad")
     assert conversions.bodies.held == 0
+
+
+@pytest.mark.usefixtures("collect_never")
+async def test_what_failed_is_not_kept() -> None:
+    """A body that expands to more than the limit would else wait, expanded, for the collector of cycles."""
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1)
+    expanded: list[weakref.ref[NDArray[np.uint8]]] = []
+
+    def expand() -> None:
+        large = np.empty(2**20, np.uint8)
+        expanded.append(weakref.ref(large))
+        raise PayloadTooLarge("too large")
+
+    with contextlib.suppress(PayloadTooLarge):
+        await bodies.offload(expand)
+    await rounds()
+    assert [each() for each in expanded] == [None]
