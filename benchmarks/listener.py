@@ -1,7 +1,7 @@
-"""What the server's own HTTP listener costs beside uvicorn: ``python -m benchmarks.listener``.
+"""What the server's own HTTP listener costs beside uvicorn, plain and with TLS: ``python -m benchmarks.listener``.
 
-Both serve the same applications on the same event loop (uvloop), with the same parser (llhttp), each in a process of
-its own and loaded by wrk in turns:
+All serve the same applications on the same event loop (uvloop), with the same parser (llhttp), each in a process of
+its own and loaded by wrk in turns, over connections that stay open:
 
     small   765 bytes in, 500 bytes out, 64 connections
     large   602 KB in, 500 bytes out, 32 connections; the application wants the body in one piece
@@ -15,12 +15,14 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import trustme
 import uvicorn
 import uvloop
 from rich.console import Console
@@ -31,6 +33,7 @@ from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.tls import Certificates, TlsFiles
 
 _SCRIPT = Path(__file__).with_suffix(".lua")
 _ANSWER = b"y" * 500
@@ -40,7 +43,7 @@ _HEAD = {
     "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_ANSWER))],
 }
 _LOADS = {"small": (765, 64), "large": (602 * 1000, 32)}
-_SERVERS = ("uvicorn", "listener")
+_SERVERS = ("uvicorn", "uvicorn, TLS", "listener", "listener, TLS")
 
 
 async def _small(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
@@ -63,33 +66,50 @@ class _Large:
         await send({"type": "http.response.body", "body": _ANSWER})
 
 
-def _serve(server: str, load: str) -> None:
+def _serve(server: str, load: str, folder: Path) -> None:
     """Serve in this process, after one line that holds the port."""
     app: Any = _small if load == "small" else _Large()
+    certificate, key = _files(folder)
+    secure = server.endswith("TLS")
     sock = bind("127.0.0.1", 0)
     print(sock.getsockname()[1], flush=True)
 
     async def ours() -> None:
-        await Listener(app, sock).start()
+        certificates = Certificates(TlsFiles(certificate, key), "http/1.1") if secure else None
+        await Listener(app, sock, certificates=certificates).start()
         await asyncio.Event().wait()
 
-    if server == "listener":
+    if server.startswith("listener"):
         uvloop.run(ours())
     else:
         sock.listen(2048)
-        config = uvicorn.Config(
-            app, http="httptools", loop="uvloop", lifespan="off", log_level="error", access_log=False
-        )
+        files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)} if secure else {}
+        options: dict[str, Any] = {"log_level": "error", "access_log": False, **files}
+        config = uvicorn.Config(app, http="httptools", loop="uvloop", lifespan="off", **options)
         uvicorn.Server(config).run(sockets=[sock])
 
 
+def _files(folder: Path) -> tuple[Path, Path]:
+    return folder / "server.pem", folder / "server.key"
+
+
+def _certify(folder: Path) -> None:
+    """A certificate as public authorities give them: RSA of 2,048 bits."""
+    issued = trustme.CA(key_type=trustme.KeyType.RSA).issue_cert("127.0.0.1", key_type=trustme.KeyType.RSA)
+    certificate, key = _files(folder)
+    certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+    key.touch(0o600)
+    issued.private_key_pem.write_to_path(key)
+
+
 @contextmanager
-def _running(server: str, load: str) -> Iterator[tuple[str, psutil.Process]]:
-    command = [sys.executable, "-m", "benchmarks.listener", "--serve", server, load]
+def _running(server: str, load: str, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    command = [sys.executable, "-m", "benchmarks.listener", "--serve", server, load, str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/", psutil.Process(process.pid)
+        scheme = "https" if server.endswith("TLS") else "http"
+        yield f"{scheme}://127.0.0.1:{int(process.stdout.readline())}/", psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -114,12 +134,13 @@ def _measure(url: str, process: psutil.Process, load: str, seconds: int) -> tupl
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=3)
     options = parser.parse_args()
     if options.serve:
-        _serve(*options.serve)
+        server, load, folder = options.serve
+        _serve(server, load, Path(folder))
         return
     table = Table(
         "load",
@@ -131,9 +152,12 @@ def main() -> None:
     )
     for load, (nbytes, _) in _LOADS.items():
         results: dict[str, list[tuple[float, float]]] = {server: [] for server in _SERVERS}
-        with _running("uvicorn", load) as first, _running("listener", load) as second:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            _certify(folder)
+            running = [stack.enter_context(_running(server, load, folder)) for server in _SERVERS]
             for _ in range(options.rounds):
-                for server, (url, process) in zip(_SERVERS, (first, second), strict=True):
+                for server, (url, process) in zip(_SERVERS, running, strict=True):
                     results[server].append(_measure(url, process, load, options.seconds))
         for server, runs in results.items():
             rate = statistics.median(run[0] for run in runs)

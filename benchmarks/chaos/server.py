@@ -24,6 +24,7 @@ from serve_app.config.file import read_document
 APPLICATION = "serve-app"
 ROUTER = "router"
 CONTROLLER, HAPROXY, PROXY_MANAGER, GCS, RAYLET = "controller", "haproxy", "proxy manager", "gcs", "raylet"
+LOG_MONITOR = "Ray's log monitor"
 
 _WITH_DASHBOARD = tuple(part for part in SERVE_APP_RUN if part != "--no-dashboard")
 _TITLES = {"ray::ServeController": CONTROLLER, "ray::HAProxyManager": PROXY_MANAGER, "ray::ProxyActor": PROXY_MANAGER}
@@ -207,6 +208,8 @@ def part_of(command: list[str]) -> str:
     for title, name in _TITLES.items():
         if first.startswith(title):
             return name
+    if any(part.endswith("/log_monitor.py") for part in command):
+        return LOG_MONITOR
     return _PROGRAMS.get(Path(first).name, "Ray's other processes")
 
 
