@@ -101,6 +101,7 @@ class ServeProcess:
             **os.environ,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
+            "RAY_worker_niceness": "0",  # as `serve-app run` sets it
             "SERVE_APP_HOME": str(ROOT),
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
             MARKER: self._mark,

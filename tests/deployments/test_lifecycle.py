@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import itertools
 import json
@@ -27,6 +28,7 @@ from serve_process import ROOT, ServeProcess
 from steady_load import SteadyLoad
 
 from benchmarks.ports import free_ports
+from serve_app.protocols.open_inference import inference_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 
@@ -199,12 +201,39 @@ def test_killing_a_replica_loses_no_request(busy: ServeProcess) -> None:
             assert set(map(repr, answers)) == {repr((200, [number + 1.0]))}
 
 
-def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess) -> None:
-    """What they had queued is not executed, and every counter returns to zero."""
+@contextlib.contextmanager
+def waiting_http(port: int) -> Iterator[None]:
+    """64 connections, each with a request for `slow` that nobody waits for any more when this ends."""
     body = json.dumps(
         {"inputs": [{"name": "x", "shape": [1, 2048], "datatype": "FP32", "data": [0.5] * 2048}]}
     ).encode()
     head = f"POST /v2/models/slow/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as connections:
+        for _ in range(64):
+            connection = connections.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(head + body)
+        yield
+
+
+@contextlib.contextmanager
+def waiting_grpc(port: int) -> Iterator[None]:
+    """The same with calls on one channel."""
+    request = pb.ModelInferRequest(model_name="slow", raw_input_contents=[np.full(2048, 0.5, np.float32).tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2048])
+    body = request.SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:  # whose end cancels its calls
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for _ in range(64):
+            call.future(body, timeout=60.0)
+        yield
+
+
+@pytest.mark.parametrize("way", ["HTTP by Serve's port", "HTTP", "gRPC by Serve's port", "gRPC"])
+def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess, way: str) -> None:
+    """What they had queued is not executed, and every counter returns to zero."""
+    ports, grpc_ports = ways_in(busy)
+    of_serve = "Serve" in way
+    waiting = waiting_grpc(grpc_ports[not of_serve]) if "gRPC" in way else waiting_http(ports[not of_serve])
 
     def state() -> dict[str, Any]:
         model: dict[str, Any] = httpx.get(f"{busy.url}/status", timeout=30.0).json()["models"]["slow"]
@@ -217,15 +246,10 @@ def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess) -> Non
         )
         return sum(map(float, counts))
 
-    clients = [socket.create_connection(("127.0.0.1", busy.port)) for _ in range(64)]
-    try:
-        for client in clients:
-            client.sendall(head + body)
+    before = cancelled()
+    with waiting:
         wait_until(lambda: state()["queues"]["normal"]["entries"] > 0, "a queue at slow")
-    finally:
-        for client in clients:
-            client.close()
-    wait_until(lambda: cancelled() > 0, "requests counted as cancelled")
+    wait_until(lambda: cancelled() > before, "requests counted as cancelled")
     wait_until(
         lambda: (state()["queues"]["normal"]["entries"], state()["running_rows"], state()["slots_in_use"]) == (0, 0, 0),
         "an empty queue and free slots",

@@ -132,11 +132,10 @@ def test_each_build_has_its_own_breaker() -> None:
 
 def test_an_open_fallback_does_not_stand_in_where_the_exact_model_is_late() -> None:
     """Better late than failed."""
-    scheduler = with_breaker(fallbacks=("int8",))
-    trip(scheduler, variant="int8")
-    scheduler.seed("m", [(1, 0, 30.0, "")])
-    accept(scheduler, make_entry(deadline=100.0))
-    assert [dispatch.variant for dispatch in scheduler.decide(0.0).dispatches] == [""]
+    scheduler = with_breaker(fallbacks=("int8",), profile=[(rows, 0, 30.0) for rows, _, _ in AFFINE])
+    assert run(scheduler, ANSWERED, 0.0).variant == "int8"
+    trip(scheduler)
+    assert run(scheduler, ANSWERED, 0.0).variant == ""
 
 
 def test_half_open_lets_a_few_through() -> None:
