@@ -169,8 +169,8 @@ fuzz-grpc: env ## Feed every gRPC call with bytes that try to break it, 10 minut
 	@$(BIN)/python tests/fuzz/fuzz_grpc.py -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/
 
 .PHONY: fuzz-hostile
-fuzz-hostile: env ## Send the HTTP side a million broken, lying and oversized requests (FUZZ_CASES)
-	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m hostile --cases "$(FUZZ_CASES)"
+fuzz-hostile: env ## Send the HTTP side a million broken, lying and oversized requests (FUZZ_CASES, HOSTILE=--publish)
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m hostile --cases "$(FUZZ_CASES)" $(HOSTILE)
 
 .PHONY: fuzz
 fuzz: fuzz-hostile fuzz-http fuzz-codec fuzz-grpc ## All of these, about an hour

@@ -12,7 +12,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +36,7 @@ from benchmarks.chaos.stage import Aim, Stage, mix_of
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine, describe
 from benchmarks.niceness import go_first
+from benchmarks.process import OUT
 from benchmarks.publishing import folders, machine_table, picture_style, save_svg, table, write_report
 from benchmarks.session import ending_in_order, quiet_machine
 
@@ -75,7 +76,7 @@ class Life:
         role: What it is there for.
         minutes: How long it was watched, the warm-up included.
         mib: Its memory at the end, MiB.
-        slope: Growth of its memory, MiB per minute: the least-squares line's.
+        slope: Growth of its memory, MiB per minute, as `slope` says.
         descriptors: Growth of open file descriptors: the last quarter's median less that of the quarter after warm-up.
         threads: The same of threads.
     """
@@ -166,10 +167,17 @@ def _life(samples: Sequence[Sample]) -> Life:
         samples[0].role,
         (ended - began) / 60,
         samples[-1].mib,
-        float(np.polyfit(minutes, [each.mib for each in warm], 1)[0]),
+        slope(minutes, [each.mib for each in warm]),
         _growth([each.descriptors for each in warm], quarter),
         _growth([each.threads for each in warm], quarter),
     )
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """The median slope between any two points: of what grows all the time, and not of a single step (Theil and Sen)."""
+    first, second = np.triu_indices(len(x), 1)
+    at, of = np.asarray(x), np.asarray(y)
+    return float(np.median((of[second] - of[first]) / (at[second] - at[first])))
 
 
 def _growth(values: Sequence[float], quarter: int) -> float:
@@ -324,7 +332,7 @@ def render(found: Soaked, machine: Machine, date: str) -> str:
         table(("aim", "met", "found"), [[aim.says, "yes" if aim.met else "**no**", aim.found] for aim in found.aims]),
         "",
         "Processes that were watched long enough, after the first quarter of their lives. Memory is the proportional",
-        "set size; growth is that of a line through the readings.",
+        "set size; its growth is the median slope between any two readings, in which a single step does not count.",
         "",
         table(
             ("process", "minutes", "MiB at the end", "MiB per minute", "file descriptors", "threads"),
@@ -397,7 +405,8 @@ def main(
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         text = render(found, machine, date)
         for folder in folders(publish=publish):
-            write_report(folder, "soak", {"machine": machine, "date": date, "run": found}, text)
+            told = found if folder == OUT else replace(found, samples=[])  # thousands, which the picture shows
+            write_report(folder, "soak", {"machine": machine, "date": date, "run": told}, text)
             draw(found, folder / "soak.svg")
         console.print(text)
         missed = [aim.says for aim in found.aims if not aim.met]

@@ -115,9 +115,12 @@ def test_scenarios_have_names_of_their_own() -> None:
 
 
 def test_growth_is_that_of_a_process_after_its_warm_up() -> None:
-    """A line's slope is found; what lived too briefly is left out."""
+    """A slope is found, a single step is none, and what lived too briefly is left out."""
     growing = [Sample(1, "router", 100.0 + 2.0 * at / 60, 10, 5, at) for at in range(0, 600, 10)]
     brief = [Sample(2, "tiny", 50.0, 10, 5, at) for at in range(0, 60, 10)]
     (life,) = lives([*growing, *brief], 240.0)
     assert (life.role, life.descriptors, life.threads) == ("router", 0.0, 0.0)
     assert life.slope == pytest.approx(2.0)
+    stepping = [Sample(1, "tiny", 100.0 if at < 300 else 150.0, 10, 5, at) for at in range(0, 600, 10)]
+    (life,) = lives(stepping, 240.0)
+    assert (life.mib, life.slope) == (150.0, 0.0)

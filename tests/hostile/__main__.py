@@ -9,17 +9,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
-import os
-import subprocess
+import datetime
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -27,114 +21,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from benchmarks.machine import describe
+from benchmarks.publishing import folders, write_report
 from hostile.asking import Asker, Findings
+from hostile.report import Run, draw, render, statuses_of
+from hostile.server_process import Look, Server
 
-_TESTS = Path(__file__).resolve().parents[1]
 _MIB = 2**20
 _LOOKS = 100
 """How often memory is looked at over the run."""
 _WARM_UP = 0.2
 """Part of the run after which memory should not grow any more."""
-_END_WITHIN_S = 20.0
-
-
-class Look(NamedTuple):
-    """The server process at one moment."""
-
-    asked: int
-    rss: int
-    descriptors: int
-    threads: int
-
-
-class Server:
-    """`hostile.server` in a process of its own, from `__enter__` to `__exit__`.
-
-    Args:
-        opens: A file that it opens at its end, to see whether this is told.
-
-    Attributes:
-        opened: What it opened, in words.
-        tracebacks: The last lines of tracebacks in its log.
-        logged: Bytes of its log.
-        url: Where it listens.
-    """
-
-    url: str
-
-    def __init__(self, opens: Path | None = None) -> None:
-        self._arguments = [] if opens is None else [str(opens)]
-        self.opened: list[str] = []
-        self.tracebacks: Counter[str] = Counter()
-        self.logged = 0
-        self._ready = threading.Event()
-
-    def __enter__(self) -> Server:
-        environment = {**os.environ, "PYTHONPATH": f"{_TESTS.parent}{os.pathsep}{_TESTS}"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "hostile.server", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=environment,
-            cwd=_TESTS.parent,
-            start_new_session=True,  # Ctrl-C is for the run, which then ends its server
-        )
-        self._threads = [threading.Thread(target=listen, daemon=True) for listen in (self._listen, self._read_log)]
-        for thread in self._threads:
-            thread.start()
-        self._ready.wait()
-        if not hasattr(self, "url"):
-            raise SystemExit("the server did not start")
-        self.watched = psutil.Process(self._process.pid)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_END_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for thread in self._threads:
-            thread.join()
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    def look(self, asked: int) -> Look:
-        """Its size now."""
-        watched = self.watched
-        return Look(asked, watched.memory_info().rss, watched.num_fds(), watched.num_threads())
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            said = json.loads(line)
-            if "url" in said:
-                self.url = said["url"]
-                self._ready.set()
-            else:
-                self.opened.append(said["opened"])
-        self._ready.set()
-
-    def _read_log(self) -> None:
-        assert self._process.stderr is not None
-        inside = False
-        for line in self._process.stderr:
-            self.logged += len(line)
-            if line.startswith("Traceback"):
-                inside = True
-            elif inside and not line.startswith(" "):
-                self.tracebacks[line.strip()] += 1
-                inside = False
 
 
 def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Findings, list[Look]]:
@@ -213,8 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the cases (0)")
     parser.add_argument("--connections", type=int, default=16, help="at once (16)")
     parser.add_argument("--most-growth", type=float, default=32.0, help="MiB that memory may grow after warm-up (32)")
-    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
+    parser.add_argument("--publish", action="store_true", help="write the report into docs/benchmarks, too")
     options = parser.parse_args(arguments)
+    machine = describe({})
     began = time.monotonic()
     numbers = range(options.first, options.first + options.cases)
     with Server() as server:
@@ -222,10 +120,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         took_s = time.monotonic() - began
         found = faults(findings, server, looks, int(options.most_growth * _MIB))
     _show(findings, looks, took_s, server.logged)
+    told = Run(
+        findings.asked.total(),
+        options.seed,
+        round(took_s, 1),
+        statuses_of(findings),
+        growth(looks),
+        looks,
+        server.logged,
+        found,
+    )
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    for folder in folders(publish=options.publish):
+        write_report(folder, "hostile", {"machine": machine, "date": date, "run": told}, render(told, machine, date))
+        draw(told, folder / "hostile.svg")
     for fault in found:
         print(f"FAULT: {fault}", file=sys.stderr)
-    if options.out is not None:
-        options.out.write_text(json.dumps(_figures(findings, looks, took_s, options.seed, found), indent=1) + "\n")
     return 1 if found else 0
 
 
@@ -246,24 +156,6 @@ def _show(findings: Findings, looks: Sequence[Look], took_s: float, logged: int)
         f" descriptors {looks[-1].descriptors - looks[0].descriptors:+d},"
         f" threads {looks[-1].threads - looks[0].threads:+d}; {logged / 1024:.0f} KiB of log"
     )
-
-
-def _figures(
-    findings: Findings, looks: Sequence[Look], took_s: float, seed: int, found: Sequence[str]
-) -> dict[str, object]:
-    kinds = {
-        kind: {str(status): count for (of, status), count in sorted(findings.statuses.items()) if of == kind}
-        for kind in sorted(findings.asked)
-    }
-    return {
-        "cases": findings.asked.total(),
-        "seed": seed,
-        "seconds": round(took_s, 1),
-        "statuses": kinds,
-        "growth_over_second_half": growth(looks)._asdict(),
-        "process": [look._asdict() for look in looks],
-        "faults": list(found),
-    }
 
 
 if __name__ == "__main__":

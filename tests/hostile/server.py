@@ -18,6 +18,8 @@ from typing import Any
 
 from local_server import LocalServer, every_kind_of_model
 
+from serve_app.runtime.garbage import collect_seldom
+
 _TELLING = frozenset(
     (
         "open",
@@ -49,6 +51,7 @@ _KERNEL = ("/proc/", "/sys/")
 def main() -> None:
     """Serve until there is nobody any more who listens."""
     with tempfile.TemporaryDirectory() as folder, LocalServer(every_kind_of_model(Path(folder))) as server:
+        collect_seldom()  # as routers do
         _say("url", server.url)
         sys.addaudithook(_hook)
         sys.stdin.read()

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from hostile.__main__ import Look, Server, faults, run
+from benchmarks.machine import describe
+from hostile.__main__ import faults, growth, run
 from hostile.cases import KINDS, case
+from hostile.report import Run, draw, render, statuses_of
+from hostile.server_process import Look, Server
 
 
 class DyingServer(Server):
@@ -31,10 +34,10 @@ def test_a_case_follows_from_its_number() -> None:
     assert case(7, 0) != case(8, 0)
 
 
-def test_every_kind_is_survived() -> None:
+def test_every_kind_is_survived(tmp_path: Path) -> None:
     """No 5xx, hang or crash; nothing is opened; good requests in between are answered correctly."""
     with Server() as server:
-        findings, _ = run(server, range(50 * len(KINDS)), seed=1, connections=8)
+        findings, looks = run(server, range(50 * len(KINDS)), seed=1, connections=8)
 
         assert not findings.faults
         assert server.alive()
@@ -42,6 +45,12 @@ def test_every_kind_is_survived() -> None:
     assert not server.tracebacks
     assert findings.asked.total() == 50 * len(KINDS)
     assert {status for _, status in findings.statuses} >= {200, 400, 404, 413, 415}
+
+    told = Run(findings.asked.total(), 1, 60.0, statuses_of(findings), growth(looks), looks, server.logged, ())
+    page = render(told, describe({}), "2026-01-01")
+    draw(told, tmp_path / "hostile.svg")
+    assert "Nothing went wrong" in page
+    assert all(kind in page for kind in findings.asked)
 
 
 def test_a_crash_is_told_with_what_was_found_before() -> None:

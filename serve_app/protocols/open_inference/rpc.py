@@ -255,13 +255,15 @@ class InferenceRpc:
                 self._admit(call.headers)
             response, _ = await self._infer(body, call)
         except Exception as error:  # whatever it is, it concerns this request only
-            explained = self._explain(error, call, "ModelStreamInfer")
-            failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
-            failed.parameters["code"].string_param = code_of(explained)
-            return pb.ModelStreamInferResponse(
-                error_message=shown(explained), infer_response=failed
-            ).SerializeToString()
+            return self._failed_in_stream(error, call)
         return b"".join((delimited(_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
+
+    def _failed_in_stream(self, error: Exception, call: Call) -> bytes:
+        # Not where it was caught: the error knows that frame and the message in it, which must not know the error.
+        explained = self._explain(error, call, "ModelStreamInfer")
+        failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
+        failed.parameters["code"].string_param = code_of(explained)
+        return pb.ModelStreamInferResponse(error_message=shown(explained), infer_response=failed).SerializeToString()
 
     def close(self) -> None:
         """Read no more requests from streams, and let them end when what was read is answered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -214,3 +215,18 @@ async def test_nothing_more_is_read_while_answers_are_not(service: NumpyService,
         await asyncio.sleep(0)
     assert UNREAD_BYTES < pulled * len(LARGE) < 1.1 * UNREAD_BYTES
     assert len([answer async for answer in answers]) == 2 * AHEAD - 1
+
+
+@pytest.mark.usefixtures("collect_never")
+async def test_a_request_that_fails_is_not_kept(service: NumpyService, bodies: BodyReader) -> None:
+    """Its message would else wait for the collector of cycles, which may be long in coming."""
+    message = pb.ModelInferRequest(model_name="no such model", raw_input_contents=[bytes(1000)]).SerializeToString()
+    held = sys.getrefcount(message)
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield message
+
+    (answer,) = [answer async for answer in GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), Nobody())]
+    assert pb.ModelStreamInferResponse.FromString(answer).error_message
+    await asyncio.sleep(0)
+    assert sys.getrefcount(message) == held
