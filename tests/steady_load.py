@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -27,11 +27,13 @@ class SteadyLoad:
     """Keeps asking one model for one row, from `__enter__` to `__exit__`. Every client asks for a number of its own.
 
     Args:
-        model: Its name; it takes FP32 numbers as ``x`` and gives each of them plus one.
+        model: Its name; it takes FP32 numbers as ``x``.
         size: How many.
         http_ports: On this machine.
         grpc_ports: As well.
         clients: Per port.
+        timeout_ms: Of every request.
+        answer: What the model makes of each number.
 
     Attributes:
         ended: How many requests ended how, by port and outcome: the HTTP status or the name of the gRPC status,
@@ -48,11 +50,12 @@ class SteadyLoad:
         grpc_ports: Sequence[int] = (),
         clients: int = 4,
         timeout_ms: int = 20_000,
+        answer: Callable[[float], float] = lambda number: number + 1.0,
     ) -> None:
         self.ended: Counter[tuple[int, str]] = Counter()
         self.details: Counter[str] = Counter()
         self._ports = (*http_ports, *grpc_ports)
-        self._model, self._size, self._timeout_ms = model, size, timeout_ms
+        self._model, self._size, self._timeout_ms, self._answer = model, size, timeout_ms, answer
         self._done = threading.Event()
         self._lock = threading.Lock()
         asks = [(self._ask_http, port) for port in http_ports] + [(self._ask_grpc, port) for port in grpc_ports]
@@ -69,6 +72,10 @@ class SteadyLoad:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ask no more, and wait for what is still to be answered."""
         self._done.set()
         for thread in self._threads:
             thread.join()
@@ -126,7 +133,7 @@ class SteadyLoad:
                 self._count(port, str(answer.status), content.decode()[:200])
             else:
                 given = json.loads(content)["outputs"][0]["data"]
-                right = given == [number + 1.0] * self._size
+                right = given == [self._answer(number)] * self._size
                 self._count(port, "200" if right else "wrong", "" if right else f"{number}: {given}")
             if answer.will_close:
                 connection.close()
@@ -157,5 +164,5 @@ class SteadyLoad:
                         self._count(port, f"{code} {known}", details)
                 else:
                     (given,) = pb.ModelInferResponse.FromString(answer).outputs
-                    right = list(given.contents.fp32_contents) == [number + 1.0] * self._size
+                    right = list(given.contents.fp32_contents) == [self._answer(number)] * self._size
                     self._count(port, "OK" if right else "wrong", "" if right else f"{number}: {given}")

@@ -237,7 +237,7 @@ def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S, arriva
         server: Carries the calls.
         stall_s: How long a client may take nothing of an answer, seconds, beyond 1 s for every 64 KiB of it. Then its
             call is cut: what it does not read would be held for ever, as many calls have no deadline.
-        arrivals: Bounds how long messages may take to arrive.
+        arrivals: Bounds how long messages may take to arrive, and can hold answers back.
 
     Ray Serve calls this, too, as one of its ``grpc_servicer_functions``: with nothing for ``app``, since its server
     puts its own way to the router in place of every method. It looks at the first handler only of each call here.
@@ -264,7 +264,9 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) 
         async def arrived(requests: AsyncIterator[bytes], context: Context) -> bytes:
             # To gRPC it takes a stream: on the wire both are the same.
             body = await _message(app, name, arrivals, requests, context)
-            return b"" if body is None else await unary(body, context)
+            answer = b"" if body is None else await unary(body, context)
+            await arrivals.released()
+            return answer
 
         return grpc.stream_unary_rpc_method_handler(arrived)
 

@@ -11,12 +11,15 @@ streams that pause: so what ends is the reading of those that wait the longest, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 
 _LOOK_EVERY_S: Final = 1.0
+_QUIET_S: Final = 0.005
+_SETTLE_S: Final = 0.1
 
 
 class Arrivals:
@@ -37,10 +40,35 @@ class Arrivals:
         self._since: dict[asyncio.Task[Any], float] = {}  # the oldest first
         self._timer: asyncio.TimerHandle | None = None
         self._waits: dict[asyncio.Timeout, float] = {}  # of streams: since when, the oldest first
+        self._begun = 0
+        self._released: asyncio.Event | None = None
 
     def __len__(self) -> int:
         """How many calls are arriving."""
         return len(self._since)
+
+    @contextmanager
+    def answers_held(self) -> Iterator[None]:
+        """Calls that have their answer wait with it while this is entered."""
+        self._released = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._released.set()
+            self._released = None
+
+    async def released(self) -> None:
+        """Wait until answers are not held."""
+        while self._released is not None:
+            await self._released.wait()
+
+    async def settled(self) -> None:
+        """Wait until no call has begun for a moment, or for a tenth of a second."""
+        loop = asyncio.get_running_loop()
+        until, before = loop.time() + _SETTLE_S, -1
+        while self._begun != before and loop.time() < until:
+            before = self._begun
+            await asyncio.sleep(_QUIET_S)
 
     async def message(self, requests: AsyncIterator[bytes]) -> bytes:
         """The message of a call that has one.
@@ -57,6 +85,7 @@ class Arrivals:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
+        self._begun += 1
         self._since[task] = loop.time()
         if self._timer is None:
             self._timer = loop.call_later(_LOOK_EVERY_S, self._look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 import grpc.aio
@@ -91,6 +92,7 @@ class GrpcListener:
         self.port: int = self._kept.getsockname()[1]
         self._address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._server: grpc.aio.Server | None = None
+        self._arrivals = Arrivals(self._limits.arriving, self._limits.arrive_s, pause_s=self._limits.pause_s)
         self._closed = False
 
     async def start(self) -> None:
@@ -104,8 +106,7 @@ class GrpcListener:
             return
         limits = self._limits
         server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
-        arrivals = Arrivals(limits.arriving, limits.arrive_s, pause_s=limits.pause_s)
-        add_to_server(self._app, server, limits.stall_s, arrivals)
+        add_to_server(self._app, server, limits.stall_s, self._arrivals)
         self._server = server
         try:
             if self._certificates is None:
@@ -122,6 +123,9 @@ class GrpcListener:
     async def close(self, limit_s: float) -> None:
         """Stop taking calls, answer those that were taken, and let streams end when they are answered.
 
+        gRPC cancels what has arrived without having been taken. So the last answers before clients are told to go
+        elsewhere are given only after that: who waits for one does not ask again meanwhile.
+
         Args:
             limit_s: After so many seconds, calls are cut.
         """
@@ -130,5 +134,10 @@ class GrpcListener:
         self._closed = True
         self._kept.close()
         self._app.close()
-        if self._server is not None:
-            await self._server.stop(limit_s)
+        if self._server is None:
+            return
+        with self._arrivals.answers_held():
+            await self._arrivals.settled()
+            stopping = asyncio.create_task(self._server.stop(limit_s))
+            await asyncio.sleep(0)  # now they are told
+        await stopping

@@ -221,11 +221,12 @@ def waiting_grpc(port: int) -> Iterator[None]:
     request = pb.ModelInferRequest(model_name="slow", raw_input_contents=[np.full(2048, 0.5, np.float32).tobytes()])
     request.inputs.add(name="x", datatype="FP32", shape=[1, 2048])
     body = request.SerializeToString()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:  # whose end cancels its calls
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        for _ in range(64):
-            call.future(body, timeout=60.0)
+        waiting = [call.future(body, timeout=60.0) for _ in range(64)]
         yield
+        for each in waiting:
+            each.cancel()
 
 
 @pytest.mark.parametrize("way", ["HTTP by Serve's port", "HTTP", "gRPC by Serve's port", "gRPC"])
