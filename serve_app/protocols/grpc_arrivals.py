@@ -18,8 +18,9 @@ from typing import Any, Final
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 
 _LOOK_EVERY_S: Final = 1.0
-_QUIET_S: Final = 0.005
-_SETTLE_S: Final = 0.1
+_QUIET_S: Final = 0.01
+_QUIET_LOOKS: Final = 3
+_SETTLE_S: Final = 0.25
 
 
 class Arrivals:
@@ -63,12 +64,13 @@ class Arrivals:
             await self._released.wait()
 
     async def settled(self) -> None:
-        """Wait until no call has begun for a moment, or for a tenth of a second."""
+        """Wait until no call has begun for a moment, or for a quarter of a second."""
         loop = asyncio.get_running_loop()
-        until, before = loop.time() + _SETTLE_S, -1
-        while self._begun != before and loop.time() < until:
+        until, quiet = loop.time() + _SETTLE_S, 0
+        while quiet < _QUIET_LOOKS and loop.time() < until:
             before = self._begun
             await asyncio.sleep(_QUIET_S)
+            quiet = quiet + 1 if self._begun == before else 0
 
     async def message(self, requests: AsyncIterator[bytes]) -> bytes:
         """The message of a call that has one.
