@@ -13,6 +13,7 @@ import datetime
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from statistics import median
 from urllib.parse import urlsplit
 
@@ -81,7 +82,7 @@ def growth(looks: Sequence[Look]) -> Look:
     if len(steady) < 2:  # the server did not live to see more
         return Look(0, 0, 0, 0)
     first, second = steady[: len(steady) // 2], steady[len(steady) // 2 :]
-    early, late = ([median(column) for column in zip(*half, strict=True)] for half in (first, second))
+    early, late = ([median(column) for column in zip(*map(astuple, half), strict=True)] for half in (first, second))
     return Look(*(int(after - before) for before, after in zip(early, late, strict=True)))
 
 

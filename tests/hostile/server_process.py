@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -17,7 +17,8 @@ _TESTS = Path(__file__).resolve().parents[1]
 _END_WITHIN_S = 20.0
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Look:
     """The server process at one moment."""
 
     asked: int

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from benchmarks.machine import describe
+from benchmarks.publishing import write_report
 from hostile.__main__ import faults, growth, run
 from hostile.cases import KINDS, case
 from hostile.report import Run, draw, render, statuses_of
@@ -48,6 +49,7 @@ def test_every_kind_is_survived(tmp_path: Path) -> None:
 
     told = Run(findings.asked.total(), 1, 60.0, statuses_of(findings), growth(looks), looks, server.logged, ())
     page = render(told, describe({}), "2026-01-01")
+    write_report(tmp_path, "hostile", {"run": told}, page)
     draw(told, tmp_path / "hostile.svg")
     assert "Nothing went wrong" in page
     assert all(kind in page for kind in findings.asked)
