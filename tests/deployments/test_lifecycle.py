@@ -428,10 +428,7 @@ def test_stopping_under_load_loses_nothing_and_leaves_nothing_behind(two_routers
         load.wait_for_answers()
         survivors = two_routers.stop(signal.SIGTERM)
     assert [process.pid for process in survivors] == []
-    outcomes = load.outcomes()
-    # gRPC cancels a call that was on its way to the server while the word that it ends was on its way to the client.
-    assert outcomes.pop("CANCELLED None", 0) <= 1, load.details
-    assert set(outcomes) - {"refused"} == {"200", "OK"}, load.details
+    assert set(load.outcomes()) - {"refused"} == {"200", "OK"}, load.details
     for port in (*http, *grpc_):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
