@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,15 +24,6 @@ from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
 needs_arena = pytest.mark.skipif(not Arena.supported(), reason="needs memory files")
 
 
-@pytest.fixture
-def only_counted() -> Iterator[None]:
-    """Without garbage collection: what is freed was in no cycle."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 async def _errors_of(task: asyncio.Task[Answer]) -> str:
     try:
         await task
@@ -50,7 +39,7 @@ def _shared_payload(arena: Arena) -> dict[str, np.ndarray]:
 
 
 @needs_arena
-@pytest.mark.usefixtures("only_counted")
+@pytest.mark.usefixtures("collect_never")
 @pytest.mark.parametrize(
     ("end", "expected"),
     [
@@ -84,7 +73,7 @@ async def test_however_a_request_ends_its_tensors_are_freed_at_once(end: str, ex
 
 
 @needs_arena
-@pytest.mark.usefixtures("only_counted")
+@pytest.mark.usefixtures("collect_never")
 async def test_what_a_lost_link_carried_is_freed_at_once() -> None:
     """The arrays of its calls, too."""
     started = asyncio.Event()
