@@ -6,6 +6,8 @@ while more than ``most`` arrive, the oldest first. New ones always find room.
 
 The same goes for streams, where a message may be arriving whenever one is waited for. Nobody can tell those from
 streams that pause: so what ends is the reading of those that wait the longest, and they may wait longer than calls.
+
+Who ends a port learns here when no more calls begin, and can hold answers back for that long.
 """
 
 from __future__ import annotations
