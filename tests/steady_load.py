@@ -157,7 +157,7 @@ class SteadyLoad:
                     metadata: Any = error.trailing_metadata() or ()
                     known = dict(metadata).get("code")
                     if known is None and code == "UNAVAILABLE":
-                        unconnected = "onnect" in details and "reset" not in details.lower()
+                        unconnected = "failed to connect" in details  # else the call was sent
                         self._count(port, "refused" if unconnected else "lost", details)
                         self._done.wait(0.05)
                     else:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass
 
 import grpc.aio
+import psutil
 
 from serve_app.protocols.grpc_app import STALL_S, GrpcApp, add_to_server
 from serve_app.protocols.grpc_arrivals import Arrivals
@@ -92,6 +95,7 @@ class GrpcListener:
         self.port: int = self._kept.getsockname()[1]
         self._address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._server: grpc.aio.Server | None = None
+        self._listening: set[int] = set()  # file descriptors
         self._arrivals = Arrivals(self._limits.arriving, self._limits.arrive_s, pause_s=self._limits.pause_s)
         self._closed = False
 
@@ -108,12 +112,14 @@ class GrpcListener:
         server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
         add_to_server(self._app, server, limits.stall_s, self._arrivals)
         self._server = server
+        others = _listening_on(self.port)
         try:
             if self._certificates is None:
                 server.add_insecure_port(self._address)
             else:
                 server.add_secure_port(self._address, self._certificates.grpc_credentials())
             await server.start()
+            self._listening = _listening_on(self.port) - others
         except BaseException:
             self._server = None
             await server.stop(None)
@@ -123,8 +129,9 @@ class GrpcListener:
     async def close(self, limit_s: float) -> None:
         """Stop taking calls, answer those that were taken, and let streams end when they are answered.
 
-        gRPC cancels what has arrived without having been taken. So the last answers before clients are told to go
-        elsewhere are given only after that: who waits for one does not ask again meanwhile.
+        gRPC cancels what has arrived without having been taken. So nobody connects any more before it ends, and the
+        last answers before clients are told to go elsewhere are given only after that: who waits for one does not ask
+        again meanwhile.
 
         Args:
             limit_s: After so many seconds, calls are cut.
@@ -136,8 +143,24 @@ class GrpcListener:
         self._app.close()
         if self._server is None:
             return
+        self._connect_no_more()
         with self._arrivals.answers_held():
             await self._arrivals.settled()
             stopping = asyncio.create_task(self._server.stop(limit_s))
             await asyncio.sleep(0)  # now they are told
         await stopping
+
+    def _connect_no_more(self) -> None:
+        """Close the listening sockets. gRPC would only when it cancels calls, also of those who connected just before.
+
+        They are gRPC's own, and it closes them by their numbers later: so these get to mean a socket without a port.
+        """
+        with socket.socket() as nowhere:
+            for fd in self._listening & _listening_on(self.port):
+                os.dup2(nowhere.fileno(), fd, inheritable=False)
+
+
+def _listening_on(port: int) -> set[int]:
+    """File descriptors of this process."""
+    found = psutil.Process().net_connections("tcp")
+    return {each.fd for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
