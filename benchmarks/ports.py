@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import random
-import socket
 from pathlib import Path
 
 from benchmarks.failure import BenchmarkError
 from serve_app.cli.ports import busy
 
 _RANGES_TRIED = 100
-_LOWEST_PORT, _HIGHEST_PORT = 10_000, 30_000  # below those that Linux hands out for outgoing connections
+# Above those of Ray's workers, and below those that Linux hands out for outgoing connections, which may take any of
+# them before a server does
+_LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
+_given: set[int] = set()  # who got one may not listen yet
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listened on a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports of 127.0.0.1 that nobody listened on a moment ago.
+
+    Raises:
+        BenchmarkError: There are not so many.
+    """
+    found: list[int] = []
+    for port in random.sample(range(_LOWEST_PORT, _HIGHEST_PORT), _HIGHEST_PORT - _LOWEST_PORT):
+        if len(found) == count:
+            break
+        if port not in _given and not busy("127.0.0.1", port):
+            found.append(port)
+    if len(found) < count:
+        raise BenchmarkError(f"no {count} ports are free")
+    _given.update(found)
+    return found
 
 
 def free_port_range(count: int) -> int:
@@ -33,7 +41,9 @@ def free_port_range(count: int) -> int:
     """
     for _ in range(_RANGES_TRIED):
         first = random.randrange(_LOWEST_PORT, _HIGHEST_PORT - count)
-        if not any(busy("127.0.0.1", port) for port in range(first, first + count)):
+        ports = range(first, first + count)
+        if _given.isdisjoint(ports) and not any(busy("127.0.0.1", port) for port in ports):
+            _given.update(ports)
             return first
     raise BenchmarkError(f"no {count} neighbouring ports are free")
 
