@@ -193,7 +193,9 @@ class RouterDeployment:
         direct = replace(settings, send_request_id=True, door="direct-http")
         app = create_app(self._service, direct, self._app.bodies, guard=self._guard, log=log)
         limits = Limits(
-            connections=within_open_files(router.connections),
+            connections=within_open_files(
+                router.connections, 0 if router.direct_grpc_port is None else router.grpc_connections
+            ),
             connections_per_client=router.connections_per_client,
             requests=router.max_ongoing_requests,
         )
@@ -217,7 +219,9 @@ class RouterDeployment:
         limits = GrpcLimits(
             max_message=router.max_body,
             calls=router.max_ongoing_requests,
-            connections=within_open_files(router.grpc_connections),
+            connections=within_open_files(
+                router.grpc_connections, 0 if router.direct_port is None else router.connections
+            ),
             arriving=max(16, 2 * router.max_bytes // router.max_body),
             keepalive_s=router.grpc_keepalive_s,
             client_ping_s=router.grpc_client_ping_s,
@@ -255,7 +259,8 @@ class RouterDeployment:
         return await self._service.finish(max(0.0, until - loop.time()))
 
     async def _close_direct(self, limit_s: float) -> None:
-        self.grpc_app.close()
+        if self._config.router.direct_grpc_port is None:
+            self.grpc_app.close()  # else that port does it, once its clients know that they should go elsewhere
         await self._direct.close(limit_s)
 
     def __serve_build_asgi_app__(self) -> Any:

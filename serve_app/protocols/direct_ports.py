@@ -50,7 +50,10 @@ class DirectPorts:
 
     async def close(self, limit_s: float) -> None:
         """Close them, and open none any more. What is in work has this many seconds."""
-        await asyncio.gather(*(each.close(limit_s) for each in self._listeners))
+        closed = await asyncio.gather(*(each.close(limit_s) for each in self._listeners), return_exceptions=True)
+        for listener, error in zip(self._listeners, closed, strict=True):
+            if isinstance(error, Exception):  # what else ends with the router must end all the same
+                _log.error("port %d does not close in order", listener.port, exc_info=error)
 
     async def _open(self, listener: Listener | GrpcListener) -> None:
         tries = 0

@@ -26,7 +26,7 @@ from serve_app.protocols.access.guarded import GuardedService
 from serve_app.protocols.body import SLOWEST, BodyReader
 from serve_app.protocols.errors import internal_error
 from serve_app.protocols.grpc_arrivals import Arrivals
-from serve_app.protocols.grpc_call import Call, Context, parse
+from serve_app.protocols.grpc_call import Call, Context, OwnContext, parse
 from serve_app.protocols.grpc_health import Health
 from serve_app.protocols.open_inference import inference_pb2
 from serve_app.protocols.open_inference.rpc import InferenceRpc, Stream, Unary
@@ -261,11 +261,12 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) 
         if arrivals is None:
             return grpc.unary_unary_rpc_method_handler(unary)
 
-        async def arrived(requests: AsyncIterator[bytes], context: Context) -> bytes:
+        async def arrived(requests: AsyncIterator[bytes], context: OwnContext) -> bytes:
             # To gRPC it takes a stream: on the wire both are the same.
             body = await _message(app, name, arrivals, requests, context)
             answer = b"" if body is None else await unary(body, context)
-            await arrivals.released()
+            if arrivals.held:
+                await arrivals.released(context.time_remaining())
             return answer
 
         return grpc.stream_unary_rpc_method_handler(arrived)

@@ -13,8 +13,8 @@ Who ends a port learns here when no more calls begin, and can hold answers back 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
@@ -23,6 +23,8 @@ _LOOK_EVERY_S: Final = 1.0
 _QUIET_S: Final = 0.01
 _QUIET_LOOKS: Final = 3
 _SETTLE_S: Final = 0.25
+_WAY_BACK_S: Final = 0.05
+"""A held answer leaves so long before its call's deadline."""
 
 
 class Arrivals:
@@ -33,6 +35,9 @@ class Arrivals:
         limit_s: How long a message may take to arrive, seconds.
         grace_s: How long it may take when more than ``most`` arrive, seconds.
         pause_s: How long a stream may wait for its next message when more than ``most`` streams wait, seconds.
+
+    Attributes:
+        held: Whether answers wait for `released`.
     """
 
     def __init__(self, most: int, limit_s: float, grace_s: float = 2.0, pause_s: float = 10.0) -> None:
@@ -44,26 +49,32 @@ class Arrivals:
         self._timer: asyncio.TimerHandle | None = None
         self._waits: dict[asyncio.Timeout, float] = {}  # of streams: since when, the oldest first
         self._begun = 0
-        self._released: asyncio.Event | None = None
+        self.held = False
+        self._released = asyncio.Event()
 
     def __len__(self) -> int:
         """How many calls are arriving."""
         return len(self._since)
 
-    @contextmanager
+    @contextlib.contextmanager
     def answers_held(self) -> Iterator[None]:
         """Calls that have their answer wait with it while this is entered."""
-        self._released = asyncio.Event()
+        self.held, self._released = True, asyncio.Event()
         try:
             yield
         finally:
+            self.held = False
             self._released.set()
-            self._released = None
 
-    async def released(self) -> None:
-        """Wait until answers are not held."""
-        while self._released is not None:
-            await self._released.wait()
+    async def released(self, time_remaining: float | None) -> None:
+        """Wait until answers are not held, unless the call is so close to its deadline that its client would miss it.
+
+        Args:
+            time_remaining: Seconds to the call's deadline; ``None`` where it has none.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if time_remaining is None else time_remaining - _WAY_BACK_S):
+                await self._released.wait()
 
     async def settled(self) -> None:
         """Wait until no call has begun for a moment, or for a quarter of a second."""

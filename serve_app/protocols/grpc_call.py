@@ -57,6 +57,13 @@ class Context(Protocol):
         """What goes with the end of the call: pairs of names and values."""
 
 
+class OwnContext(Context, Protocol):
+    """What the context of a port of the router's own has beyond that."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the call's deadline; ``None`` where it has none."""
+
+
 class Call:
     """One call, or one request of a stream.
 

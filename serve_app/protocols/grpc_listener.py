@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from serve_app.protocols.grpc_app import STALL_S, GrpcApp, add_to_server
 from serve_app.protocols.grpc_arrivals import Arrivals
 from serve_app.protocols.listener import bind
 from serve_app.protocols.tls import Certificates
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class GrpcListener:
         self._address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._server: grpc.aio.Server | None = None
         self._listening: set[int] = set()  # file descriptors
+        self._nowhere = socket.socket()
         self._arrivals = Arrivals(self._limits.arriving, self._limits.arrive_s, pause_s=self._limits.pause_s)
         self._closed = False
 
@@ -109,10 +113,10 @@ class GrpcListener:
         if self._server is not None or self._closed:
             return
         limits = self._limits
+        others = _listening_on(self.port)
         server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.calls)
         add_to_server(self._app, server, limits.stall_s, self._arrivals)
         self._server = server
-        others = _listening_on(self.port)
         try:
             if self._certificates is None:
                 server.add_insecure_port(self._address)
@@ -131,7 +135,7 @@ class GrpcListener:
 
         gRPC cancels what has arrived without having been taken. So nobody connects any more before it ends, and the
         last answers before clients are told to go elsewhere are given only after that: who waits for one does not ask
-        again meanwhile.
+        again meanwhile. Streams are told to end, and to be opened again, when they can be only elsewhere.
 
         Args:
             limit_s: After so many seconds, calls are cut.
@@ -140,14 +144,18 @@ class GrpcListener:
             return
         self._closed = True
         self._kept.close()
-        self._app.close()
         if self._server is None:
+            self._nowhere.close()
+            self._app.close()
             return
         self._connect_no_more()
         with self._arrivals.answers_held():
-            await self._arrivals.settled()
-            stopping = asyncio.create_task(self._server.stop(limit_s))
+            try:
+                await self._arrivals.settled()
+            finally:
+                stopping = asyncio.create_task(self._server.stop(limit_s))
             await asyncio.sleep(0)  # now they are told
+            self._app.close()
         await stopping
 
     def _connect_no_more(self) -> None:
@@ -155,9 +163,22 @@ class GrpcListener:
 
         They are gRPC's own, and it closes them by their numbers later: so these get to mean a socket without a port.
         """
-        with socket.socket() as nowhere:
-            for fd in self._listening & _listening_on(self.port):
-                os.dup2(nowhere.fileno(), fd, inheritable=False)
+        with self._nowhere:
+            for fd in self._listening:
+                try:
+                    if _listens(fd, self.port):
+                        os.dup2(self._nowhere.fileno(), fd, inheritable=False)
+                except OSError as error:
+                    _log.warning("port %d takes connections until calls are cut: %s", self.port, error)
+
+
+def _listens(fd: int, port: int) -> bool:
+    """Whether this file descriptor is still that of the socket."""
+    sock = socket.socket(fileno=fd)
+    try:
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and sock.getsockname()[1] == port
+    finally:
+        sock.detach()
 
 
 def _listening_on(port: int) -> set[int]:

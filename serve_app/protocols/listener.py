@@ -42,16 +42,20 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def within_open_files(connections: int) -> int:
+def within_open_files(connections: int, others: int = 0) -> int:
     """Have this process open as many files as so many connections need. Says how many there can be.
 
     At the limit of open files connections wait in the kernel, where nobody chooses who makes room.
+
+    Args:
+        connections: Of one port.
+        others: Of the process's other ports. Where there are too few files for all, each port gets its part.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _OTHER_FILES
+    wanted = connections + others + _OTHER_FILES
     soft = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]), most))
-    return max(1, min(connections, soft - _OTHER_FILES))
+    return max(1, min(connections, (soft - _OTHER_FILES) * connections // (connections + others)))
 
 
 class Listener:

@@ -52,6 +52,7 @@ _FINAL: Final = pb.ModelInferResponse(
 """What every answer in a stream carries: it is the only one to its request."""
 
 _LOAD: Final = "models are loaded and unloaded by a change of the server's configuration, not by clients"
+_CLOSING: Final = "the server is closing; open the stream again"
 _SHARED_MEMORY: Final = "shared memory is not supported here: send tensors in the message"
 _SETTING: Final = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 """The field of a log setting for each type of value."""
@@ -200,6 +201,8 @@ class InferenceRpc:
             ModelUnavailable: The server is closing, and the client had not ended its side: what was read has been
                 answered.
         """
+        if self._closing:
+            raise ModelUnavailable(_CLOSING)
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
         room = asyncio.Semaphore(AHEAD)
         running: set[asyncio.Task[bytes]] = set()
@@ -228,8 +231,6 @@ class InferenceRpc:
 
         reader = asyncio.create_task(read())
         self._reading.add(reader)
-        if self._closing:
-            reader.cancel()
         try:
             while (task := await answers.get()) is not None:
                 answer = await task
@@ -241,7 +242,7 @@ class InferenceRpc:
                     mostly_read.set()
                 room.release()
             if self._closing and (reader.cancelled() or not reader.done()):  # else the client had no more to ask
-                raise ModelUnavailable("the server is closing; open the stream again")
+                raise ModelUnavailable(_CLOSING)
             await reader  # to hear why it ended, if not because the client was done
         finally:
             self._reading.discard(reader)
