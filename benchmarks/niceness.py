@@ -18,16 +18,18 @@ def go_first() -> bool:
     """Give this thread, and those that it starts, the processor before all others. False where only root may.
 
     Its session gets it, too, until this process ends: beside a server of ten busy processes, which has a session of its
-    own, niceness alone left the load generator waiting for seconds.
+    own, niceness alone left the load generator waiting for seconds. Where this process is killed its session, which may
+    be a terminal's, keeps it.
     """
     try:
         os.setpriority(os.PRIO_PROCESS, 0, _FIRST)  # 0: on Linux the calling thread
-        with suppress(FileNotFoundError):  # a kernel without autogroups
-            before = _SESSION.read_text().split()[-1]
-            _SESSION.write_text(str(_FIRST))
-            atexit.register(_SESSION.write_text, before)
     except PermissionError:
         return False
+    with suppress(OSError):  # a kernel without autogroups, or one that lets nobody change this one
+        of_session = _SESSION.read_text().split()
+        if of_session:  # nothing is said of the group of who has no session of its own
+            _SESSION.write_text(str(_FIRST))
+            atexit.register(_SESSION.write_text, of_session[-1])
     return True
 
 

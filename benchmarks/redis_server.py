@@ -54,7 +54,9 @@ class RedisServer:
         """
         own = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder))
         with (self._folder / "redis.log").open("ab") as log, as_usual():
-            self._process = subprocess.Popen([get_binary_path(), *own, *self._options], stdout=log, stderr=log)
+            command = [get_binary_path(), *own, *self._options]
+            # A session of its own, since that of a load generator goes first
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         until = time.monotonic() + _START_WITHIN_S
         while time.monotonic() < until:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import subprocess
 from collections.abc import Mapping
@@ -13,10 +14,17 @@ CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 _PERF_ANALYZER = ROOT / ".venv-perf-analyzer"
 
 needs_clients = pytest.mark.skipif(not CLIENTS.exists(), reason="no .venv-clients: `make clients` makes it")
-needs_perf_analyzer = pytest.mark.skipif(
-    not _PERF_ANALYZER.exists(), reason="no .venv-perf-analyzer: `make clients` makes it"
-)
 
+
+def _absent() -> str:
+    if not _PERF_ANALYZER.exists():
+        return "no .venv-perf-analyzer: `make clients` makes it"
+    if ctypes.util.find_library("b64") is None:
+        return "perf_analyzer needs the system library libb64 (Debian: libb64-0d)"
+    return ""
+
+
+needs_perf_analyzer = pytest.mark.skipif(bool(_absent()), reason=_absent())
 
 _PATIENCE_S = 200
 

@@ -217,8 +217,10 @@ def _code(status: int, content: bytes) -> str:
 
 
 def _grpc_ending(error: grpc.aio.AioRpcError) -> Ending:
-    """UNAVAILABLE is said of connections, too; then the words are those of gRPC's own core."""
+    """UNAVAILABLE is said of connections, too: then the words are those of gRPC's core, as CANCELLED always is."""
     status, details = error.code(), error.details() or ""
+    if status is grpc.StatusCode.CANCELLED:
+        return Ending(End.CUT, details)
     if status is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details.lower():
         return Ending(End.UNREACHABLE, details)
     if status is grpc.StatusCode.UNAVAILABLE and _of_core(details):

@@ -123,4 +123,24 @@ def test_growth_is_that_of_a_process_after_its_warm_up() -> None:
     assert life.slope == pytest.approx(2.0)
     stepping = [Sample(1, "tiny", 100.0 if at < 300 else 150.0, 10, 5, at) for at in range(0, 600, 10)]
     (life,) = lives(stepping, 240.0)
-    assert (life.mib, life.slope) == (150.0, 0.0)
+    assert (life.mib, life.slope, life.steps) == (150.0, 0.0, None)
+
+
+def test_growth_at_redeploys_is_growth() -> None:
+    """Of what outlives them; what comes and goes with them is judged by its slope alone."""
+    redeploys = (150.0, 450.0, 750.0)
+    leaking = [
+        Sample(1, "controller", 100.0 + 50.0 * sum(each < at for each in redeploys), 10, 5, at)
+        for at in range(0, 1801, 5)
+    ]
+    replaced = [Sample(2, "router", 100.0, 10, 5, at) for at in range(755, 1801, 5)]
+    controller, router = lives([*leaking, *replaced], 420.0, redeploys)
+    assert controller.slope == 0.0
+    assert controller.steps == pytest.approx(100.0 / 22.5)
+    assert router.steps is None
+
+
+def test_slopes_of_days_fit_into_memory() -> None:
+    """Readings are left out where there are too many to compare each with every other."""
+    (life,) = lives([Sample(1, "router", at / 60, 10, 5, at) for at in range(0, 172_800, 5)], 420.0)
+    assert life.slope == pytest.approx(1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import ctypes.util
 import os
 import subprocess
 from collections.abc import Callable
@@ -11,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from client_models import TYPES
+from foreign import needs_perf_analyzer
 
-pytestmark = pytest.mark.skipif(
-    ctypes.util.find_library("b64") is None, reason="perf_analyzer needs the system library libb64 (Debian: libb64-0d)"
-)
+pytestmark = needs_perf_analyzer
 
 _WHATEVER_COMES = ("--stability-percentage", "999", "--max-trials", "3")
 """This is no measurement."""
@@ -29,7 +27,6 @@ def run(address: str, root: Path, tmp_path: Path) -> Run:
     program = environment / "bin" / "perf_analyzer"
 
     def run(*arguments: str) -> list[dict[str, str]]:
-        assert program.exists(), "the environment of perf_analyzer is missing: make clients"
         libraries = [str(path) for path in environment.glob("lib/python3*/site-packages/nvidia/*/lib")]
         report = tmp_path / "report.csv"
         done = subprocess.run(

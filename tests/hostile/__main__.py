@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
@@ -23,7 +24,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.machine import describe
-from benchmarks.publishing import folders, write_report
+from benchmarks.process import OUT
+from benchmarks.publishing import PUBLISHED, write_report
 from hostile.asking import Asker, Findings
 from hostile.report import Run, draw, render, statuses_of
 from hostile.server_process import Look, Server
@@ -33,6 +35,8 @@ _LOOKS = 100
 """How often memory is looked at over the run."""
 _WARM_UP = 0.2
 """Part of the run after which memory should not grow any more."""
+_LONG_ENOUGH = 10_000
+"""Cases before which growth says nothing: pools of threads are still filling."""
 
 
 def run(server: Server, numbers: range, seed: int, connections: int) -> tuple[Findings, list[Look]]:
@@ -86,15 +90,39 @@ def growth(looks: Sequence[Look]) -> Look:
     return Look(*(int(after - before) for before, after in zip(early, late, strict=True)))
 
 
-def faults(findings: Findings, server: Server, looks: Sequence[Look], most_growth: int) -> list[str]:
-    """Everything that went wrong, in words."""
+def plateau(looks: Sequence[Look]) -> int:
+    """By how many bytes the process is larger in the last quarter than when its warm-up ended.
+
+    Not all of that is growth: every thread that decodes keeps what its largest payload so far took.
+    """
+    return int(median(look.rss for look in looks[-max(1, len(looks) // 4) :])) - looks[int(len(looks) * _WARM_UP)].rss
+
+
+def faults(
+    findings: Findings, server: Server, looks: Sequence[Look], most_growth: int, most: int, *, ended: bool
+) -> list[str]:
+    """Everything that went wrong, in words.
+
+    Args:
+        findings: What came back.
+        server: Was asked, and has told everything: it has been ended since.
+        looks: At its process.
+        most_growth: Most bytes by which it may grow between the halves of the run.
+        most: Most bytes that it may take.
+        ended: Whether it had ended by itself.
+    """
     found = list(findings.faults)
     if findings.faulty > len(found):
         found.append(f"... and {findings.faulty - len(found)} more")
     found += [f"the server opened something: {what}" for what in sorted(set(server.opened))[:20]]
     found += [f"{times} tracebacks in its log: {line}" for line, times in server.tracebacks.most_common(20)]
-    if not server.alive():
+    if ended:
         found.append("the server has ended")
+    largest = max(look.rss for look in looks)
+    if largest > most:
+        found.append(f"it took {largest / _MIB:.0f} MiB")
+    if looks[-1].asked < _LONG_ENOUGH:
+        return found
     grown = growth(looks)
     if grown.rss > most_growth:
         found.append(f"memory grew by {grown.rss / _MIB:.1f} MiB over half of the run")
@@ -111,6 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the cases (0)")
     parser.add_argument("--connections", type=int, default=16, help="at once (16)")
     parser.add_argument("--most-growth", type=float, default=32.0, help="MiB that memory may grow after warm-up (32)")
+    parser.add_argument("--most", type=float, default=1024.0, help="MiB that the server may take (1,024)")
+    parser.add_argument("--into", type=Path, default=OUT, help="folder for the report (benchmarks/out)")
     parser.add_argument("--publish", action="store_true", help="write the report into docs/benchmarks, too")
     options = parser.parse_args(arguments)
     machine = describe({})
@@ -119,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Server() as server:
         findings, looks = run(server, numbers, options.seed, options.connections)
         took_s = time.monotonic() - began
-        found = faults(findings, server, looks, int(options.most_growth * _MIB))
+        ended = not server.alive()
+    most_growth, most = int(options.most_growth * _MIB), int(options.most * _MIB)
+    found = faults(findings, server, looks, most_growth, most, ended=ended)
     _show(findings, looks, took_s, server.logged)
     told = Run(
         findings.asked.total(),
@@ -127,12 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         round(took_s, 1),
         statuses_of(findings),
         growth(looks),
+        plateau(looks),
         looks,
         server.logged,
         found,
     )
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    for folder in folders(publish=options.publish):
+    for folder in (options.into, PUBLISHED) if options.publish else (options.into,):
+        folder.mkdir(parents=True, exist_ok=True)
         write_report(folder, "hostile", {"machine": machine, "date": date, "run": told}, render(told, machine, date))
         draw(told, folder / "hostile.svg")
     for fault in found:

@@ -26,6 +26,7 @@ class Run:
         seconds: How long it took.
         statuses: How often each status came back, by kind of request; 0 where the server hung up.
         growth: What the process grew by between the halves of the run, its warm-up left out.
+        plateau: By how many bytes it was larger in the last quarter than when its warm-up ended.
         looks: The process over the run.
         logged: Bytes of its log.
         faults: What went wrong, in words.
@@ -36,6 +37,7 @@ class Run:
     seconds: float
     statuses: dict[str, dict[int, int]]
     growth: Look
+    plateau: int
     looks: Sequence[Look]
     logged: int
     faults: Sequence[str]
@@ -69,7 +71,9 @@ def render(run: Run, machine: Machine, date: str) -> str:
         f"Memory of its process, models included: {first.rss / _MIB:.0f} MiB before, {last.rss / _MIB:.0f} MiB after.",
         f"Between the halves of the run, its first fifth left out, it grew by {run.growth.rss / _MIB:+.1f} MiB,",
         f"{run.growth.descriptors:+d} file descriptors and {run.growth.threads:+d} threads; its log by",
-        f"{run.logged / 1024:.0f} KiB in all.",
+        f"{run.logged / 1024:.0f} KiB in all. From the end of that fifth to the last quarter memory changes by",
+        f"{run.plateau / _MIB:+.0f} MiB: every thread that decodes keeps what its largest payload so far took, and",
+        "meets it at another time.",
         "",
         "![Memory of the server over the run](hostile.svg)",
         "",

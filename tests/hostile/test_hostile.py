@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from typing_extensions import override
 
-from benchmarks.machine import describe
-from benchmarks.publishing import write_report
-from hostile.__main__ import faults, growth, run
+from hostile.__main__ import faults, main, run
 from hostile.cases import KINDS, case
-from hostile.report import Run, draw, render, statuses_of
 from hostile.server_process import Look, Server
 
 
@@ -35,24 +34,34 @@ def test_a_case_follows_from_its_number() -> None:
     assert case(7, 0) != case(8, 0)
 
 
-def test_every_kind_is_survived(tmp_path: Path) -> None:
+def test_every_kind_is_survived() -> None:
     """No 5xx, hang or crash; nothing is opened; good requests in between are answered correctly."""
     with Server() as server:
         findings, looks = run(server, range(50 * len(KINDS)), seed=1, connections=8)
 
-        assert not findings.faults
         assert server.alive()
-    assert not server.opened
-    assert not server.tracebacks
+    found = faults(findings, server, looks, 2**30, 2**31, ended=False)
+    assert not found
     assert findings.asked.total() == 50 * len(KINDS)
     assert {status for _, status in findings.statuses} >= {200, 400, 404, 413, 415}
 
-    told = Run(findings.asked.total(), 1, 60.0, statuses_of(findings), growth(looks), looks, server.logged, ())
-    page = render(told, describe({}), "2026-01-01")
-    write_report(tmp_path, "hostile", {"run": told}, page)
-    draw(told, tmp_path / "hostile.svg")
+
+def test_the_report_says_what_was_asked_and_found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a run as anybody starts it; here one that takes more memory than it may."""
+    assert main(["--cases", "400", "--into", str(tmp_path)]) == 0
+    page = (tmp_path / "hostile.md").read_text()
     assert "Nothing went wrong" in page
-    assert all(kind in page for kind in findings.asked)
+    told = json.loads((tmp_path / "hostile.json").read_text())["run"]
+    assert told["cases"] == 400
+    assert {"picture", "path", "media bomb"} < set(told["statuses"])
+    assert all(kind in page for kind in told["statuses"])
+    assert (tmp_path / "hostile.svg").exists()
+
+    assert main(["--cases", "40", "--most", "1", "--into", str(tmp_path)]) == 1
+    page = (tmp_path / "hostile.md").read_text()
+    assert "Nothing went wrong" not in page
+    assert "- it took " in page
+    assert "FAULT: it took " in capfd.readouterr().err
 
 
 def test_a_crash_is_told_with_what_was_found_before() -> None:
@@ -60,7 +69,7 @@ def test_a_crash_is_told_with_what_was_found_before() -> None:
     with DyingServer() as server:
         findings, looks = run(server, range(200), seed=1, connections=4)
 
-        found = faults(findings, server, looks, most_growth=2**30)
+    found = faults(findings, server, looks, 2**30, 2**31, ended=True)
     assert "the server has ended" in found
     assert any("no connection" in fault for fault in found)
     assert 100 <= findings.asked.total() < 200
