@@ -107,7 +107,7 @@ class GrpcListener:
         """Listen. Does nothing when it listens already or was closed. Where it fails it can be called again.
 
         Raises:
-            OSError: The certificates cannot be read.
+            OSError: The certificates cannot be read, or no more files can be opened.
             RuntimeError: They do not fit together, or gRPC cannot listen.
         """
         if self._server is not None or self._closed:
