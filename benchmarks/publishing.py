@@ -18,9 +18,9 @@ PUBLISHED = ROOT / "docs" / "benchmarks"
 _JSON = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
 
-def folders(*, publish: bool) -> tuple[Path, ...]:
+def folders(*, publish: bool, own: Path = OUT) -> tuple[Path, ...]:
     """Where a report goes: into the benchmarks' own folder and, to be published, into the documentation's too."""
-    found = (OUT, PUBLISHED) if publish else (OUT,)
+    found = (own, PUBLISHED) if publish else (own,)
     for folder in found:
         folder.mkdir(parents=True, exist_ok=True)
     return found

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.machine import describe
 from benchmarks.process import OUT
-from benchmarks.publishing import PUBLISHED, write_report
+from benchmarks.publishing import folders, write_report
 from hostile.asking import Asker, Findings
 from hostile.report import Run, draw, render, statuses_of
 from hostile.server_process import Look, Server
@@ -165,8 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found,
     )
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    for folder in (options.into, PUBLISHED) if options.publish else (options.into,):
-        folder.mkdir(parents=True, exist_ok=True)
+    for folder in folders(publish=options.publish, own=options.into):
         write_report(folder, "hostile", {"machine": machine, "date": date, "run": told}, render(told, machine, date))
         draw(told, folder / "hostile.svg")
     for fault in found:

@@ -68,8 +68,9 @@ def test_a_crash_is_told_with_what_was_found_before() -> None:
     """And the run ends: nobody is left to ask."""
     with DyingServer() as server:
         findings, looks = run(server, range(200), seed=1, connections=4)
+        ended = not server.alive()
 
-    found = faults(findings, server, looks, 2**30, 2**31, ended=True)
+    found = faults(findings, server, looks, 2**30, 2**31, ended=ended)
     assert "the server has ended" in found
     assert any("no connection" in fault for fault in found)
     assert 100 <= findings.asked.total() < 200
