@@ -107,7 +107,7 @@ class RedisCache:
     def __init__(self, settings: RedisSettings, metrics: RedisMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._reads, self._writes = _client(settings, settings.read_s), _client(settings, settings.write_s)
+        self._reads, self._writes = _client(settings), _client(settings)
         self._questions: asyncio.Queue[_Question] = asyncio.Queue()
         self._unwritten: asyncio.Queue[_Write] = asyncio.Queue()
         self._unwritten_bytes = 0
@@ -283,7 +283,8 @@ class RedisCache:
 
     def _note(self, error: Exception) -> None:
         """Log a fault once, until there is another."""
-        fault = f"{type(error).__name__}: {error}"[:_SHOWN] if str(error) else type(error).__name__
+        said = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")
+        fault = f"{type(error).__name__}: {said}"[:_SHOWN] if said else type(error).__name__
         if fault != self._fault:
             self._fault = fault
             logger.warning("The cache in %s: %s", self._settings.place, fault)
@@ -312,7 +313,12 @@ async def _disconnect(client: Redis) -> None:
         await client.connection_pool.disconnect()
 
 
-def _client(settings: RedisSettings, timeout_s: float) -> Redis:
+def _client(settings: RedisSettings) -> Redis:
+    """A client that bounds only how long connecting takes.
+
+    Whoever calls it bounds the rest: redis bounds sending by `asyncio.wait_for`, which forgets before Python 3.12 that
+    its task was cancelled if what it waits for is done (cpython issue 86296).
+    """
     options: dict[str, Any] = {} if settings.ca_file is None else {"ssl_ca_certs": settings.ca_file}
     return Redis.from_url(
         settings.url,
@@ -321,6 +327,6 @@ def _client(settings: RedisSettings, timeout_s: float) -> Redis:
         protocol=2,
         retry=Retry(NoBackoff(), 0),  # when to try again is decided here
         socket_connect_timeout=settings.write_s,
-        socket_timeout=timeout_s,
+        socket_timeout=None,
         **options,
     )

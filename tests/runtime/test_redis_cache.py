@@ -149,6 +149,7 @@ async def test_a_server_that_hangs_is_given_up_and_found_again(server: RedisServ
         assert answers == [None] * 5
         await until(lambda: not cache.up)
         assert await cache.get(KEY, 20.0) is None
+        assert cache.status()["fault"] == "TimeoutError: no answer in time"
         server.go_on()
         await until(lambda: cache.up)
         assert await cache.get(b"\x02" * 32, 20.0) is None
@@ -183,6 +184,16 @@ async def test_a_wrong_password_is_told_without_telling_it(tmp_path: Path, caplo
         warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == 1
         assert "secret" not in shown + caplog.text
+
+
+@pytest.mark.parametrize("password", ["right-secret", "wrong-secret"])
+async def test_it_closes_whatever_it_is_doing(tmp_path: Path, password: str) -> None:
+    """At any step of its work."""
+    with RedisServer(tmp_path, "--requirepass", "right-secret") as server:
+        for steps in range(200):
+            async with asyncio.timeout(20), connected(server, up=False, password=password):
+                for _ in range(steps):
+                    await asyncio.sleep(0)
 
 
 async def test_a_full_server_is_read_all_the_same(tmp_path: Path) -> None:
