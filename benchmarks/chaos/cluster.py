@@ -31,11 +31,17 @@ from serve_app.cli.processes import Process
 _VICTIM = "digits"
 _BEFORE_S, _AFTER_S = 4.0, 10.0
 
+_SECOND_CPUS = 1
+ON_THE_FIRST = {"cpus": _SECOND_CPUS + 0.5}
+"""What keeps a router on the first of two nodes."""
+
 
 class TwoNodes(FaultyServer):
     """A server on two nodes of this machine: the router on the first, replicas on both.
 
     Only the first has a proxy: two would want the same ports.
+
+    The second says that it has a GPU, so that a model can ask to be there. There is none: its sessions use the CPU.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -57,7 +63,7 @@ class TwoNodes(FaultyServer):
         store = f"RAY_REDIS_ADDRESS=127.0.0.1:{self._redis.port}"
         lines = (
             f"{store} {ray} start --head --port {head} --num-cpus 3 {here} --include-dashboard false",
-            f"{ray} start --address 127.0.0.1:{head} --num-cpus 1 {here}",
+            f"{ray} start --address 127.0.0.1:{head} --num-cpus {_SECOND_CPUS} --num-gpus 1 {here}",
             f"exec {serve} run --address 127.0.0.1:{head} {shlex.quote(command[-1])}",
         )
         variables = {"RAY_worker_niceness": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
@@ -146,7 +152,7 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         raise BenchmarkError("the GCS that was started again has ended; see benchmarks/out/chaos-gcs.log")
 
 
-_TWO_NODES = Setup("two nodes", demo(2), router={"cpus": 1.5}, settings={"proxy_location": "HeadOnly"}, server=TwoNodes)
+_TWO_NODES = Setup("two nodes", demo(2), router=ON_THE_FIRST, settings={"proxy_location": "HeadOnly"}, server=TwoNodes)
 
 SCENARIOS = (
     Scenario("gcs", "Ray's own store (GCS) is killed and started again, its state in Redis", _TWO_NODES, _gcs),

@@ -20,35 +20,37 @@ from benchmarks.process import OUT
 from serve_app.cli.processes import Process
 from serve_app.config import ModelConfig
 
-_REPLICAS = 3
+REPLICAS = 3
 _GOOD, _GUILTY = 400, 40
 _FOLDER = OUT / "faulty-models"
 
 _FAILING = ("raises", "gives_nan", "drops_rows", "wrong_shape")
-_SLOW, _KILLS, _GROWS = "slow", "kills", "grows"
+_SLOW, KILLS, _GROWS = "slow", "kills", "grows"
 _SLOW_BY = -0.2
 """Makes a row of the slow model take hundreds of times as long."""
 
-_NEIGHBOUR = "tiny"
+NEIGHBOUR = "tiny"
 _BREAKER = {"window_s": 4, "reset_s": 4}
-_KILLING_MIX = mix_of({_KILLS: 0.3, _NEIGHBOUR: 0.7})
-_MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), _NEIGHBOUR: 1.0})
+KILLING_MIX = mix_of({KILLS: 0.3, NEIGHBOUR: 0.7})
+_MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), NEIGHBOUR: 1.0})
 
 
-def _model(kind: str, replicas: int = 1) -> dict[str, Any]:
+def faulty_model(kind: str, replicas: int = 1) -> dict[str, Any]:
+    """A model that fails in one of `benchmarks.faulty_models`' ways. `make_models` makes its files."""
     model = fixed({"name": kind, "path": str(_FOLDER / kind), "batching": {"max_rows": 32, "slo_ms": 50}}, replicas)
     model["health"]["refuse_non_finite"] = kind == "gives_nan"
     model["breaker"] = dict(_BREAKER)
     return model
 
 
-def _make() -> None:
+def make_models() -> None:
+    """Make the files of all faulty models."""
     for kind in faulty_models.KINDS:
         faulty_models.make(_FOLDER / kind / "1" / "model.onnx", kind)
 
 
-def _ask(models: Sequence[ModelConfig]) -> Bank:
-    """Questions for the faulty models and for their neighbours."""
+def ask(models: Sequence[ModelConfig]) -> Bank:
+    """Make questions for the faulty models and for their neighbours."""
     faulty = [model.name for model in models if model.name in faulty_models.KINDS]
     others = bank_of([model for model in models if model.name not in faulty])
     good = {name: [_question(name, 1.0 + 2.0 * number) for number in range(_GOOD)] for name in faulty}
@@ -67,24 +69,24 @@ def _guilty(model: str, number: int) -> Question:
         return _question(model, _SLOW_BY - number / 1000)
     if model == _GROWS:
         return _question(model, faulty_models.BAD - number)
-    refusals = ("inference_failed",) if model == _KILLS else ("inference_failed", "model_unavailable")
+    refusals = ("inference_failed",) if model == KILLS else ("inference_failed", "model_unavailable")
     return _question(model, faulty_models.BAD - number, refusals)
 
 
 _BAD_ROWS = Setup(
     "bad rows",
-    [fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1), *(_model(kind) for kind in (*_FAILING, _SLOW))],
-    prepare=_make,
+    [fixed({"name": NEIGHBOUR, "path": "models/tiny"}, 1), *(faulty_model(kind) for kind in (*_FAILING, _SLOW))],
+    prepare=make_models,
 )
 
 _CRASHES = Setup(
     "crashes",
     [
-        fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1),
-        _model(_KILLS, _REPLICAS),
-        {**_model(_GROWS, 2), "resources": {"cpus": 0.1, "memory_limit": "500MiB"}},
+        fixed({"name": NEIGHBOUR, "path": "models/tiny"}, 1),
+        faulty_model(KILLS, REPLICAS),
+        {**faulty_model(_GROWS, 2), "resources": {"cpus": 0.1, "memory_limit": "500MiB"}},
     ],
-    prepare=_make,
+    prepare=make_models,
 )
 
 
@@ -104,7 +106,7 @@ async def _bad_rows(stage: Stage) -> None:
 
 
 async def _slow_rows(stage: Stage) -> None:
-    mix = mix_of({_SLOW: 0.3, _NEIGHBOUR: 0.7})
+    mix = mix_of({_SLOW: 0.3, NEIGHBOUR: 0.7})
     async with stage.load(0.3, mix=mix):
         await stage.hold(4.0)
         stage.spoil("from here on 1% of the requests to one model take a hundred times as long", 100)
@@ -119,7 +121,7 @@ async def _slow_rows(stage: Stage) -> None:
 async def _breaker(stage: Stage) -> None:
     """For a while nobody asks the model anything that it can answer; then everybody does again."""
     model = "raises"
-    mix = mix_of({model: 0.4, _NEIGHBOUR: 0.6})
+    mix = mix_of({model: 0.4, NEIGHBOUR: 0.6})
     async with stage.load(0.4, mix=mix):
         await stage.hold(4.0)
         mark = stage.spoil(f"from here on every request makes {model} fail", 1)
@@ -148,7 +150,7 @@ def _state_is(stage: Stage, model: str, state: str) -> bool:
 
 
 async def _leaking(stage: Stage) -> None:
-    async with stage.load(0.4, mix=mix_of({_GROWS: 0.5, _NEIGHBOUR: 0.5})):
+    async with stage.load(0.4, mix=mix_of({_GROWS: 0.5, NEIGHBOUR: 0.5})):
         await stage.hold(4.0)
         for _ in range(stage.times(2)):
             before = set(await stage.find(_GROWS))
@@ -162,18 +164,19 @@ async def _leaking(stage: Stage) -> None:
     stage.require_none("no accepted request is lost", lost(stage.records))
 
 
-async def _crashing(stage: Stage) -> None:
+async def crashing(stage: Stage) -> None:
+    """Now and then a request kills the processes that run it."""
     async with stage.load(0.4):
         await stage.hold(4.0)
         for _ in range(stage.times(3)):
             mark = stage.mark("a request that kills every replica that runs it")
-            before = set(await stage.find(_KILLS))
-            stage.bank.spoil_next(_KILLS)
-            await stage.until(partial(_died, stage, before, _KILLS), "the death of a replica", 20.0)
+            before = set(await stage.find(KILLS))
+            stage.bank.spoil_next(KILLS)
+            await stage.until(partial(_died, stage, before, KILLS), "the death of a replica", 20.0)
             await stage.hold(1.0)
-            dead = len(before - set(await stage.find(_KILLS)))
-            stage.notes.append(f"{dead} of {_REPLICAS} replicas died of one request, at {stage.now():.1f} s")
-            await stage.until(lambda: stage.server.replicas(_KILLS) == _REPLICAS, "all replicas again")
+            dead = len(before - set(await stage.find(KILLS)))
+            stage.notes.append(f"{dead} of {REPLICAS} replicas died of one request, at {stage.now():.1f} s")
+            await stage.until(lambda: stage.server.replicas(KILLS) == REPLICAS, "all replicas again")
             stage.mended(mark)
             await stage.hold(3.0)
     require_right(stage)
@@ -193,7 +196,7 @@ SCENARIOS = (
         _BAD_ROWS,
         _bad_rows,
         _MIX,
-        _ask,
+        ask,
     ),
     Scenario(
         "slow-rows",
@@ -201,7 +204,7 @@ SCENARIOS = (
         _BAD_ROWS,
         _slow_rows,
         _MIX,
-        _ask,
+        ask,
     ),
     Scenario(
         "breaker",
@@ -209,22 +212,22 @@ SCENARIOS = (
         _BAD_ROWS,
         _breaker,
         _MIX,
-        _ask,
+        ask,
     ),
     Scenario(
         "poison",
         "some requests kill the process of their replica",
         _CRASHES,
-        _crashing,
-        _KILLING_MIX,
-        _ask,
+        crashing,
+        KILLING_MIX,
+        ask,
     ),
     Scenario(
         "leak",
         "a replica comes to hold more memory than it may",
         _CRASHES,
         _leaking,
-        _KILLING_MIX,
-        _ask,
+        KILLING_MIX,
+        ask,
     ),
 )

@@ -37,7 +37,8 @@ def require_right(stage: Stage) -> None:
     stage.require_none("no request hangs", [each for each in stage.records if each.end is End.HUNG])
 
 
-async def _replica(stage: Stage) -> None:
+async def replica_dies(stage: Stage) -> None:
+    """One of two replicas is killed, ten times."""
     async with stage.load():
         await stage.hold(_STEADY_S)
         for _ in range(stage.times(_KILLS)):
@@ -48,7 +49,8 @@ async def _replica(stage: Stage) -> None:
     stage.require_none("no accepted request is lost", lost(stage.records))
 
 
-async def _wedged(stage: Stage) -> None:
+async def replica_hangs(stage: Stage) -> None:
+    """One of two replicas is stopped, three times."""
     async with stage.load():
         await stage.hold(_STEADY_S)
         for _ in range(stage.times(3)):
@@ -156,8 +158,8 @@ def _require_served_again(stage: Stage) -> None:
 
 
 SCENARIOS = (
-    Scenario("replica", "one of two replicas is killed, again and again", PAIRS, _replica),
-    Scenario("wedged", "one of two replicas is stopped (SIGSTOP): alive, and silent", PAIRS, _wedged),
+    Scenario("replica", "one of two replicas is killed, again and again", PAIRS, replica_dies),
+    Scenario("wedged", "one of two replicas is stopped (SIGSTOP): alive, and silent", PAIRS, replica_hangs),
     Scenario("router", "one of two routers is killed, again and again", PAIRS, _router),
     Scenario("haproxy", "HAProxy is killed", PAIRS, _proxy),
     Scenario("controller", "Serve's controller is killed", PAIRS, _controller),

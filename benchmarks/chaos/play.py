@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 
+from benchmarks.chaos.afar import SCENARIOS as AFAR
 from benchmarks.chaos.cluster import SCENARIOS as CLUSTER
 from benchmarks.chaos.disk import SCENARIOS as DISK
 from benchmarks.chaos.failing_models import SCENARIOS as FAILING_MODELS
@@ -23,7 +24,7 @@ from benchmarks.server import is_ready
 
 _WARM_UP_S, _FLAT_OUT_S = 4.0, 12.0
 
-SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *DISK, *OTHERS)
+SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *AFAR, *DISK, *OTHERS)
 """All, in the order in which they are played."""
 
 Tell = Callable[[str], None]
