@@ -217,7 +217,7 @@ bench-cache: env models ## Measure what the response cache costs and spares
 	@$(BIN)/python -m benchmarks.cache
 
 .PHONY: chaos
-chaos: env models ## Break a real server on purpose, half an hour (CHAOS="--only replica,router --quick" narrows it)
+chaos: env models ## Break a real server on purpose, 35 minutes (CHAOS="--only replica,router --quick" narrows it)
 	@$(BIN)/python -m benchmarks.chaos $(CHAOS)
 
 .PHONY: soak

@@ -76,7 +76,7 @@ def main(
             def done(played: Played) -> None:
                 found.append(played)
                 for folder in folders(publish=publish):  # now: what comes later may go wrong
-                    report.write(folder, found, machine, quick=quick)
+                    report.write(folder, found, [each.name for each in SCENARIOS], machine, quick=quick)
                 progress.advance(task)
                 _say(progress.console, played)
 

@@ -34,17 +34,19 @@ def line(played: Played) -> str:
     )
 
 
-def write(folder: Path, found: Sequence[Played], machine: Machine, *, quick: bool) -> None:
+def write(folder: Path, found: Sequence[Played], order: Sequence[str], machine: Machine, *, quick: bool) -> None:
     """Write the report. Scenarios that were not played this time keep what the report there says of them.
 
     Args:
         folder: Where to.
         found: What was played.
+        order: Names of all scenarios as they stand in the report. Others are left out of it.
         machine: What was measured on.
         quick: Whether the run was a short one.
     """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    scenarios = {**_before(folder), **{each.name: {**_plain(each), "date": date, "quick": quick} for each in found}}
+    known = {**_before(folder), **{each.name: {**_plain(each), "date": date, "quick": quick} for each in found}}
+    scenarios = {name: known[name] for name in order if name in known}
     write_report(folder, _NAME, {"machine": machine, "scenarios": scenarios}, render(scenarios, machine, date))
     draw(scenarios, folder / f"{_NAME}.svg")
 
