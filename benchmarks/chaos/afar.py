@@ -14,7 +14,7 @@ from benchmarks.chaos.cluster import ON_THE_FIRST, TwoNodes
 from benchmarks.chaos.failing_models import KILLING_MIX, KILLS, REPLICAS, ask, crashing, faulty_model, make_models
 from benchmarks.chaos.kills import replica_dies, replica_hangs
 from benchmarks.chaos.scenario import Scenario
-from benchmarks.chaos.server import ROUTER, Setup
+from benchmarks.chaos.server import RAYLET, ROUTER, Setup
 from benchmarks.chaos.setups import demo
 from benchmarks.chaos.stage import Stage, mix_of
 from benchmarks.failure import BenchmarkError
@@ -56,9 +56,13 @@ def _afar(play: Callable[[Stage], Awaitable[None]]) -> Callable[[Stage], Awaitab
 
 async def _nodes_of(stage: Stage, role: str) -> set[int]:
     """The raylets of its processes, which have started them."""
-    found = {psutil.Process(each.pid).ppid() for each in await stage.find(role)}
-    if not found:
-        raise BenchmarkError(f"there is no process of {role}")
+    raylets = {each.pid for each in await stage.find(RAYLET)}
+    try:
+        found = {psutil.Process(each.pid).ppid() for each in await stage.find(role)}
+    except psutil.Error as error:
+        raise BenchmarkError(f"a process of {role} has ended: {error}") from error
+    if not found or not found <= raylets:
+        raise BenchmarkError(f"it is not known on which nodes {role} is: started by {found}, the nodes are {raylets}")
     return found
 
 

@@ -47,6 +47,7 @@ async def replica_dies(stage: Stage) -> None:
         await stage.hold(_STEADY_S)
     require_right(stage)
     stage.require_none("no accepted request is lost", lost(stage.records))
+    require_high(stage, 0.99)
 
 
 async def replica_hangs(stage: Stage) -> None:

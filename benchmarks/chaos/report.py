@@ -66,7 +66,7 @@ def render(scenarios: dict[str, Any], machine: Machine, date: str) -> str:
         f"ONNX Runtime in the harness's process (largest difference allowed: {TOLERANCE:g}). No two answers in flight",
         f"are alike. A request *hangs* if it has no end {GRACE_S:g} s after its deadline. Server, Ray and the load",
         "generator share the cores below, the generator before all others where root runs it: rates are parts of what",
-        "that machine answers flat out, measured before.",
+        "that machine answers flat out, measured before with the first scenario's mix of those that share a server.",
         "What the columns promise is explained in [reliability.md](../reliability.md). Other work on the machine",
         "during a run (see the load average below) makes answers late. `client_deadline`: our client gave up by",
         "itself, a quarter of a second after the deadline.",

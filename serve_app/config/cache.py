@@ -6,7 +6,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -79,10 +79,13 @@ class RedisConfig(Section):
             parts = None
         if parts is None or parts.scheme not in _SCHEMES or not (parts.hostname or parts.scheme == "unix"):
             raise ValueError("must be redis://host:port/db, rediss://host:port/db or unix:///path")
-        if parts.password is not None or parts.username is not None or "password" in parts.query:
+        query = parse_qs(parts.query, keep_blank_values=True)
+        if parts.password is not None or parts.username is not None or query.keys() & {"username", "password"}:
             raise ValueError(
                 "must not hold a user or a password: name them by username and password_variable or password_file"
             )
+        if query.keys() - {"db"} or not all(each.isdecimal() for each in query.get("db", ())):
+            raise ValueError("must not hold options, the number of a database apart (?db=1)")
         return url
 
     @model_validator(mode="after")

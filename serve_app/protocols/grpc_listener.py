@@ -144,7 +144,8 @@ class GrpcListener:
             return
         self._closed = True
         self._kept.close()
-        if self._server is None:
+        server = self._server
+        if server is None:
             self._nowhere.close()
             self._app.close()
             return
@@ -153,7 +154,7 @@ class GrpcListener:
             try:
                 await self._arrivals.settled()
             finally:
-                stopping = asyncio.create_task(self._server.stop(limit_s))
+                stopping = asyncio.create_task(server.stop(limit_s))
             await asyncio.sleep(0)  # now they are told
             self._app.close()
         await stopping

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
+from protocols.authority import Authority
 from redis import Redis
 from runtime_harness import MODEL, Transport, make_dispatcher, tensor
 
@@ -187,13 +191,79 @@ async def test_a_wrong_password_is_told_without_telling_it(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("password", ["right-secret", "wrong-secret"])
-async def test_it_closes_whatever_it_is_doing(tmp_path: Path, password: str) -> None:
-    """At any step of its work."""
+async def test_it_closes_while_it_connects(tmp_path: Path, password: str) -> None:
+    """At any step."""
     with RedisServer(tmp_path, "--requirepass", "right-secret") as server:
         for steps in range(200):
             async with asyncio.timeout(20), connected(server, up=False, password=password):
                 for _ in range(steps):
                     await asyncio.sleep(0)
+
+
+async def test_it_closes_while_it_reads_and_writes(server: RedisServer) -> None:
+    """At any step."""
+    for steps in range(100):
+        async with asyncio.timeout(20), connected(server) as cache:
+            cache.put(KEY, VALUE, 100, 60.0)
+            asking = asyncio.create_task(cache.get(KEY, 20.0))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_server_behind_tls_is_used_and_left_without_a_goodbye(server: RedisServer, tmp_path: Path) -> None:
+    """Where it hangs nobody waits for the end of the connection that TLS wants, beyond the limit of a write."""
+    authority = Authority(tmp_path / "tls")
+    with tls_door(server, authority) as (door, port):
+        url, ca_file = f"rediss://localhost:{port}/0", str(authority.ca_file)
+        cache = RedisCache(
+            RedisSettings(url, ca_file=ca_file, **PATIENT | {"write_s": 1.0}), RedisMetrics(CollectorRegistry())
+        )
+        cache.start()
+        await until(lambda: cache.up)
+        await stored(cache, server)
+        assert await cache.get(KEY, 20.0) is not None
+        door.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(20):
+            await cache.close()
+
+
+@contextmanager
+def tls_door(server: RedisServer, authority: Authority) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that takes TLS and speaks to the server without, and its port."""
+    files = authority.server()
+    command = [sys.executable, "-c", _DOOR, str(files.certificate), str(files.key), str(server.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as door:
+        assert door.stdout is not None
+        try:
+            yield door, int(door.stdout.readline())
+        finally:
+            door.kill()
+
+
+_DOOR = """
+import asyncio, ssl, sys
+
+async def carry(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+async def accept(reader, writer):
+    inside = await asyncio.open_connection("127.0.0.1", int(sys.argv[3]))
+    await asyncio.gather(carry(reader, inside[1]), carry(inside[0], writer))
+
+async def main():
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*sys.argv[1:3])
+    door = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    print(door.sockets[0].getsockname()[1], flush=True)
+    await door.serve_forever()
+
+asyncio.run(main())
+"""
 
 
 async def test_a_full_server_is_read_all_the_same(tmp_path: Path) -> None:

@@ -219,17 +219,15 @@ class InferenceRpc:
             return answer
 
         async def read() -> None:
-            try:
-                async for body in requests:
-                    await room.acquire()
-                    await mostly_read.wait()
-                    task = asyncio.create_task(answered(body))
-                    running.add(task)
-                    answers.put_nowait(task)
-            finally:
-                answers.put_nowait(None)
+            async for body in requests:
+                await room.acquire()
+                await mostly_read.wait()
+                task = asyncio.create_task(answered(body))
+                running.add(task)
+                answers.put_nowait(task)
 
         reader = asyncio.create_task(read())
+        reader.add_done_callback(lambda _: answers.put_nowait(None))  # also where it ends before it has begun
         self._reading.add(reader)
         try:
             while (task := await answers.get()) is not None:
@@ -241,7 +239,7 @@ class InferenceRpc:
                 if unread <= UNREAD_BYTES:
                     mostly_read.set()
                 room.release()
-            if self._closing and (reader.cancelled() or not reader.done()):  # else the client had no more to ask
+            if self._closing and reader.cancelled():  # else the client had no more to ask
                 raise ModelUnavailable(_CLOSING)
             await reader  # to hear why it ended, if not because the client was done
         finally:

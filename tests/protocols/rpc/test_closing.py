@@ -7,8 +7,10 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -16,10 +18,13 @@ from steady_load import SteadyLoad
 
 from protocols.protocol_service import NumpyService
 from protocols.rpc.conftest import Client, failure, request_of
+from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_arrivals import Arrivals
+from serve_app.protocols.grpc_call import Call
 from serve_app.protocols.grpc_listener import GrpcListener
+from serve_app.protocols.open_inference.rpc import InferenceRpc
 
 
 async def test_no_call_is_lost(bodies: BodyReader) -> None:
@@ -94,6 +99,24 @@ async def test_a_stream_is_refused_that_comes_while_all_end(service: NumpyServic
     assert metadata["code"] == "model_unavailable"
     await client.channel.close()
     await listener.close(0.0)
+
+
+async def test_a_stream_ends_that_has_not_begun_to_read_when_all_end(service: NumpyService, bodies: BodyReader) -> None:
+    """What reads its requests may be cancelled before its first step."""
+    rpc = InferenceRpc(service, bodies, lambda error, _call, _method: InvalidRequest(str(error)), lambda: None)
+    context: Any = SimpleNamespace(invocation_metadata=tuple)
+    stream = rpc.stream_infer(_endless(), Call(context))
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    rpc.close()
+    async with asyncio.timeout(10.0):
+        with pytest.raises(ModelUnavailable):
+            await reading
+
+
+async def _endless() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
 
 
 async def test_answers_are_held_no_longer_than_their_clients_wait() -> None:
