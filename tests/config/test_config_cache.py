@@ -164,3 +164,11 @@ def test_identities_are_of_contents(tmp_path: Path) -> None:
     found.append(_identities(copy))
     assert len({each["light"] for each in found}) == len(found)
     assert len({each[""] for each in found}) == len(found) - 1
+
+
+def test_a_socket_has_its_database_in_the_query() -> None:
+    """There is no other place for it."""
+    settings = parse({"redis": {"url": "unix:///run/redis.sock?db=1"}}).cache_settings({"m": {}}, {})
+    assert settings is not None
+    assert settings.redis is not None
+    assert settings.redis.url == "unix:///run/redis.sock?db=1"
