@@ -68,10 +68,23 @@ class DeviceLoad(NamedTuple):
 class _Asked:
     """What the requests of one class ask for."""
 
-    __slots__ = ("budgets", "cost_s", "entries", "light_cost_s", "light_load", "load", "mean_s", "per_budget", "rate")
+    __slots__ = (
+        "budgets",
+        "cost_s",
+        "entries",
+        "light_cost_s",
+        "light_load",
+        "load",
+        "mean_s",
+        "per_budget",
+        "rate",
+        "unread",
+    )
 
     def __init__(self) -> None:
-        # Since the last update: entries, what they cost, the same on the light variant, and the sum of 1 / budget.
+        # Since the last update: requests refused before they were read; entries, what they cost, the same on the
+        # light variant, and the sum of 1 / budget.
+        self.unread = 0
         self.entries = 0
         self.cost_s = 0.0
         self.light_cost_s = 0.0
@@ -88,18 +101,18 @@ class _Asked:
         kept = exp(-elapsed / _DEMAND_S)
         per_s = (1.0 - kept) / (max(elapsed, 1e-9) * servers)
         self.rate = kept * self.rate + per_s * servers * self.entries
-        self.load = kept * self.load + per_s * self.cost_s
-        self.light_load = kept * self.light_load + per_s * self.light_cost_s
+        mean, light = self.mean_s
+        self.load = kept * self.load + per_s * (self.cost_s + self.unread * mean)
+        self.light_load = kept * self.light_load + per_s * (self.light_cost_s + self.unread * light)
         if self.entries:
             share = _TYPICAL if self.per_budget else 1.0
-            mean, light = self.mean_s
             self.per_budget += share * (self.budgets / self.entries - self.per_budget)
             self.mean_s = (
                 mean + share * (self.cost_s / self.entries - mean),
                 light + share * (self.light_cost_s / self.entries - light),
             )
-            self.entries = 0
-            self.cost_s = self.light_cost_s = self.budgets = 0.0
+        self.entries = self.unread = 0
+        self.cost_s = self.light_cost_s = self.budgets = 0.0
 
 
 class Relief:
@@ -194,8 +207,7 @@ class Relief:
         if wait is None or wait * asked.per_budget < self._settings.ration:
             return None
         if early:
-            asked.cost_s += asked.mean_s[0]
-            asked.light_cost_s += asked.mean_s[1]
+            asked.unread += 1
         self.shed[priority - 1] += 1
         retry = max(self._settings.dwell_s, retry_s(wait))
         return Rejection(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_class, make_entry, make_scheduler
 
 from serve_app.scheduling.decisions import Dispatch
@@ -278,6 +279,26 @@ def test_early_refusals_count_as_asked_for() -> None:
     assert flood.steps == ["", "batches", "shed-low"]
     assert picture["shed"]["low"] == flood.refused[LOW, "early"]
     assert picture["demand"]["low"] > 8.0
+
+
+def test_early_refusals_cost_what_accepted_entries_do() -> None:
+    """It does not matter for the demand where requests are refused."""
+    early, late = Flood(_scheduler(), prechecks=True), Flood(_scheduler())
+    for flood in (early, late):
+        flood.run(5.0, {LOW: 8000.0})
+    demands = [flood.scheduler.overloads(flood.now)["m"]["demand"]["low"] for flood in (early, late)]
+    assert demands[0] == pytest.approx(demands[1], rel=0.1)
+
+
+def test_early_refusals_are_forgotten() -> None:
+    """Also where they were the last that was heard of their class: the ladder comes down."""
+    flood = Flood(_scheduler(), prechecks=True)
+    flood.run(2.5, {LOW: 8000.0})
+    flood.scheduler._reliefs[0].update(flood.now)  # so that nothing else was asked for since
+    assert flood.scheduler.precheck("m", LOW, 0, flood.now) is not None
+    flood.run(20.0, {})
+    assert flood.steps[-1] == ""
+    assert flood.scheduler.overloads(flood.now)["m"]["demand"]["low"] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_without_settings_there_is_no_ladder() -> None:
