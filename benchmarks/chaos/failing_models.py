@@ -29,10 +29,10 @@ _SLOW, KILLS, _GROWS = "slow", "kills", "grows"
 _SLOW_BY = -0.2
 """Makes a row of the slow model take hundreds of times as long."""
 
-NEIGHBOUR = "tiny"
+_NEIGHBOUR = "tiny"
 _BREAKER = {"window_s": 4, "reset_s": 4}
-KILLING_MIX = mix_of({KILLS: 0.3, NEIGHBOUR: 0.7})
-_MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), NEIGHBOUR: 1.0})
+KILLING_MIX = mix_of({KILLS: 0.3, _NEIGHBOUR: 0.7})
+_MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), _NEIGHBOUR: 1.0})
 
 
 def faulty_model(kind: str, replicas: int = 1) -> dict[str, Any]:
@@ -75,14 +75,14 @@ def _guilty(model: str, number: int) -> Question:
 
 _BAD_ROWS = Setup(
     "bad rows",
-    [fixed({"name": NEIGHBOUR, "path": "models/tiny"}, 1), *(faulty_model(kind) for kind in (*_FAILING, _SLOW))],
+    [fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1), *(faulty_model(kind) for kind in (*_FAILING, _SLOW))],
     prepare=make_models,
 )
 
 _CRASHES = Setup(
     "crashes",
     [
-        fixed({"name": NEIGHBOUR, "path": "models/tiny"}, 1),
+        fixed({"name": _NEIGHBOUR, "path": "models/tiny"}, 1),
         faulty_model(KILLS, REPLICAS),
         {**faulty_model(_GROWS, 2), "resources": {"cpus": 0.1, "memory_limit": "500MiB"}},
     ],
@@ -106,7 +106,7 @@ async def _bad_rows(stage: Stage) -> None:
 
 
 async def _slow_rows(stage: Stage) -> None:
-    mix = mix_of({_SLOW: 0.3, NEIGHBOUR: 0.7})
+    mix = mix_of({_SLOW: 0.3, _NEIGHBOUR: 0.7})
     async with stage.load(0.3, mix=mix):
         await stage.hold(4.0)
         stage.spoil("from here on 1% of the requests to one model take a hundred times as long", 100)
@@ -121,7 +121,7 @@ async def _slow_rows(stage: Stage) -> None:
 async def _breaker(stage: Stage) -> None:
     """For a while nobody asks the model anything that it can answer; then everybody does again."""
     model = "raises"
-    mix = mix_of({model: 0.4, NEIGHBOUR: 0.6})
+    mix = mix_of({model: 0.4, _NEIGHBOUR: 0.6})
     async with stage.load(0.4, mix=mix):
         await stage.hold(4.0)
         mark = stage.spoil(f"from here on every request makes {model} fail", 1)
@@ -150,7 +150,7 @@ def _state_is(stage: Stage, model: str, state: str) -> bool:
 
 
 async def _leaking(stage: Stage) -> None:
-    async with stage.load(0.4, mix=mix_of({_GROWS: 0.5, NEIGHBOUR: 0.5})):
+    async with stage.load(0.4, mix=mix_of({_GROWS: 0.5, _NEIGHBOUR: 0.5})):
         await stage.hold(4.0)
         for _ in range(stage.times(2)):
             before = set(await stage.find(_GROWS))
