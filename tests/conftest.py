@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_models
 import pytest
 import yaml
+from collector import without_cycles
 from deployments import fallback_model
 from deployments.own_models import bring
 from hypothesis import settings
@@ -27,6 +28,13 @@ def collect_never() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def no_cycles() -> Iterator[None]:
+    """However a request ends, what it held is free at once: the server leaves nothing to the collector of cycles."""
+    with without_cycles():
+        yield
 
 
 @pytest.fixture(scope="session")

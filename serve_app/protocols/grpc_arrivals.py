@@ -135,6 +135,7 @@ class Arrivals:
                         body = await anext(requests)
                     finally:
                         self._waits.pop(limit, None)
+                        del limit  # it knows the task, whose error would know this frame
             except (StopAsyncIteration, TimeoutError):
                 return
             yield body

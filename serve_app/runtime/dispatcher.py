@@ -24,7 +24,7 @@ from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
-from serve_app.scheduling.decisions import Dispatch, Requeue
+from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -146,9 +146,7 @@ class Dispatcher:
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
-            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
-            error.overload = self._scheduler.overload(model)
-            raise error
+            raise refused(rejection, self._scheduler.overload(model))
         self._schedule_pump()
         if queued is not None:
             queued(entry)
@@ -458,6 +456,22 @@ class Dispatcher:
         """How long an entry that ends now was queued, and how long it was here, seconds."""
         arrival = entry.arrival
         return self._dispatched_at.pop(entry.id, now) - arrival, now - arrival
+
+
+def refused(rejection: Rejection, overload: str) -> ServeAppError:
+    """The error of a request that is not accepted, and that the metrics have counted.
+
+    To be raised as it is: in a variable of the frame that raises it, it would be a cycle with its traceback, and keep
+    the request until the next garbage collection. A flood makes hundreds of them per second.
+
+    Args:
+        rejection: Why.
+        overload: The step of the overload ladder.
+    """
+    error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
+    error.counted = True
+    error.overload = overload
+    return error
 
 
 def _misfit(dispatch: Dispatch, result: BundleResult) -> str | None:

@@ -125,6 +125,7 @@ class RedisCache:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()  # their errors know this object
         self._forget_questions()
         # A server that does not say goodbye, as over TLS it should, is left without.
         await asyncio.gather(*(client.aclose() for client in (self._reads, self._writes)), return_exceptions=True)
@@ -256,7 +257,10 @@ class RedisCache:
                 self._metrics.failed("write")
                 self._note(reply)
             elif isinstance(reply, Exception):
-                raise reply
+                try:
+                    raise reply
+                finally:
+                    del reply  # its traceback has this frame
 
     async def _timed(self, call: Awaitable[_T], operation: str, limit_s: float) -> _T:
         began = monotonic()

@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, error_from_code
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import Media, Payload
 from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.runtime.cache import ResponseCache
-from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.dispatcher import Dispatcher, refused
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.runtime.trail import Trails, origin_of
@@ -113,10 +113,7 @@ class Service:
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
-            error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
-            error.counted = True
-            error.overload = self._scheduler.overload(model)
-            raise error
+            raise refused(rejection, self._scheduler.overload(model))
 
     def refused(self, model: str, code: str) -> None:
         """Count a request that was refused before it came to the scheduler. Names of no model are counted as one."""

@@ -26,3 +26,8 @@ async def client(service: NumpyService) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(service, LIMITS))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_cycles(no_cycles: None) -> None:
+    """Of all tests that ask for something."""

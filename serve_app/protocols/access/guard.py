@@ -136,9 +136,7 @@ class Guard:
         _current.set(key)  # even where it is refused now: the log names it
         if (meter := self._meters.get(key.digest)) is not None and (wait_s := meter.take(self._now())) > 0.0:
             self.counts[key.name, "rate_limited"] += 1
-            limited = RateLimited("this API key is used more often than it may be; send fewer requests", wait_s)
-            limited.counted = True
-            raise limited
+            raise _limited(wait_s)
         self.counts[key.name, "admitted"] += 1
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
             allowed_class(key, header_wish(headers)[0])  # the body need not be read to refuse this
@@ -275,3 +273,10 @@ def allowed_class(key: Key, priority: Priority | None) -> Priority | None:
     raise PermissionDenied(
         f"this API key may not use the class {priority.label}; the most urgent that it may use is {key.highest.label}"
     )
+
+
+def _limited(wait_s: float) -> RateLimited:
+    # Not where it is raised: in a variable there, it would be in a cycle with its traceback.
+    error = RateLimited("this API key is used more often than it may be; send fewer requests", wait_s)
+    error.counted = True
+    return error
