@@ -85,6 +85,9 @@ class Case:
         max_rows: Most rows in a bundle.
         binary: Whether tensors travel as bytes.
         requests: Per repetition.
+        path: Where they are sent.
+        priority: Their class; `low` has no room.
+        status: What they are answered.
     """
 
     title: str
@@ -94,6 +97,9 @@ class Case:
     max_rows: int = 20
     binary: bool = False
     requests: int = 8_000
+    path: str = "/v2/models/tiny/infer"
+    priority: str = "normal"
+    status: int = 200
 
 
 _CASES = (
@@ -101,6 +107,8 @@ _CASES = (
     Case("tiny, JSON, 64 at once", concurrency=64),
     Case("tiny, binary, 64 at once", concurrency=64, binary=True),
     Case("602 KB, binary, 8 at once", inputs=3 * 224 * 224, concurrency=8, binary=True, requests=1_000),
+    Case("refused, 64 at once", concurrency=64, priority="low", status=429),
+    Case("refused, predict, 64 at once", concurrency=64, path="/v1/models/none/predict", status=404),
 )
 
 
@@ -160,7 +168,10 @@ def make_app(
     )
     timeouts = dict.fromkeys(Priority, 60.0)
     info = ModelInfo("tiny", "1", ("1",), "tensors", signature, case.max_rows, 64, timeouts, ())
-    classes = {priority: ClassSettings(10_000, 1 << 30, 60.0, min_share=0.05) for priority in Priority}
+    classes = {
+        priority: ClassSettings(0 if priority is Priority.LOW else 10_000, 1 << 30, 60.0, min_share=0.05)
+        for priority in Priority
+    }
     breaker, overload = _protections()
     model = ModelScheduling("tiny", case.max_rows, slo_s=0.05, **breaker)
     scheduler = Scheduler([model], classes, ProcessLimits(1 << 30), **overload)
@@ -200,6 +211,8 @@ def body_of(case: Case) -> AsgiRequest:
     x = np.random.default_rng(_SEED).standard_normal((1, case.inputs), dtype=np.float32)
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": x.shape}
     headers = [(b"host", b"127.0.0.1:8000"), (b"user-agent", b"wrk/4.1.0"), (b"accept", b"*/*")]
+    if case.priority != "normal":
+        headers.append((b"x-priority", case.priority.encode()))
     if not case.binary:
         body = orjson.dumps({"inputs": [tensor | {"data": x.ravel()}]}, option=orjson.OPT_SERIALIZE_NUMPY)
         headers.append((b"content-type", b"application/json"))
@@ -263,7 +276,7 @@ class Client:
         """Send one request. Returns the answer's headers and body.
 
         Raises:
-            BenchmarkError: It has another status than 200.
+            BenchmarkError: It has another status than it should.
         """
         body, headers = request
         scope = {
@@ -275,8 +288,8 @@ class Client:
             "scheme": "http",
             "method": "POST",
             "root_path": "",
-            "path": "/v2/models/tiny/infer",
-            "raw_path": b"/v2/models/tiny/infer",
+            "path": self._case.path,
+            "raw_path": self._case.path.encode(),
             "query_string": b"",
             "headers": list(headers),
             "state": {},
@@ -295,7 +308,7 @@ class Client:
                 content += message.get("body", b"")
 
         await app(scope, receive, send)
-        if status != 200:
+        if status != (200 if app is bare else self._case.status):
             raise BenchmarkError(f"the application answered {status}: {content[:200]!r}")
         return told, content
 
@@ -309,7 +322,7 @@ async def measure(case: Case) -> Measured:
     with as_the_router_collects():
         bare_us = await client.run(bare, case.requests)
         us = await client.run(app, case.requests)
-    return Measured(us - bare_us, bare_us, replica.entries / replica.bundles)
+    return Measured(us - bare_us, bare_us, replica.entries / max(1, replica.bundles))
 
 
 async def profile(case: Case) -> tuple[dict[str, float], pstats.Stats]:
@@ -447,7 +460,7 @@ def main(
             stats.strip_dirs().sort_stats("tottime").print_stats(profiled)
     with contextlib.suppress(BenchmarkError):
         wrk.find()
-        for case in islice((case for case in cases if sockets and not case.binary), 2):
+        for case in islice((case for case in cases if sockets and case.status == 200 and not case.binary), 2):
             with tempfile.NamedTemporaryFile() as bodies:
                 Path(bodies.name).write_bytes(body_of(case)[0] + b"\n")
                 rate, us = uvloop.run(over_sockets(case, Path(bodies.name), sockets))

@@ -15,14 +15,12 @@ from benchmarks.chaos.flood import SCENARIOS as FLOOD
 from benchmarks.chaos.kills import SCENARIOS as KILLS
 from benchmarks.chaos.others import SCENARIOS as OTHERS
 from benchmarks.chaos.questions import Bank
-from benchmarks.chaos.records import End, rates, summarize
+from benchmarks.chaos.records import rates, summarize
 from benchmarks.chaos.scenario import Scenario
 from benchmarks.chaos.server import FaultyServer
-from benchmarks.chaos.stage import BIN_S, Aim, Played, Stage
+from benchmarks.chaos.stage import BIN_S, Aim, Played, Stage, flat_out
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import is_ready
-
-_WARM_UP_S, _FLAT_OUT_S = 4.0, 12.0
 
 SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *AFAR, *DISK, *OTHERS)
 """All, in the order in which they are played."""
@@ -71,23 +69,11 @@ async def served(scenario: Scenario, tell: Tell) -> AsyncIterator[tuple[FaultySe
     try:
         await asyncio.to_thread(server.wait_until, lambda: all(map(is_ready, server.urls.values())))
         tell("measuring its capacity")
-        yield server, bank, await _capacity(scenario, server, bank)
+        yield server, bank, await flat_out(server, bank, scenario.mix)
     finally:
         tell("stopping the server")
         # In this thread: the clean-up holds signals off.
         server.stop()
-
-
-async def _capacity(scenario: Scenario, server: FaultyServer, bank: Bank) -> float:
-    """Right answers per second at 64 connections flat out."""
-    stage = Stage(server, bank, scenario.mix, 0.0, quick=False, tell=lambda _: None)
-    async with stage.load(None):
-        await stage.hold(_WARM_UP_S)
-        stage.records.clear()
-        began = stage.now()
-        await stage.hold(_FLAT_OUT_S)
-        right = sum(each.end is End.RIGHT for each in stage.records)
-        return right / (stage.now() - began)
 
 
 async def _played(

@@ -25,6 +25,7 @@ T = TypeVar("T")
 CONNECTIONS = 64
 _LOOK_EVERY_S = 0.2
 _READ_EVERY_S = 5.0
+_WARM_UP_S, _FLAT_OUT_S = 4.0, 12.0
 BIN_S = 0.5
 """Width of the bins in which answers are counted over time, seconds."""
 
@@ -349,6 +350,18 @@ class Stage:
             for role, mib in by_role(readings).items():
                 self.peak_mib[role] = max(self.peak_mib.get(role, 0.0), mib)
             await asyncio.sleep(_READ_EVERY_S)
+
+
+async def flat_out(server: FaultyServer, bank: Bank, mix: Mix) -> float:
+    """A server's capacity: right answers per second at 64 connections flat out."""
+    stage = Stage(server, bank, mix, 0.0, quick=False, tell=lambda _: None)
+    async with stage.load(None):
+        await stage.hold(_WARM_UP_S)
+        stage.records.clear()
+        began = stage.now()
+        await stage.hold(_FLAT_OUT_S)
+        right = sum(each.end is End.RIGHT for each in stage.records)
+        return right / (stage.now() - began)
 
 
 def by_role(readings: Sequence[Reading]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """All HTTP protocols as one ASGI application.
 
-V2 infer requests, the hot path, are recognised by their path and go straight to `InferEndpoint`; everything else is
-routed by Starlette. Errors of both are rendered here, in one place.
+V2 infer requests, the hot path, are recognised by their path and go straight to `InferEndpoint`, and so are predict
+requests, which go to `Predict`; everything else is routed by Starlette. Errors of all are rendered here, in one place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
@@ -95,14 +96,14 @@ class HttpApp:
         self._settings = settings
         self._guard = guard
         self._infer = InferEndpoint(service, bodies)
-        media = predict.Predict(service, bodies)
+        self._predict = predict.Predict(service, bodies)
         self._router = Router(
             [
                 *rest.routes(service),
                 *administration.routes(service, bodies, administration_check(guard, settings.open_administration)),
                 *openai.routes(service, bodies),
-                *predict.routes(media),
-                *hugging_face.routes(service, media),
+                *predict.routes(self._predict),
+                *hugging_face.routes(service, self._predict),
                 *overview.routes(service),
                 *pages.routes(service, self.served, guard),
             ],
@@ -179,7 +180,13 @@ class HttpApp:
         try:
             if self._guard is not None:
                 self._guard.enter(path, headers)
-            await self._router(inner, receive, answering)
+            model = _predict_target(path) if scope["method"] == "POST" else None
+            if model is None:
+                await self._router(inner, receive, answering)
+            else:  # finding this route among all others takes longer than refusing a request does
+                inner["path_params"] = {"model": model}
+                response = await self._predict.named(Request(inner, receive))
+                await response(inner, receive, answering)
         except ClientGone:
             return
         except Exception as error:  # as above
@@ -275,6 +282,14 @@ def _infer_target(path: str) -> tuple[str, str | None] | None:
     if len(parts) == 7 and parts[4] == "versions":
         return parts[3], parts[5]
     return None
+
+
+def _predict_target(path: str) -> str | None:
+    """The model of a predict path, ``None`` for other paths."""
+    if not path.startswith("/v1/models/") or not path.endswith("/predict"):
+        return None
+    parts = path.split("/")
+    return parts[3] if len(parts) == 5 and parts[3] else None
 
 
 def _render_any(error: Exception, request_id: bytes, what: str, *, openai: bool) -> Rendered:

@@ -28,6 +28,7 @@ from serve_app.protocols.http import HttpSettings, create_app
 from serve_app.scheduling.entry import Priority
 
 INFER = "/v2/models/double/infer"
+PREDICT = "/v1/models/sentences/predict"
 REQUEST: dict[str, Any] = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
@@ -132,6 +133,10 @@ async def test_cache_control_may_come_on_several_lines(
         ("GET", "/v2/models/nothing", 404, "model_not_found"),
         ("POST", "/v2", 405, "method_not_allowed"),
         ("GET", "/v1/models/pictures/predict", 405, "method_not_allowed"),
+        ("POST", "/v1/models/nothing/predict", 404, "model_not_found"),
+        ("POST", "/v1/models/%ff/predict", 404, "model_not_found"),
+        ("POST", "/v1/models//predict", 404, "not_found"),
+        ("POST", "/v1/models/a%2Fb/predict", 404, "not_found"),
         ("POST", "/v2/repository/models/double/load", 501, "unsupported"),
         ("POST", "/v2/models/double/generate", 501, "unsupported"),
         ("GET", "/v2/systemsharedmemory/region/r/status", 404, "not_found"),
@@ -148,7 +153,7 @@ async def test_wrong_calls(client: httpx.AsyncClient, method: str, path: str, st
     assert reply.headers["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize(("path", "allow"), [(INFER, {"POST"}), ("/v2", {"GET", "HEAD"})])
+@pytest.mark.parametrize(("path", "allow"), [(INFER, {"POST"}), (PREDICT, {"POST"}), ("/v2", {"GET", "HEAD"})])
 async def test_405_names_the_methods(client: httpx.AsyncClient, path: str, allow: set[str]) -> None:
     """As HTTP asks."""
     reply = await client.delete(path)
@@ -161,6 +166,8 @@ async def test_names_may_be_percent_encoded_and_slashes_trail(client: httpx.Asyn
     """Both mean the same path."""
     for path in ("/v2/models/d%6fuble/infer", "/v2/models/double/infer/"):
         assert (await client.post(path, json=REQUEST)).status_code == 200
+    for path in ("/v1/models/s%65ntences/predict", f"{PREDICT}/"):
+        assert (await client.post(path, json={"inputs": "a text"})).status_code == 200
     assert (await client.get("/v2/health/live/")).status_code == 200
 
 
@@ -169,6 +176,7 @@ async def test_a_route_prefix_is_not_part_of_the_path(service: NumpyService) -> 
     transport = httpx.ASGITransport(create_app(service), root_path="/apps/one")
     async with httpx.AsyncClient(transport=transport, base_url="http://server/apps/one") as client:
         assert (await client.post(INFER, json=REQUEST)).status_code == 200
+        assert (await client.post(PREDICT, json={"inputs": "a text"})).status_code == 200
         assert (await client.get("/v2/health/live")).status_code == 200
         assert "http://server/apps/one/v2/models/double/infer" in (await client.get("/")).text
 
