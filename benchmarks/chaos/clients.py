@@ -136,8 +136,8 @@ class Plain(Client):
         except aiohttp.ClientError as error:
             return Ending(End.CUT, f"{type(error).__name__}: {error}")
         if answer.status != 200:
-            return Ending(End.REFUSED, _code(answer.status, content))
-        return _read(question, {name.lower(): value for name, value in answer.headers.items()}, content)
+            return Ending(End.REFUSED, code_of(answer.status, content))
+        return read_answer(question, {name.lower(): value for name, value in answer.headers.items()}, content)
 
     @override
     async def close(self) -> None:
@@ -201,14 +201,15 @@ def _compared(question: Question, answer: Known) -> Ending:
     return Ending(End.RIGHT) if mistake is None else Ending(End.WRONG, mistake)
 
 
-def _read(question: Question, headers: dict[str, str], content: bytes) -> Ending:
+def read_answer(question: Question, headers: dict[str, str], content: bytes) -> Ending:
+    """How a request ended that was answered with 200; headers by lower-case name."""
     try:
         return _compared(question, question.read(headers, content))
     except (ValueError, LookupError, TypeError) as error:
         return Ending(End.WRONG, f"not an answer of the protocol ({error}): {content[:100]!r}")
 
 
-def _code(status: int, content: bytes) -> str:
+def code_of(status: int, content: bytes) -> str:
     """Our code where the body has one; a proxy's answer has none."""
     try:
         return str(orjson.loads(content)["code"])

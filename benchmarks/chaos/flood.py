@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.chaos.clients import Plain
 from benchmarks.chaos.kills import require_right
+from benchmarks.chaos.lean import Lean
 from benchmarks.chaos.questions import long_texts
 from benchmarks.chaos.records import End, share_in_time
 from benchmarks.chaos.scenario import Scenario
@@ -28,8 +28,8 @@ async def _flood(stage: Stage) -> None:
     """Flood with `low`, while `high` asks for a fifth of the capacity."""
     seconds = _SECONDS / 4 if stage.quick else _SECONDS
     high, low = mix_of({_MODEL: 1.0}, {"high": 1.0}), mix_of({_MODEL: 1.0}, {"low": 1.0})
-    important = Plain(stage.server.urls[DIRECT], "plain, direct", 0)
-    flood = Plain(stage.server.urls[DIRECT], "flood", 0)
+    important = Lean(stage.server.urls[DIRECT], "important")
+    flood = Lean(stage.server.urls[DIRECT], "flood")
 
     async def from_here() -> tuple[float, float]:
         await asyncio.sleep(_BEFORE_S)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.chaos.clients import Ending, as_expected
+from benchmarks.chaos.clients import GRACE_S, Ending, as_expected
+from benchmarks.chaos.lean import Lean
 from benchmarks.chaos.play import SCENARIOS
 from benchmarks.chaos.questions import TOLERANCE, Bank, Question, difference, known_of, tensor_question
 from benchmarks.chaos.records import End, Record, recovery_s, share_in_time, summarize
@@ -144,3 +148,85 @@ def test_slopes_of_days_fit_into_memory() -> None:
     """Readings are left out where there are too many to compare each with every other."""
     (life,) = lives([Sample(1, "router", at / 60, 10, 5, at) for at in range(0, 172_800, 5)], 420.0)
     assert life.slope == pytest.approx(1.0)
+
+
+_ANSWER = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [%d]}]}'
+_REFUSAL = b'{"error": "no", "code": "queue_full"}'
+_Heard = tuple[str, list[bytes], set[asyncio.StreamWriter]]
+
+
+def _response(status: int, body: bytes, more: str = "") -> bytes:
+    return f"HTTP/1.1 {status} -\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+@asynccontextmanager
+async def _answering(
+    content: bytes | None, *, closes: bool = False
+) -> AsyncIterator[tuple[str, list[bytes], set[Any]]]:
+    """A server that says the same to everybody, or nothing; with what it was asked, and the connections of that."""
+    asked: list[bytes] = []
+    connections: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer)
+        while request := await reader.read(65536):
+            asked.append(request)
+            if content is not None:
+                writer.write(content)
+            if closes:
+                writer.close()
+                return
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked, connections
+        for each in connections:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "end", "code"),
+    [
+        (_response(200, _ANSWER % 1), End.RIGHT, ""),
+        (_response(200, _ANSWER % 9), End.WRONG, "instead of"),
+        (_response(200, b"{}"), End.WRONG, "not an answer"),
+        (_response(429, _REFUSAL, "connection: close\r\n"), End.REFUSED, "queue_full"),
+        (_response(502, b"<html>"), End.REFUSED, "status_502"),
+        (b"HTTP/1.1 200 -\r\ncontent-", End.CUT, "closed"),
+        (b"hello", End.CUT, "not an answer of HTTP"),
+    ],
+)
+async def test_the_lean_client_tells_ends_apart(content: bytes, end: End, code: str) -> None:
+    """As the plain one does."""
+    async with _answering(content, closes=end is End.CUT) as (url, _, _):
+        client = Lean(url, "flood")
+        ending = await client.ask(question(1.0), "low", 5.0)
+        await client.close()
+    assert ending.end is end
+    assert code in ending.code
+
+
+async def test_the_lean_client_uses_connections_again_and_sends_what_it_should() -> None:
+    """One for requests that follow each other, more for those at once."""
+    async with _answering(_response(200, _ANSWER % 1)) as (url, asked, connections):
+        client = Lean(url, "flood")
+        for _ in range(3):
+            assert (await client.ask(question(1.0), "low", 2.5)).end is End.RIGHT
+        assert len(connections) == 1
+        await asyncio.gather(*(client.ask(question(1.0), "low", 2.5) for _ in range(2)))
+        await client.close()
+        assert len(connections) == 2
+    assert len(asked) == 5
+    head, _, body = asked[0].partition(b"\r\n\r\n")
+    assert body == question(1.0).request.body
+    assert head.startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
+    assert b"\r\nx-priority: low\r\nx-timeout-ms: 2500\r\n" in head + b"\r\n"
+
+
+async def test_the_lean_client_tells_who_does_not_answer_or_is_not_there() -> None:
+    """The one hangs, the other is unreachable."""
+    async with _answering(None) as (url, _, _):
+        client = Lean(url, "flood")
+        assert (await client.ask(question(1.0), "low", 0.1 - GRACE_S)).end is End.HUNG
+        await client.close()
+    assert (await Lean(url, "flood").ask(question(1.0), "low", 5.0)).end is End.UNREACHABLE
