@@ -24,10 +24,12 @@ settings.load_profile("untimed")
 @pytest.fixture
 def collect_never() -> Iterator[None]:
     """Python's collector of cycles stays away: what goes goes because nobody holds it."""
+    enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     yield
-    gc.enable()
+    if enabled:
+        gc.enable()
 
 
 @pytest.fixture

@@ -58,10 +58,11 @@ async def _flood(stage: Stage) -> None:
     stage.require("`high` is in time for at least 99.5% during the flood", share >= 0.995, f"{share:.2%}")
     ended = [each for each in stage.records if began <= each.ended_s < began + seconds and each.in_time]
     goodput = len(ended) / seconds
-    stage.tell("measuring the capacity again")
+    stage.over()
+    stage.tell("measuring its capacity again")
     after = await flat_out(stage.server, stage.bank, stage.mix)
-    capacity = (stage.capacity + after) / 2
-    found = f"{goodput:.1f}/s of {stage.capacity:.1f}/s before and {after:.1f}/s after: {goodput / capacity:.2f}"
+    capacity = max(stage.capacity, after)  # not their mean: what harms the server for longer must not make this easier
+    found = f"{goodput:.1f}/s of {stage.capacity:.1f}/s before, {after:.1f}/s after: {goodput / capacity:.2f}"
     stage.require("goodput is at least 0.9 of the capacity", goodput >= 0.9 * capacity, found)
     growth = _total(stage) - before
     stage.require(f"memory grows by less than {_MOST_GROWTH_MIB:,.0f} MiB", growth < _MOST_GROWTH_MIB, f"{growth:,.0f}")

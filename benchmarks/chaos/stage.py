@@ -136,10 +136,15 @@ class Stage:
     _start_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     _mended: dict[int, float] = field(default_factory=dict)
     _load: Load | None = None
+    _until_s: float | None = None
 
     def now(self) -> float:
         """Seconds since the start."""
         return asyncio.get_running_loop().time() - self._start_s
+
+    def over(self) -> None:
+        """What follows is no part of the scenario's time."""
+        self._until_s = self.now()
 
     def clients(self) -> list[Client]:
         """One client for every 4 connections: half of them ours with retries, by both ways in."""
@@ -312,7 +317,7 @@ class Stage:
         Raises:
             BenchmarkError: No fault has happened, or nothing was answered: it shows nothing.
         """
-        until_s = self.now()
+        until_s = self.now() if self._until_s is None else self._until_s
         if complete and not self.marks:
             raise BenchmarkError("no fault has happened, so that this shows nothing")
         if complete and not any(each.end is End.RIGHT for each in self.records):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 from ray.exceptions import (
@@ -17,11 +20,26 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from serve_app.errors import ModelUnavailable
 from serve_app.runtime.send import ReplicaLost
 
+_T = TypeVar("_T")
+
 _GONE = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError, OutOfMemoryError)
 """Raised when the other side, or what it answered, is gone. Whether the bundle ran nobody knows."""
 
 _CUT = frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.ABORTED})
 """How gRPC says the same of calls that carry their payload."""
+
+
+async def explained(call: Callable[[], Awaitable[_T]], model: str, replica: str | None) -> _T:
+    """Make a call to a replica, and raise what `explain` makes of what it raises."""
+    try:
+        return await call()
+    except Exception as error:  # the seam to Ray
+        failure = explain(error, model, replica)
+    # Out here, since it may be a part of that error, and so in a cycle with it as its context.
+    try:
+        raise failure
+    finally:
+        del call, failure  # what they hold has this frame
 
 
 def explain(error: Exception, model: str, replica: str | None) -> Exception:

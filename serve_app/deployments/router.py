@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.config import AppArgs
 from serve_app.deployments.autoscaling import load_metric
-from serve_app.deployments.faults import explain
+from serve_app.deployments.faults import explained
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
 from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
@@ -353,10 +353,7 @@ class RouterDeployment:
         if (link := self._links.find(replica)) is not None:
             return await link.call(bundle)
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
-        try:
-            result: BundleResult = await handles[model].remote(bundle, replica=replica)
-        except Exception as error:  # the seam to Ray: `explain` says what it means here
-            raise explain(error, model, replica) from error
+        result: BundleResult = await explained(lambda: handles[model].remote(bundle, replica=replica), model, replica)
         return result
 
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:

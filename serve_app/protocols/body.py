@@ -204,12 +204,15 @@ class BodyReader:
             self._grow(counted, arrived)
             counted = arrived
             total_s = min(limit_s, self._patience_s + arrived / SLOWEST)
-            timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
+            timer.reschedule(min(started + total_s, loop.time() + self._patience_s))  # noqa: F821 - not while it reads
 
         try:
             with self._memory(size, aligned_at) as buffer:
                 async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
-                    await into(buffer, progress)
+                    try:
+                        await into(buffer, progress)
+                    finally:
+                        del timer  # it knows the task, whose error would know this frame
         except BaseException as error:
             self.release(counted)
             if isinstance(error, TimeoutError):
@@ -232,7 +235,10 @@ class BodyReader:
     async def _receive(self, arriving: _Arriving, receive: Receive, limit_s: float) -> bytes:
         try:
             async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
-                return await self._collect(arriving, receive, limit_s, timer)
+                try:
+                    return await self._collect(arriving, receive, limit_s, timer)
+                finally:
+                    del timer  # as above
         except TimeoutError:
             raise _too_slow() from None
 
@@ -258,6 +264,8 @@ class BodyReader:
         except BaseException:
             self.release(size)
             raise
+        finally:
+            del timer  # as above
         self.release(size)
         raise ClientGone
 

@@ -115,6 +115,7 @@ class Arrivals:
             raise DeadlineExceeded("the message took too long to arrive") from None
         finally:
             self._since.pop(task, None)
+            del task  # its error would know this frame
 
     async def messages(self, requests: AsyncIterator[bytes], idle_s: float) -> AsyncIterator[bytes]:
         """The messages of a stream, until none has come for so long, or it waits the longest of too many.

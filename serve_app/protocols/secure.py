@@ -70,7 +70,10 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._stop_timer()
-        self._connection.connection_lost(exc)
+        self._closing = True
+        connection = self._connection
+        del self._connection  # each knows the other, and this one what TLS needs: more than most requests do
+        connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Pass on that the client takes too little."""

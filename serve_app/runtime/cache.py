@@ -310,7 +310,10 @@ class Hashing:
                 await self._threads.acquire()
                 making = asyncio.get_running_loop().run_in_executor(None, make, payload, variant)
                 making.add_done_callback(lambda _: self._threads.release())
-                return await asyncio.shield(making)  # nobody can end the thread, and its place is taken until it ends
+                try:
+                    return await asyncio.shield(making)  # nobody can end the thread, whose place is taken until then
+                finally:
+                    del making  # its error's traceback has this frame
         except TimeoutError:
             raise _too_late() from None
         finally:

@@ -157,6 +157,8 @@ class SingleFlight:
         except BaseException:  # it is cancelled: its client has left
             self._failed(flight, lead, None)
             raise
+        finally:
+            lead.entry = None  # which has the future of an error, whose traceback has the lead
         if lead.early is not None:
             return lead.early, True
         self._answered(flight, lead, answer)

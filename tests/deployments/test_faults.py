@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
+from typing import Any
 
 import pytest
+from collector import without_cycles
 from grpc import StatusCode
 from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from serve_app.deployments.faults import explain
+from serve_app.deployments.faults import explain, explained
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.runtime.send import ReplicaLost
 
@@ -62,3 +65,33 @@ def test_a_bug_stays_what_it_is() -> None:
     error = ZeroDivisionError("a secret")
     assert explain(error, "model", "a") is error
     assert explain(cut(StatusCode.RESOURCE_EXHAUSTED), "model", "a").__class__ is AioRpcError
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RayTaskError("run", "Traceback: /secret", InvalidRequest("x: expected 4 numbers")), InvalidRequest),
+        (ActorDiedError(), ReplicaLost),
+        (ReplicaLost("replica a is gone"), ReplicaLost),
+        (ValueError("a bug"), ValueError),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+async def test_a_call_that_failed_is_not_kept(error: Exception, kind: type[Exception]) -> None:
+    """The bundle would else wait for the collector of cycles."""
+
+    async def call(bundle: Any) -> Any:
+        await asyncio.sleep(0)
+        raise pickle.loads(pickle.dumps(error)) from None
+
+    async def send() -> type[Exception] | None:
+        try:
+            await explained(lambda: call(b"a bundle"), "model", "a")
+        except Exception as failure:
+            return type(failure)
+        return None
+
+    with without_cycles():
+        found = await asyncio.ensure_future(send())
+    assert found is kind
+    assert await explained(lambda: asyncio.sleep(0, "an answer"), "model", "a") == "an answer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -171,7 +172,8 @@ class NumpyService:
 
 
 def _counted(error: BaseException) -> BaseException:
-    """The error, marked as whoever counts what it raises does."""
+    """A new one for every request, marked as whoever counts what it raises does."""
+    error = copy.copy(error)
     if isinstance(error, ServeAppError):
         error.counted = True
     return error

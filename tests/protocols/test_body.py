@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Final
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.types import Message
 
 from serve_app.errors import PayloadTooLarge
 from serve_app.protocols.body import BodyReader
@@ -130,3 +131,34 @@ async def test_what_failed_is_not_kept() -> None:
         await bodies.offload(expand)
     await rounds()
     assert [each() for each in expanded] == [None]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_what_is_given_up_amid_its_body_is_not_kept(in_place: bool) -> None:
+    """What has come of it, and the task that read it."""
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1)
+    reading = asyncio.Event()
+
+    class Receive:
+        """As the listener's, which can read into memory."""
+
+        async def __call__(self) -> Message:
+            if reading.is_set():
+                await asyncio.Event().wait()
+            reading.set()
+            return {"type": "http.request", "body": b"x" * 500, "more_body": True}
+
+        async def into(self, buffer: memoryview, progress: Callable[[int], None]) -> None:
+            progress(500)
+            reading.set()
+            await asyncio.Event().wait()
+
+    headers = {b"content-length": b"500000"}
+    read = bodies.read_in_place(Receive(), headers, 30.0, 0) if in_place else bodies.read(Receive(), headers, 30.0)
+    task = asyncio.ensure_future(read)
+    await reading.wait()
+    await rounds()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert bodies.held == 0

@@ -450,6 +450,17 @@ async def test_a_request_that_leaves_takes_its_hashing_threads_place_along() -> 
     assert (await waiting, hashes.most) == (b"key", 2)
 
 
+async def test_a_request_whose_key_cannot_be_made_is_not_kept() -> None:
+    """Only a bug ends so."""
+
+    def fail(payload: Payload, variant: str) -> bytes:
+        raise RuntimeError(variant)
+
+    hashing = Hashing(0, threads=1, max_bytes=10)
+    with pytest.raises(RuntimeError, match="exact"):
+        await hashing.aside(fail, tensor(1), "exact", 1, asyncio.get_running_loop().time() + 60.0)
+
+
 async def test_waiting_for_a_key_ends_at_the_deadline_and_has_a_bound() -> None:
     """Beyond the bound there is no key; a large one alone is no too many."""
     hashing, hashes = Hashing(0, threads=1, max_bytes=10), Hashes()

@@ -247,6 +247,7 @@ class InferenceRpc:
             for each in (reader, *running):
                 each.cancel()
             await asyncio.gather(reader, *running, return_exceptions=True)
+            del reader, each  # whose error's traceback has this frame
 
     async def _answer_in_stream(self, body: bytes, call: Call) -> bytes:
         try:

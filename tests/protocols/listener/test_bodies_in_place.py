@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import weakref
 from typing import Any
@@ -115,6 +114,7 @@ async def test_bodies_over_the_limit_of_the_process_are_refused_while_they_arriv
         assert bodies.held == 0
 
 
+@pytest.mark.usefixtures("collect_never")
 @pytest.mark.parametrize("sent", [200_000, None], ids=["amid its body", "while it is in work"])
 async def test_the_memory_of_a_client_that_leaves_is_free_at_once(sent: int | None) -> None:
     """Without the help of the garbage collector, which comes rarely."""
@@ -138,19 +138,15 @@ async def test_the_memory_of_a_client_that_leaves_is_free_at_once(sent: int | No
         await asyncio.Event().wait()
 
     async with serving(app) as (listener, port):
-        gc.disable()
-        try:
-            for _ in range(3):
-                reading.clear()
-                working.clear()
-                client = await Client.connect(port)
-                await client.send(post(b"x" * LARGE)[:sent])
-                await (reading if sent else working).wait()
-                client.leave()
-                await until(lambda: listener.connections == listener.requests == 0)
-            assert [block() is None for block in given] == [True] * 3
-        finally:
-            gc.enable()
+        for _ in range(3):
+            reading.clear()
+            working.clear()
+            client = await Client.connect(port)
+            await client.send(post(b"x" * LARGE)[:sent])
+            await (reading if sent else working).wait()
+            client.leave()
+            await until(lambda: listener.connections == listener.requests == 0)
+        assert [block() is None for block in given] == [True] * 3
 
 
 async def test_heads_alone_do_not_take_the_memory_for_bodies_in_place() -> None:

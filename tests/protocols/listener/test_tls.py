@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import gc
 import itertools
 import ssl
 from pathlib import Path
@@ -17,6 +18,7 @@ from protocols.listener.raw_client import LARGE, Client, Gated, echo, post, serv
 from serve_app.client import AsyncClient
 from serve_app.errors import ConfigError
 from serve_app.protocols.http1 import Limits
+from serve_app.protocols.secure import SecureTransport
 from serve_app.protocols.tls import Certificates, TlsFiles, careless, make_context
 
 GOODBYES = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)
@@ -47,6 +49,19 @@ async def test_requests_of_every_size_are_answered(authority: Authority) -> None
         assert [(await client.answer())[2] for _ in range(2)] == [b"1", b"2"]
         client.leave()
         await until(lambda: listener.connections == 0)
+
+
+@pytest.mark.usefixtures("collect_never")
+async def test_a_connection_that_ended_is_free_at_once(authority: Authority) -> None:
+    """What TLS needs is more than most requests do."""
+    async with serving(echo, certificates=Certificates(authority.server(), "http/1.1")) as (listener, port):
+        for leave in (Client.leave, lambda client: client.writer.transport.abort()):
+            client = await Client.connect(port, authority.client())
+            await (await client.send(post(b"x"))).answer()
+            leave(client)
+            await until(lambda: listener.connections == 0)
+        await asyncio.sleep(0)
+        assert not [each for each in gc.get_objects() if isinstance(each, SecureTransport)]
 
 
 async def test_the_protocol_is_agreed_upon(authority: Authority) -> None:

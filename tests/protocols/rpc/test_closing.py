@@ -169,3 +169,15 @@ def _highest_file() -> int:
 def _connects(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_a_call_that_is_given_up_before_its_message_is_not_kept() -> None:
+    """Its task ends cancelled where nobody hears of it."""
+    arrivals = Arrivals(10, 5.0)
+    task = asyncio.ensure_future(arrivals.message(_endless()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert len(arrivals) == 0

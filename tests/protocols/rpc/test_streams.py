@@ -230,3 +230,14 @@ async def test_a_request_that_fails_is_not_kept(service: NumpyService, bodies: B
     assert pb.ModelStreamInferResponse.FromString(answer).error_message
     await asyncio.sleep(0)
     assert sys.getrefcount(message) == held
+
+
+async def test_a_stream_that_breaks_is_not_kept(service: NumpyService, bodies: BodyReader) -> None:
+    """Nor what it held; that it broke is told to whoever still listens."""
+
+    async def requests() -> AsyncIterator[bytes]:
+        yield b""
+        raise ConnectionResetError("gone")
+
+    nobody = Nobody()
+    assert len([each async for each in GrpcApp(service, bodies).stream("ModelStreamInfer", requests(), nobody)]) == 1
