@@ -34,6 +34,7 @@ from serve_app.protocols.service import InferenceService
 
 INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
 """What `InferEndpoint` serves, past the router."""
+_PREDICT = predict.PATH.split("{model}")
 _REQUEST_ID = b"x-request-id"
 
 
@@ -286,10 +287,10 @@ def _infer_target(path: str) -> tuple[str, str | None] | None:
 
 def _predict_target(path: str) -> str | None:
     """The model of a predict path, ``None`` for other paths."""
-    if not path.startswith("/v1/models/") or not path.endswith("/predict"):
+    if not path.startswith(_PREDICT[0]) or not path.endswith(_PREDICT[1]):
         return None
-    parts = path.split("/")
-    return parts[3] if len(parts) == 5 and parts[3] else None
+    model = path[len(_PREDICT[0]) : -len(_PREDICT[1])]
+    return model if model and "/" not in model else None
 
 
 def _render_any(error: Exception, request_id: bytes, what: str, *, openai: bool) -> Rendered:
