@@ -5,7 +5,7 @@ Everything here is a plain tuple underneath: cheap to build and to pickle, and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -16,7 +16,7 @@ from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.relief import DeviceLoad
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
-"""Tensors by name. Axis 0 is rows, and all tensors of one payload have the same number of them."""
+"""Tensors by name. Of a model that has rows, axis 0 is rows, and all tensors of one payload have as many."""
 
 
 def joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
@@ -65,19 +65,69 @@ class TensorSpec(NamedTuple):
     Attributes:
         name: As in the model file.
         datatype: As in the Open Inference Protocol: BOOL, INT8...UINT64, FP16, BF16, FP32, FP64, BYTES.
-        shape: ``-1`` for a dimension that may vary. Dimension 0 is rows.
+        shape: ``-1`` for a dimension that may vary. Of a model that has rows, dimension 0 is rows.
+        axis: Where the rows are for clients and in the model's file; everywhere else they are in front.
+        ranked: Whether the model's file declares how many dimensions there are. Otherwise ``shape`` says nothing.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    axis: int = 0
+    ranked: bool = True
+
+    @property
+    def public_shape(self) -> tuple[int, ...]:
+        """The shape as clients and the model's file have it."""
+        if not self.axis:
+            return self.shape
+        rows, *inner = self.shape
+        return (*inner[: self.axis], rows, *inner[self.axis :])
 
 
 class ModelSignature(NamedTuple):
-    """The tensors that a model takes and gives."""
+    """The tensors that a model takes and gives.
+
+    Attributes:
+        inputs: What every request must have.
+        outputs: What every answer has.
+        optional: Inputs that a request may leave out: the model's file holds a value for each.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    optional: tuple[TensorSpec, ...] = ()
+
+
+class Joinable(NamedTuple):
+    """Whether requests to one build of a model may share a run, and how that is known.
+
+    Attributes:
+        verdict: ``exact``: answers were the same bit for bit, alone and together. ``close``: they differed by less than
+            the tolerance. ``dependent``: they depend on who else is in the run. ``unproven``: nobody knows. ``whole``:
+            the tensors have no rows that could be joined. ``off``: the configuration forbids it. ``unverified``: the
+            configuration allows it without proof. ``proven``: by the graph, and the experiment is still to come.
+        reason: Why, in one line.
+        deviation: The largest difference that was measured, relative to the largest value of its output.
+        rows: Whether dimension 0 of all tensors is rows. Otherwise a request is run as it came, with its own shapes.
+        pads: Whether what a processor made may be padded to the size of its neighbours.
+    """
+
+    verdict: str
+    reason: str
+    deviation: float = 0.0
+    rows: bool = True
+    pads: bool = True
+
+    @property
+    def joins(self) -> bool:
+        """Whether requests share runs, and large ones are cut into pieces."""
+        return self.verdict in _JOINED
+
+
+PROVEN = "proven"
+UNVERIFIED = "unverified"
+_JOINED = frozenset({"exact", "close", UNVERIFIED})
 
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -238,6 +288,7 @@ class BundleResult(NamedTuple):
         model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
             or nobody knows such an input.
         load: How busy and how full its device is, where that was not told this router before.
+        joinable: What may share runs there, by variant, where that has changed since this router was told.
     """
 
     results: list[EntryResult]
@@ -248,3 +299,4 @@ class BundleResult(NamedTuple):
     outlook: Outlook | None = None
     model_works: bool | None = None
     load: DeviceLoad | None = None
+    joinable: Mapping[str, Joinable] | None = None

@@ -47,6 +47,8 @@ class SimulatedBackend:
         self.runs.append((rows, bucket))
         return {"y": inputs["x"]}
 
+    run_whole = run
+
     def turns(self) -> list[tuple[int, int]]:
         """The shapes in the order they took turns."""
         return [run for before, run in zip([None, *self.runs], self.runs, strict=False) if run != before]

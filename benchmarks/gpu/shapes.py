@@ -74,6 +74,8 @@ class SessionPerSize:
             parts.append({name: array[:count] for name, array in self._sessions[size].run(piece).items()})
         return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
+    run_whole = run
+
     def close(self) -> None:
         """Free the sessions."""
         for session in self._sessions.values():

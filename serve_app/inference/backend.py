@@ -26,6 +26,9 @@ class Backend(Protocol):
     def run(self, inputs: Tensors) -> Tensors:
         """Run one batch, blocking. Axis 0 is rows. Returns every output by name."""
 
+    def run_whole(self, inputs: Tensors) -> Tensors:
+        """Run one request as it came, blocking: its tensors need have no rows, and nothing is cut or filled up."""
+
     def close(self) -> None:
         """Free the session. Idempotent."""
 

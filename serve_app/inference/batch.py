@@ -71,9 +71,10 @@ class BatchRun:
         """Note the outputs of entries that ran together.
 
         Raises:
-            InferenceFailed: An output does not have exactly their rows.
+            InferenceFailed: An output does not have exactly their rows. That of an entry alone may have any shape.
         """
-        _check_rows(outputs, sum(counts))
+        if len(positions) > 1:
+            _check_rows(outputs, sum(counts))
         self._ran.append(_Ran(positions, counts, outputs))
 
     def fail(self, position: int, error: ServeAppError) -> None:
@@ -101,22 +102,23 @@ class BatchRun:
 
 
 def rows_of(tensors: Tensors) -> int:
-    """The number of rows of an entry.
+    """The number of rows of an entry, which may be none.
 
     Raises:
-        InvalidRequest: There is no row, or the tensors differ in their number of rows. Such an entry must never be
+        InvalidRequest: The tensors differ in their number of rows, or one cannot have any. Such an entry must never be
             assembled: the rows behind it would go to the wrong clients.
     """
-    rows: int | None = None
+    rows = -1
     for array in tensors.values():
-        count = len(array) if array.ndim else 0
-        rows = count if rows is None or rows == count else 0
-    if rows:
+        count = len(array) if array.ndim else -1
+        if count < 0 or count != rows >= 0:
+            rows = -1
+            break
+        rows = count
+    if rows >= 0:
         return rows
     found = ", ".join(f"{name!r} {list(array.shape)}" for name, array in tensors.items()) or "none"
-    raise InvalidRequest(
-        f"all inputs must have the same number of rows (dimension 0), and at least one; found: {found}"
-    )
+    raise InvalidRequest(f"all inputs must have the same number of rows (dimension 0); found: {found}")
 
 
 def pieces(rows: int, max_rows: int) -> Iterator[slice]:
@@ -195,14 +197,14 @@ def _rows(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def split(outputs: Tensors, row_counts: Sequence[int]) -> list[Tensors]:
-    """Cut a batch's outputs into those of its entries, as views.
+    """Cut a batch's outputs into those of its entries, as views. Those of one entry alone may have any shape.
 
     Raises:
         InferenceFailed: An output does not have exactly these rows.
     """
-    _check_rows(outputs, sum(row_counts))
     if len(row_counts) == 1:
         return [outputs]
+    _check_rows(outputs, sum(row_counts))
     if len(outputs) == 1:
         ((name, array),) = outputs.items()
         return [{name: part} for part in _parts(array, row_counts)]
@@ -229,6 +231,7 @@ def run_entries(
     buckets: Sequence[int] | None = None,
     clock: Callable[[], float] = perf_counter,
     in_time: InTime | None = None,
+    whole: Sequence[int] | None = None,
 ) -> BatchRun:
     """Run entries in as few runs as they fit into. Never raises for what an entry or the model does.
 
@@ -240,13 +243,22 @@ def run_entries(
         clock: For the runs' durations, seconds.
         in_time: Says whether to run an entry once more by itself, when the batch that it was in has failed; ``None``:
             always.
+        whole: By entry, the rows that it counts for where it is run by itself and uncut, which need not have any; 0 for
+            the others. ``None``: all of them are joined and cut.
     """
     ran = BatchRun()
     sound: list[tuple[int, Tensors]] = []  # rows, tensors
     places: list[int] = []  # and their positions
     for position, tensors in enumerate(entries):
+        if whole is not None and (count := whole[position]):
+            bucket = buckets[position] if buckets is not None else 0
+            _run_whole(ran, backend, position, tensors, count, bucket, clock)
+            continue
         try:
-            sound.append((rows_of(tensors), tensors))
+            rows = rows_of(tensors)
+            if not rows:
+                raise InvalidRequest("the request has no row, and this model's requests are run in batches of rows")
+            sound.append((rows, tensors))
             places.append(position)
         except InvalidRequest as error:
             ran.fail(position, error)
@@ -268,6 +280,25 @@ def run_entries(
             in_time,
         )
     return ran
+
+
+def _run_whole(
+    ran: BatchRun,
+    backend: Backend,
+    position: int,
+    tensors: Tensors,
+    rows: int,
+    bucket: int,
+    clock: Callable[[], float],
+) -> None:
+    """Run an entry as it came, and note what became of it."""
+    try:
+        start = clock()
+        outputs = backend.run_whole(tensors)
+        ran.executions.append(Execution(rows, bucket, clock() - start))
+        ran.add([position], [rows], outputs)
+    except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
+        ran.fail(position, _as_answer(error))
 
 
 def run_assembled(

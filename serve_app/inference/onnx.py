@@ -49,8 +49,10 @@ class OnnxBackend:
         self._providers: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
         self._output_names: list[str] = []
-        self._declared = DeclaredShapes(ModelSignature((), ()))
+        self._declared = DeclaredShapes(settings.model, ModelSignature((), ()))
         self._text_inputs: tuple[str, ...] = ()
+        self._input_axes: dict[str, int] = {}
+        self._output_axes: dict[str, int] = {}
         self._bfloat16 = False
         self._run_options = run_options()
 
@@ -61,7 +63,7 @@ class OnnxBackend:
 
     @property
     def signature(self) -> ModelSignature:
-        """The tensors the model takes and gives; dimension 0 is always ``-1``. Valid after `load`."""
+        """The tensors the model takes and gives; where it has rows, dimension 0 is ``-1``. Valid after `load`."""
         return self._facts().signature
 
     @property
@@ -114,8 +116,12 @@ class OnnxBackend:
         self._providers = made.providers
         self._notes = made.notes
         self._output_names = [spec.name for spec in made.loaded.signature.outputs]
-        self._declared = DeclaredShapes(made.loaded.signature)
-        self._text_inputs = tuple(spec.name for spec in made.loaded.signature.inputs if spec.datatype == "BYTES")
+        self._declared = DeclaredShapes(self._settings.model, made.loaded.signature)
+        signature = made.loaded.signature
+        taken = (*signature.inputs, *signature.optional)
+        self._text_inputs = tuple(spec.name for spec in taken if spec.datatype == "BYTES")
+        self._input_axes = {spec.name: spec.axis for spec in taken if spec.axis}
+        self._output_axes = {spec.name: spec.axis for spec in signature.outputs if spec.axis}
         if self._text_inputs and takes_or_gives_bfloat16(made.loaded.signature):
             raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
         self._bfloat16 = takes_or_gives_bfloat16(made.loaded.signature)
@@ -133,17 +139,36 @@ class OnnxBackend:
             Every output by name, with as many rows.
 
         Raises:
-            InferenceFailed: The model failed, or gave an output whose axis 0 is not the rows, or of another shape than
-                it declares.
+            InferenceFailed: The model failed, or gave an output whose axis 0 is not the rows.
             InvalidRequest: A BYTES input holds something that is not text.
         """
         self._facts()
         if self._bound:
             return self._run_bound([inputs], None)
         if self._text_inputs:
-            inputs = {**inputs, **{name: as_text(name, inputs[name]) for name in self._text_inputs if name in inputs}}
+            inputs = self._with_text(inputs)
         session = self._sessions.get(0)
         return self._run_filled(inputs) if session is None else self._run_once(session, inputs)
+
+    def run_whole(self, inputs: Tensors) -> Tensors:
+        """Run one request as it came, blocking.
+
+        Args:
+            inputs: Every input by name and any of the optional ones, of the signature's dtype. The shapes are the
+                request's own.
+
+        Returns:
+            Every output by name, whatever its shape.
+
+        Raises:
+            InferenceFailed: The model failed.
+            InvalidRequest: A BYTES input holds something that is not text.
+        """
+        if self._facts().fixed_rows is not None:
+            return self.run(inputs)  # a request of other rows than the file's has to be cut or filled up
+        if self._text_inputs:
+            inputs = self._with_text(inputs)
+        return self._outputs_of(next(iter(self._sessions.values())), inputs)
 
     def prepare(self, parts: Sequence[Tensors]) -> Prepared:
         """Get a batch ready to run: join its parts and, with buffers on the device, copy it there.
@@ -214,7 +239,7 @@ class OnnxBackend:
 
     def _run_bound(self, parts: Sequence[Tensors], filled: object) -> Tensors:
         if isinstance(filled, Filled):
-            return self._declared.check(self._at(filled.run_rows).run(filled))
+            return self._declared.compare(self._at(filled.run_rows).run(filled))
         rows = _rows(parts)
         largest = max(self._bound) or rows
         if rows > largest:
@@ -227,6 +252,16 @@ class OnnxBackend:
         return self._run_bound(parts, self._fill(parts, rows))
 
     def _run_once(self, session: Any, inputs: Tensors) -> Tensors:
+        rows = len(next(iter(inputs.values())))
+        outputs = self._outputs_of(session, inputs)
+        for name, array in outputs.items():
+            if array.ndim == 0 or len(array) != rows:
+                raise rows_missing(name, array.shape, rows)
+        return self._declared.compare(outputs)
+
+    def _outputs_of(self, session: Any, inputs: Tensors) -> Tensors:
+        if self._input_axes:
+            inputs = {name: rows_to(array, self._input_axes.get(name, 0)) for name, array in inputs.items()}
         try:
             if self._bfloat16:
                 arrays = run_bfloat16(session, self._output_names, inputs, self._run_options)
@@ -234,11 +269,13 @@ class OnnxBackend:
                 arrays = session.run(self._output_names, inputs, self._run_options)
         except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
             raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error
-        rows = len(next(iter(inputs.values())))
-        for name, array in zip(self._output_names, arrays, strict=True):
-            if array.ndim == 0 or len(array) != rows:
-                raise rows_missing(name, array.shape, rows)
-        return self._declared.check(dict(zip(self._output_names, arrays, strict=True)))
+        outputs = dict(zip(self._output_names, arrays, strict=True))
+        for name, axis in self._output_axes.items():
+            outputs[name] = rows_from(outputs[name], axis)
+        return outputs
+
+    def _with_text(self, inputs: Tensors) -> Tensors:
+        return {**inputs, **{name: as_text(name, inputs[name]) for name in self._text_inputs if name in inputs}}
 
     def _run_filled(self, inputs: Tensors) -> Tensors:
         """Run in pieces of the largest size, each filled up to the smallest size that holds it."""
@@ -260,6 +297,16 @@ def _filled(piece: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     if missing == 0:
         return piece
     return np.concatenate([piece, np.repeat(piece[-1:], missing, axis=0)])
+
+
+def rows_to(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    """Move the rows from dimension 0 to where the model has them."""
+    return np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
+
+
+def rows_from(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    """Move the rows to dimension 0."""
+    return np.ascontiguousarray(np.moveaxis(array, axis, 0)) if 0 < axis < array.ndim else array
 
 
 def _rows(parts: Sequence[Tensors]) -> int:

@@ -1,7 +1,8 @@
-"""What a model's outputs must be: of the declared shape and, where that is asked for, numbers."""
+"""What a model's outputs should be: of the declared shape and, where that is asked for, numbers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -10,37 +11,45 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
+
+logger = logging.getLogger(__name__)
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class DeclaredShapes:
-    """Checks outputs against the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
+    """Compares outputs with the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
+
+    What the model gives is the answer, as it is with ONNX Runtime alone, so nobody is refused. The log tells it once
+    for each output: whoever reads the model's metadata is misled.
 
     Args:
-        signature: The model's. An output without trailing dimensions may be of undeclared rank, and is not checked.
+        model: The model's name, for the log.
+        signature: The model's. An output without trailing dimensions may be of undeclared rank, and is not compared.
     """
 
-    def __init__(self, signature: ModelSignature) -> None:
+    def __init__(self, model: str, signature: ModelSignature) -> None:
+        self._model = model
+        self._told: set[str] = set()
         self._fixed = [
             (spec.name, spec.shape[1:])
             for spec in signature.outputs
             if len(spec.shape) > 1 and any(size >= 0 for size in spec.shape[1:])
         ]
 
-    def check(self, outputs: Tensors) -> Tensors:
-        """The outputs themselves.
-
-        Raises:
-            InferenceFailed: One is of another shape; says which.
-        """
+    def compare(self, outputs: Tensors) -> Tensors:
+        """The outputs themselves, once it is told which of them are of another shape."""
         for name, declared in self._fixed:
             found = outputs[name].shape[1:]
-            if found != declared and not _matches(found, declared):
-                raise InferenceFailed(
-                    f"output {name!r} of the model has shape {[-1, *found]}, but it declares {[-1, *declared]}"
+            if found != declared and name not in self._told and not _matches(found, declared):
+                self._told.add(name)
+                logger.warning(
+                    "model %r: output %r has shape %s, but the model's file declares %s: clients get it as it is",
+                    self._model,
+                    name,
+                    [-1, *found],
+                    [-1, *declared],
                 )
         return outputs
 
@@ -58,6 +67,10 @@ def not_finite(outputs: Tensors, counts: Sequence[int]) -> list[tuple[int, str]]
     found: dict[int, str] = {}
     for name, array in outputs.items():
         if (array.dtype.kind != "f" and array.dtype != _BFLOAT16) or _is_finite(array):
+            continue
+        if len(counts) == 1:  # it need have no rows
+            if not np.isfinite(array).all():
+                found.setdefault(0, name)
             continue
         for position, (end, rows) in enumerate(zip(accumulate(counts), counts, strict=True)):
             if not np.isfinite(array[end - rows : end]).all():

@@ -99,7 +99,7 @@ class _Maker:
             self._lacks_cuda()
         elif self._tensorrt is not None and TENSORRT not in providers:
             self._lacks_tensorrt()
-        loaded = signature_of(session, model=settings.model)
+        loaded = signature_of(session, model=settings.model, layout=settings.layout)
         if device == "cuda" and settings.cuda_graphs:
             self._check_graphs(session, loaded)
         sizes, apart = self._sizes(session, loaded, device)
@@ -144,8 +144,8 @@ class _Maker:
         except OSError as error:
             problem = f"model {settings.model!r}: cannot keep TensorRT engines in {cache}: {error.strerror}"
             raise ConfigError((problem,)) from error
-        facts = inspect_model(settings.model_file, model=settings.model)
-        max_rows = settings.max_rows if facts.fixed_rows is None else None
+        facts = inspect_model(settings.model_file, model=settings.model, layout=settings.layout)
+        max_rows = settings.max_rows if facts.fixed_rows is None and settings.layout.rows else None
         return tensorrt_profile(facts.signature, max_rows) | {
             "trt_engine_cache_path": str(cache),
             "trt_timing_cache_path": str(cache),
@@ -173,6 +173,8 @@ class _Maker:
         settings = self._settings
         if loaded.fixed_rows is not None:
             return (loaded.fixed_rows,), False
+        if not settings.layout.rows:
+            return (), False
         sizes = tuple(sorted(set(settings.row_sizes)))
         graphs = settings.cuda_graphs and device == "cuda"
         if settings.only_for_convolutions:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from serve_app.errors import ConfigError
 from serve_app.inference.device import Device
+from serve_app.inference.signature import ROWS_FIRST, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class OnnxSettings:
         tensorrt: ``True`` insists on TensorRT for the GPU, ``auto`` takes it where its libraries are.
         tensorrt_fp16: Let TensorRT compute in FP16.
         tensorrt_cache: Folder of TensorRT's engines; by default ``tensorrt`` beside the model's file.
+        layout: Where the rows of its tensors are, or that they have none.
     """
 
     model: str
@@ -57,6 +59,7 @@ class OnnxSettings:
     tensorrt: bool | Literal["auto"] = False
     tensorrt_fp16: bool = False
     tensorrt_cache: Path | None = None
+    layout: Layout = ROWS_FIRST
 
     def __post_init__(self) -> None:
         problems = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,25 +30,41 @@ _DATATYPES = {
 }
 
 
+class Layout(NamedTuple):
+    """Where the rows of a model's tensors are.
+
+    Attributes:
+        rows: Whether there are any. Otherwise the tensors are served with the shapes that the model's file declares.
+        axes: The axis of the rows by the name of a tensor, 0 where it is not named.
+    """
+
+    rows: bool = True
+    axes: Mapping[str, int] = {}
+
+
+ROWS_FIRST = Layout()
+NO_ROWS = Layout(rows=False)
+
+
 class SessionSignature(NamedTuple):
     """What a session says of its model.
 
     Attributes:
-        signature: Dimension 0 is ``-1`` everywhere, also for a model of fixed rows: it is run in pieces. An output
-            whose rank the model does not declare is shown as ``(-1,)``.
-        fixed_rows: The number of rows that the model takes, or ``None`` when it takes any.
+        signature: Of a model with rows, dimension 0 is ``-1`` everywhere, also where the file fixes it: it is run in
+            pieces. An output whose rank the model does not declare is shown as ``(-1,)``. Without rows: as declared.
+        fixed_rows: The number of rows that the model takes, or ``None`` when it takes any or has none.
     """
 
     signature: ModelSignature
     fixed_rows: int | None
 
 
-def read_signature(model_file: Path, *, model: str) -> ModelSignature:
+def read_signature(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) -> ModelSignature:
     """Read the signature of a model that nothing serves yet; see `inspect_model`."""
-    return inspect_model(model_file, model=model).signature
+    return inspect_model(model_file, model=model, layout=layout).signature
 
 
-def inspect_model(model_file: Path, *, model: str) -> SessionSignature:
+def inspect_model(model_file: Path, *, model: str, layout: Layout = ROWS_FIRST) -> SessionSignature:
     """Read what a model that nothing serves yet says of itself.
 
     Loads the file as cheaply as ONNX Runtime can: on the CPU, in one thread, without optimising the graph.
@@ -56,9 +72,19 @@ def inspect_model(model_file: Path, *, model: str) -> SessionSignature:
     Args:
         model_file: The ``.onnx`` file.
         model: The model's name, for the messages.
+        layout: Where its rows are.
 
     Raises:
         ConfigError: As `open_session` and `signature_of`.
+    """
+    return signature_of(open_to_inspect(model_file, model=model), model=model, layout=layout)
+
+
+def open_to_inspect(model_file: Path, *, model: str) -> Any:
+    """Make a session as cheaply as ONNX Runtime can; see `inspect_model`.
+
+    Raises:
+        ConfigError: As `open_session`.
     """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -66,7 +92,7 @@ def inspect_model(model_file: Path, *, model: str) -> SessionSignature:
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return signature_of(open_session(model_file, options, ["CPUExecutionProvider"], model=model), model=model)
+    return open_session(model_file, options, ["CPUExecutionProvider"], model=model)
 
 
 def open_session(model_file: Path, options: Any, providers: Sequence[Any], *, model: str) -> Any:
@@ -90,43 +116,57 @@ def open_session(model_file: Path, options: Any, providers: Sequence[Any], *, mo
         raise ConfigError((problem,)) from error
 
 
-def signature_of(session: Any, *, model: str) -> SessionSignature:
+def signature_of(session: Any, *, model: str, layout: Layout = ROWS_FIRST) -> SessionSignature:
     """Read the signature from a session.
 
     Raises:
-        ConfigError: A tensor is of a type that the protocol has no word for, an input has no dimension 0, or the
-            inputs disagree about the number of rows. Every fault found is named.
+        ConfigError: A tensor is of a type that the protocol has no word for. Of a model with rows: it has no input, an
+            input has no dimension for them, or the inputs disagree about their number. Every fault found is named.
     """
     problems: list[str] = []
 
     def report(kind: str, name: str, fault: str) -> None:
         problems.append(f"model {model!r}: {kind} {name!r} {fault}")
 
-    inputs = tuple(_spec("input", node, report) for node in session.get_inputs())
-    outputs = tuple(_spec("output", node, report) for node in session.get_outputs())
-    if not inputs:
+    found = (session.get_inputs(), session.get_outputs(), session.get_overridable_initializers())
+    inputs, outputs, optional = (
+        tuple(_spec(kind, node, layout, report) for node in nodes)
+        for kind, nodes in zip(("input", "output", "input"), found, strict=True)
+    )
+    fixed_rows = _fixed_rows(session.get_inputs(), layout, model, problems, report) if layout.rows else None
+    if problems:
+        raise ConfigError(tuple(problems))
+    return SessionSignature(ModelSignature(inputs, outputs, optional), fixed_rows)
+
+
+def _fixed_rows(
+    nodes: Sequence[Any], layout: Layout, model: str, problems: list[str], report: Callable[[str, str, str], None]
+) -> int | None:
+    if not nodes:
         problems.append(f"model {model!r}: it takes no input, so requests have no rows")
     sizes: dict[str, int | None] = {}
-    for node in session.get_inputs():
-        if node.shape:
-            sizes[node.name] = node.shape[0] if isinstance(node.shape[0], int) else None
+    for node in nodes:
+        axis = layout.axes.get(node.name, 0)
+        if len(node.shape) > axis:
+            sizes[node.name] = node.shape[axis] if isinstance(node.shape[axis], int) else None
         else:
-            report("input", node.name, "has no declared dimension 0: every input must have one, which is its rows")
+            report("input", node.name, f"has no declared dimension {axis}: every input must have one, which is its rows")
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{name!r} {'any' if size is None else size}" for name, size in sizes.items())
         problems.append(f"model {model!r}: dimension 0 of every input must be the same number of rows, found {found}")
     fixed_rows = next(iter(sizes.values()), None)
     if fixed_rows is not None and fixed_rows < 1:
         problems.append(f"model {model!r}: its inputs are fixed to {fixed_rows} rows")
-    if problems:
-        raise ConfigError(tuple(problems))
-    return SessionSignature(ModelSignature(inputs, outputs), fixed_rows)
+    return fixed_rows
 
 
-def _spec(kind: str, node: Any, report: Callable[[str, str, str], None]) -> TensorSpec:
+def _spec(kind: str, node: Any, layout: Layout, report: Callable[[str, str, str], None]) -> TensorSpec:
     datatype = _DATATYPES.get(node.type)
     if datatype is None:
         hint = "; convert the model with zipmap=False" if "map(" in node.type else ""
         report(kind, node.name, f"is of type {node.type}, which cannot be served{hint}")
-    trailing = (size if isinstance(size, int) and size >= 0 else -1 for size in node.shape[1:])
-    return TensorSpec(node.name, datatype or "", (-1, *trailing))
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
+    if layout.rows:
+        axis = layout.axes.get(node.name, 0)
+        return TensorSpec(node.name, datatype or "", (-1, *shape[:axis], *shape[axis + 1 :]), axis)
+    return TensorSpec(node.name, datatype or "", shape)

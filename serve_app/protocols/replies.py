@@ -37,7 +37,7 @@ def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Respo
 
 def server_timing(answer: Answer) -> bytes:
     """The value of the Server-Timing header (milliseconds): where the time of an answer went."""
-    _, _, queue_s, total_s, _, _, preprocess_s, infer_s, postprocess_s, _, _ = answer
+    _, _, queue_s, total_s, _, _, preprocess_s, infer_s, postprocess_s, *_ = answer
     return _SERVER_TIMING % (queue_s * 1e3, preprocess_s * 1e3, infer_s * 1e3, postprocess_s * 1e3, total_s * 1e3)
 
 
@@ -64,6 +64,11 @@ def answer_headers(answer: Answer) -> dict[str, str]:
 
 
 def peculiarities(answer: Answer) -> list[tuple[str, str]]:
-    """What was out of the ordinary about an answer, as headers: the variant, the cache, the overload."""
-    told = (("x-variant", answer.variant), ("x-cache", answer.cache), ("x-overload", answer.overload))
+    """What was out of the ordinary about an answer, as headers: the variant, the cache, the overload, the proof."""
+    told = (
+        ("x-variant", answer.variant),
+        ("x-cache", answer.cache),
+        ("x-overload", answer.overload),
+        ("x-unverified", "batch" if answer.unverified else ""),
+    )
     return [(name, value) for name, value in told if value]

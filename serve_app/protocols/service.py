@@ -9,8 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.errors import ModelNotFound
-from serve_app.payloads import ModelSignature, Payload
+from serve_app.payloads import PROVEN, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
+
+TENSORS = "tensors"
+"""The task of a model that takes and gives plain tensors."""
+
+_PROVEN = Joinable(PROVEN, "")
 
 
 class ModelServing(NamedTuple):
@@ -50,6 +55,8 @@ class ModelInfo(NamedTuple):
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
         serving: How it is served.
         layout: Order of the axes of the one input of a model of pictures, ``NCHW`` or ``NHWC``; empty for others.
+        joinable: By variant, whether its requests may share runs, as far as it is known now.
+        fixed_rows: Whether the model's file fixes the number of rows of a run.
     """
 
     name: str
@@ -64,6 +71,18 @@ class ModelInfo(NamedTuple):
     variants: tuple[str, ...] = ()
     serving: ModelServing = ModelServing()
     layout: str = ""
+    joinable: Mapping[str, Joinable] = {"": _PROVEN}
+    fixed_rows: bool = False
+
+    @property
+    def rows(self) -> bool:
+        """Whether dimension 0 of all tensors is rows. Otherwise a request has the shapes that the model's file says."""
+        return self.joinable[""].rows
+
+    @property
+    def least_rows(self) -> int:
+        """The fewest rows of a request. Processors and runs of a fixed number of rows need one."""
+        return 1 if self.fixed_rows or self.task != TENSORS else 0
 
 
 class RequestOptions(NamedTuple):
@@ -115,6 +134,7 @@ class Answer(NamedTuple):
         cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
             was the same; else empty.
         overload: The step of the overload ladder that it was answered under; empty where there was none.
+        unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
     """
 
     value: Any
@@ -128,6 +148,7 @@ class Answer(NamedTuple):
     postprocess_s: float = 0.0
     cache: str = ""
     overload: str = ""
+    unverified: bool = False
 
 
 class InferenceService(Protocol):

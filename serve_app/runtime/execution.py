@@ -11,10 +11,11 @@ from typing import NamedTuple, TypeAlias, cast
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend, preparing
-from serve_app.inference.batch import BatchRun, fit, fits, rows_of, run_assembled, run_entries, run_prepared
+from serve_app.inference.batch import BatchRun, fit, fits, run_assembled, run_entries, run_prepared
 from serve_app.payloads import Failure, Success, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.ahead import Ahead, Ready, Submit
+from serve_app.runtime.joining import Joining
 from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.staged import EXPIRED, Assembled, Staged
 from serve_app.scheduling.foresight import Due, Foresight
@@ -51,6 +52,7 @@ class Executor:
         lock: Is held around every use of the last two.
         submit: Has work done in another thread, while a batch runs.
         self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
+        joining: Which requests share runs; ``None``: all do.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
 
     Attributes:
@@ -70,8 +72,10 @@ class Executor:
         submit: Submit,
         self_test: SelfTest | None = None,
         *,
+        joining: Joining | None = None,
         refuse_non_finite: bool = False,
     ) -> None:
+        self._joining = joining or Joining(name)
         self._name = name
         self._backends = backends
         self._processor = processor
@@ -292,7 +296,8 @@ class Executor:
             buckets = self._buckets(places, inputs)
             inputs = self._pad(self._processor, places, inputs, buckets)
         in_time = self._in_time_of(places)
-        run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time)
+        whole = [staged.counts[index] if staged.whole[index] else 0 for staged, index in places]
+        run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time, whole)
         return [Ran(places, variant, run)]
 
     def _in_time(self, variant: str, places: Sequence[Place]) -> list[Place]:
@@ -300,8 +305,8 @@ class Executor:
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = self._buckets(places, inputs)
         due = [
-            Due(staged.deadlines[index], rows_of(tensors), bucket)
-            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
+            Due(staged.deadlines[index], staged.counts[index], bucket)
+            for (staged, index), bucket in zip(places, buckets, strict=True)
         ]
         now = time.monotonic()
         # Foresight leaves nothing out while it knows nothing, or probes: never run what nobody waits for any more.
@@ -359,10 +364,14 @@ class Executor:
             return [0] * len(places)
         buckets = [processor.bucket(tensors) for tensors in inputs]
         if processor.bucket_invariant:
-            made = [_is_made(staged, index) for staged, index in places]
+            made = [_is_made(staged, index) and self._may_grow(staged, index) for staged, index in places]
             largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         return buckets
+
+    def _may_grow(self, staged: Staged, index: int) -> bool:
+        """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
+        return not staged.whole[index] and self._joining.of(staged.entries[index].variant).pads
 
     @staticmethod
     def _pad(

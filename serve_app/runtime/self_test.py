@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from serve_app.inference.backend import Backend
-from serve_app.inference.batch import rows_of
 from serve_app.inference.outputs import not_finite
 from serve_app.payloads import Tensors
+from serve_app.runtime.joining import Joining
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class SelfTest:
         name: The model's name, for messages.
         backends: By variant. Loaded already.
         examples: By variant an input that should run.
+        joining: Tells which of them have rows; ``None``: all have.
         refuse_non_finite: Whether an output with NaN or infinity is a failure.
         clock: Seconds, monotonic.
     """
@@ -42,12 +43,14 @@ class SelfTest:
         backends: Mapping[str, Backend],
         examples: Mapping[str, Tensors],
         *,
+        joining: Joining | None = None,
         refuse_non_finite: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._backends = backends
         self._examples = dict(examples)
+        self._joining = joining or Joining(name)
         self._refuse_non_finite = refuse_non_finite
         self._clock = clock
         self._verdicts: dict[str, tuple[float, bool]] = {}  # by variant: when, and what
@@ -89,7 +92,8 @@ class SelfTest:
     def _runs(self, variant: str) -> bool:
         example = self._examples[variant]
         try:
-            outputs = self._backends[variant].run(example)
-            return not (self._refuse_non_finite and not_finite(outputs, [rows_of(example)]))
+            backend = self._backends[variant]
+            outputs = (backend.run if self._joining.of(variant).rows else backend.run_whole)(example)
+            return not (self._refuse_non_finite and not_finite(outputs, [1]))
         except Exception:  # the seam to foreign code: whatever it raises, the answer is no
             return False

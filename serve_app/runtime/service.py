@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.inference.batch import rows_of
-from serve_app.payloads import Media, Payload
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.runtime.cache import ResponseCache
@@ -21,6 +21,7 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
+_NOTHING_KNOWN = Joinable(PROVEN, "")
 _WITHOUT_WORK = frozenset({"hit", "shared"})
 """What `Answer.cache` says of answers that were not executed for the request that got them."""
 
@@ -57,7 +58,7 @@ class Service:
         trails: Trails | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
-        self._models = models
+        self._models = dict(models)
         self._processors = processors
         self._dispatcher = dispatcher
         self._scheduler = dispatcher.scheduler
@@ -179,9 +180,32 @@ class Service:
             if trail is not None:
                 trail.cancelled()
             raise
+        if info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict == UNVERIFIED:
+            answer = answer._replace(unverified=True)
         if trail is not None:
             trail.answered(answer)
         return answer
+
+    def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
+        """Take what a replica says of which requests may share runs. Of several replicas the most careful counts.
+
+        Args:
+            model: The model.
+            verdicts: By variant.
+        """
+        info = self._models.get(model)
+        if info is None:
+            return
+        known = dict(info.joinable)
+        for variant, verdict in verdicts.items():
+            before = known.get(variant)
+            if before is None or before.verdict == PROVEN or not verdict.joins or verdict.deviation > before.deviation:
+                known[variant] = verdict
+        if known == info.joinable:
+            return
+        self._models[model] = info._replace(joinable=known)
+        for variant, verdict in known.items():
+            self._scheduler.set_joins(model, variant, joins=verdict.joins or verdict.verdict == PROVEN)
 
     def live(self) -> bool:
         """Whether this process works at all: whoever can ask has had an answer from its event loop."""
@@ -248,6 +272,7 @@ class Service:
                     "version": info.version,
                     "ready": self.model_ready(name),
                     **self._scheduling.get(name, {}),
+                    "joinable": {variant: verdict._asdict() for variant, verdict in info.joinable.items()},
                     **snapshot[name],
                     "breaker": self._scheduler.breaker_picture(name, now),
                     **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
@@ -285,7 +310,10 @@ class Service:
         if isinstance(payload, dict):
             # Of one tensor nothing else can disagree.
             shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
-            rows = (shape and shape[0]) or rows_of(payload)
+            if not info.rows or len(payload) > len(info.signature.inputs):
+                rows = 1  # it is run by itself, whatever its shapes
+            else:
+                rows = (shape and shape[0]) or rows_of(payload) or 1
             return Cost(rows, 0 if processor is None else processor.bucket(payload))
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")

@@ -143,6 +143,7 @@ class Session:
             expires=max(staged.deadlines),
             sender=staged.sender,
             variant=staged.entries[0].variant,
+            alone=staged.alone,
         )
         with self._lock:
             self._gate.add(ticket)

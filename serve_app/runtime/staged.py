@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.inference.batch import rows_of
 from serve_app.payloads import EntryResult, Execution, Failure, Tensors, WireEntry
+from serve_app.runtime.joining import Joining
 
 SMALL_BYTES = 64 * 1024
 """Copied in less time than it takes to wake a thread."""
@@ -45,8 +45,9 @@ class Staged:
         handed: Whether the session's thread has been given it.
         rows: Rows it puts into a batch.
         counts: Per entry its rows; 0 where it has no tensors.
+        whole: Per entry whether it is run by itself, and uncut.
         nbytes: About how much they take; 0 where nobody has looked.
-        sound: Whether every entry has tensors, and all are for one variant.
+        sound: Whether every entry has tensors, and all can be joined and are for one variant.
         bucket: Largest cost bucket in it.
         batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
         assembling: What makes ``batch`` meanwhile.
@@ -70,6 +71,7 @@ class Staged:
     handed: bool = False
     rows: int = 0
     counts: list[int] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
     nbytes: int = 0
     sound: bool = False
     bucket: int = 0
@@ -89,21 +91,28 @@ class Staged:
         """Whether nobody waits for it any more."""
         return self.waiter is not None and self.waiter.cancelled()
 
-    def count_rows(self) -> None:
-        """Set ``rows``, ``counts`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
+    @property
+    def alone(self) -> bool:
+        """Whether it shares no run with other bundles."""
+        return any(self.whole)
+
+    def count_rows(self, joining: Joining) -> None:
+        """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
         variant = self.entries[0].variant if self.entries else ""
         sound = True
-        counts = []
+        counts, wholes = [], []
         for index, tensors in enumerate(self.tensors):
-            rows = 0
+            rows, whole = 0, False
             if not isinstance(tensors, Failure):
                 try:
-                    rows = rows_of(tensors)
+                    rows, whole = joining.rows(self.entries[index].variant, tensors)
                 except InvalidRequest as error:
                     self.tensors[index] = Failure(error.code, error.message)
             counts.append(rows)
-            sound = sound and rows > 0 and self.entries[index].variant == variant
+            wholes.append(whole)
+            sound = sound and rows > 0 and not whole and self.entries[index].variant == variant
         self.counts = counts
+        self.whole = wholes
         self.rows = sum(counts)
         self.sound = sound
 

@@ -22,6 +22,7 @@ from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Fai
 from serve_app.processors.processor import Processor
 from serve_app.runtime.device_load import DeviceGauge, DeviceWatch
 from serve_app.runtime.execution import Executor
+from serve_app.runtime.joining import Joining
 from serve_app.runtime.processor_pool import ProcessorPool
 from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.session import BatchTogether, RunBatch, RunOne, Session
@@ -44,6 +45,7 @@ class Worker:
         batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
         warm_up: The executions of its backends' warm-up: what it predicts from at first.
         examples: By variant an input that is known to run, to tell a bad input from a bad model by.
+        joining: Which requests share runs; ``None``: all do.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
         gauge: Reads the device, for the routers; ``None``: they are told nothing of it.
     """
@@ -59,6 +61,7 @@ class Worker:
         batch: BatchTogether,
         warm_up: Sequence[Execution] = (),
         examples: Mapping[str, Tensors] | None = None,
+        joining: Joining | None = None,
         refuse_non_finite: bool = False,
         gauge: DeviceGauge | None = None,
     ) -> None:
@@ -70,7 +73,10 @@ class Worker:
         foresight = Foresight(max_rows)
         foresight.seed(warm_up)
         self._gate = Gate(foresight)
-        self._self_test = SelfTest(name, backends, examples or {}, refuse_non_finite=refuse_non_finite)
+        self._joining = joining or Joining(name)
+        self._self_test = SelfTest(
+            name, backends, examples or {}, joining=self._joining, refuse_non_finite=refuse_non_finite
+        )
         self._self_test.start()
         self._executor = Executor(
             name,
@@ -82,6 +88,7 @@ class Worker:
             self._lock,
             self._pool.submit,
             self._self_test,
+            joining=self._joining,
             refuse_non_finite=refuse_non_finite,
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
@@ -105,7 +112,7 @@ class Worker:
         )
         await self._pool.preprocess(staged)
         preprocessed = time.monotonic()
-        staged.count_rows()
+        staged.count_rows(self._joining)
         if staged.rows:
             self._assemble(staged)
             await self._session.run(staged)
@@ -123,6 +130,7 @@ class Worker:
             outlook,
             staged.model_works,
             self._watch.news(staged.sender, finished),
+            self._joining.news(staged.sender),
         )
 
     def stalled_s(self) -> float:

@@ -122,12 +122,13 @@ def compose(
         own.pop()
         return _alone(head, latencies, settings, room, light)
     looked_at: list[Entry] = []
-    places = latencies.places(light) if light else ALL
+    places = _places(latencies, variant, latencies.places(light) if light else ALL)
     run = _best_run(own, lane, looked_at, settings, latency, room, places)
     if run.start and not lane:
         for fallback in settings.fallbacks:
             if latencies.has(fallback) and fallback != light:
-                variant, latency, places = fallback, latencies.of(fallback), latencies.places(fallback)
+                variant, latency = fallback, latencies.of(fallback)
+                places = _places(latencies, fallback, latencies.places(fallback))
                 run = _best_run(own, lane, looked_at, settings, latency, room, places)
                 if not run.start:
                     break
@@ -147,6 +148,11 @@ def compose(
         return Composition(entries, run.rows, run.bucket, variant, given_up)
     rows = _fill(queue, own, lane, entries, run, latency, settings, room, given_up, _LOWER if light else _PRIORITIES)
     return Composition(entries, rows, run.bucket, variant, given_up)
+
+
+def _places(latencies: VariantLatency, variant: str, places: int) -> int:
+    """For how many entries a bundle has room: one where the variant's requests are run one by one."""
+    return 1 if variant in latencies.whole else places
 
 
 def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: Room, light: str) -> Composition:

@@ -31,6 +31,7 @@ class Ticket(NamedTuple):
         expires: Latest deadline in the bundle: after it nobody wants any of the answers. ``None``: as ``deadline``.
         sender: Names the router that sent it.
         variant: What it runs on.
+        alone: Whether it shares no batch.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Ticket(NamedTuple):
     expires: float | None = None
     sender: str = ""
     variant: str = ""
+    alone: bool = False
 
 
 class Grant(NamedTuple):
@@ -189,15 +191,15 @@ class Gate:
         return Grant([ticket.id for ticket in granted], expired, rows, bucket)
 
     def _batch(self, max_rows: int) -> list[Ticket]:
-        """The most urgent bundle, and behind it every further one, in order, whose rows still fit."""
+        """The most urgent bundle, and behind it every further one, in order, whose rows still fit; one alone if so."""
         batch: list[Ticket] = []
         rows = 0
         for ticket in sorted(self._waiting.values(), key=_urgency):
-            if batch and rows + ticket.rows > max_rows:
+            if batch and (ticket.alone or rows + ticket.rows > max_rows):
                 continue
             batch.append(ticket)
             rows += ticket.rows
-            if rows >= max_rows:
+            if ticket.alone or rows >= max_rows:
                 break
         return batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ class ModelState:
     Attributes:
         settings: In effect now.
         usual: As configured; an overload may change those in effect.
+        full_rows: Most rows in one batch, as configured; in effect it is 1 while requests are run one by one.
         cheaper: The fallback that an overload would bring; empty where none is known to be cheaper.
         prefers_light: Whether it is brought, for entries less urgent than `high` that allow it.
         keeps_apart: Whether these stay out of the bundles of `high`, too.
@@ -77,6 +79,7 @@ class ModelState:
         "breakers",
         "cheaper",
         "earliness",
+        "full_rows",
         "keeps_apart",
         "latencies",
         "overhead",
@@ -94,6 +97,7 @@ class ModelState:
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
         self.settings = self.usual = settings
+        self.full_rows = settings.max_rows
         self.cheaper = ""
         self.prefers_light = False
         self.keeps_apart = False
@@ -112,6 +116,17 @@ class ModelState:
         self.breakers = (
             None if settings.breaker is None else Breakers(settings, settings.breaker, self.latencies.limited)
         )
+
+    def set_joins(self, variant: str, *, joins: bool) -> None:
+        """Say whether requests for a variant may share a batch, or are run one by one; ``""`` is the exact model."""
+        if variant:
+            (self.latencies.whole.discard if joins else self.latencies.whole.add)(variant)
+            return
+        rows = self.full_rows if joins else 1
+        if rows != self.usual.max_rows:
+            self.usual = replace(self.usual, max_rows=rows)
+            self.settings = replace(self.settings, max_rows=rows)
+            self.policy = batch_policy(self.settings)
 
     def picture(self) -> dict[str, Any]:
         """This model's part of `Scheduler.snapshot`, JSON-able.

@@ -353,6 +353,16 @@ class Scheduler:
         """Take the warm-up profile of a replica: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
         self._models[model].latencies.seed(executions)
 
+    def set_joins(self, model: str, variant: str, *, joins: bool) -> None:
+        """Say whether requests for a variant of a model may share a batch, or are run one by one.
+
+        Args:
+            model: Name of the model.
+            variant: Its variant; ``""`` for the exact model.
+            joins: Whether they may. It holds from the next decision on.
+        """
+        self._models[model].set_joins(variant, joins=joins)
+
     def latency(self, model: str, variant: str = "") -> LatencyModel:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
         return self._models[model].latencies.of(variant)

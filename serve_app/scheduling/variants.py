@@ -18,14 +18,16 @@ class VariantLatency:
         exact: Of the exact model.
         variants: By name, of those variants that were seeded or observed.
         limited: The circuit breakers that are not closed: their variants stand in for the exact model for probes only.
+        whole: Variants whose requests are run one by one: none of them shares a bundle.
     """
 
-    __slots__ = ("exact", "limited", "variants")
+    __slots__ = ("exact", "limited", "variants", "whole")
 
     def __init__(self) -> None:
         self.exact = LatencyModel()
         self.variants: dict[str, LatencyModel] = {}
         self.limited: dict[str, CircuitBreaker] = {}
+        self.whole: set[str] = set()
 
     def of(self, variant: str) -> LatencyModel:
         """What predicts for this variant; ``""`` is the exact model."""

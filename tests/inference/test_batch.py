@@ -48,6 +48,8 @@ class Recorded:
         self.rows.append(rows_of(inputs))
         return self._run(inputs)
 
+    run_whole = run
+
 
 @pytest.fixture
 def load(make_model: MakeModel) -> Iterator[Load]:

@@ -135,6 +135,8 @@ def test_a_model_that_fails_is_reported_with_the_shape() -> None:
                 raise InferenceFailed("out of memory")
             return super().run(inputs)
 
+        run_whole = run
+
     small = Small(lambda rows, bucket, now: 0.01, FIRST)
 
     with pytest.raises(InferenceFailed) as caught:

@@ -155,6 +155,8 @@ def test_a_model_that_fails_is_reported_with_the_shape() -> None:
                 raise InferenceFailed("out of memory")
             return super().run(inputs)
 
+        run_whole = run
+
     backend = Small(lambda rows, bucket, now: 0.001, FIRST, 100.0)
 
     with pytest.raises(InferenceFailed) as caught:

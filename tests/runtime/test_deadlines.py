@@ -14,6 +14,7 @@ from runtime_harness import batch_same_turn, tensor
 from serve_app.inference.memory import HostMemory
 from serve_app.payloads import Bundle, ModelSignature, Success, Tensors, WireEntry
 from serve_app.runtime.ahead import Ahead, Ready
+from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import SMALL_BYTES, Staged
 from serve_app.runtime.worker import Worker
 
@@ -41,6 +42,8 @@ class Lasting:
             if self.fails:
                 raise ValueError("bad")
         return {"y": inputs["x"] + 1}
+
+    run_whole = run
 
     def close(self) -> None:
         """Nothing to free."""
@@ -95,7 +98,7 @@ async def test_a_bundle_of_unlike_entries_is_as_large_as_all_of_them() -> None:
     shapes = [(1, 1), (1, SMALL_BYTES)]
     tensors = [{"x": np.zeros(shape, np.float32)} for shape in shapes]
     staged = Staged([WireEntry(2, 1.0, 1, "", each) for each in tensors], [0.0] * 2, list(tensors), [None] * 2)
-    staged.count_rows()
+    staged.count_rows(Joining("m"))
     worker._assemble(staged)
     assert staged.nbytes == sum(each["x"].nbytes for each in tensors)
     worker.close()

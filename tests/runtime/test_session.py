@@ -39,6 +39,8 @@ class Paced:
         assert self.go.acquire(timeout=30.0)
         return {"y": inputs["x"] + 1}
 
+    run_whole = run
+
     def close(self) -> None:
         """Nothing to free."""
 
@@ -217,6 +219,8 @@ async def test_large_rows_that_lie_one_behind_the_other_run_where_they_lie(make_
             seen.append(inputs["x"])
             return {"y": inputs["x"]}
 
+        run_whole = run
+
     whole = np.arange(3 * 20_000, dtype=np.float32).reshape(3, 20_000)
     worker = make_worker(Looking(), max_rows=4)
     result = await worker.run(Bundle([WireEntry(2, 60.0, 1, "", {"x": whole[row : row + 1]}) for row in range(3)]))
@@ -249,6 +253,8 @@ async def test_everybody_gets_their_own_answer_whatever_happens_beside_them(
     class Quick(Paced):
         def run(self, inputs: Tensors) -> Tensors:
             return {"y": inputs["x"] + 1}
+
+        run_whole = run
 
     random = Random(7)
     worker = make_worker(Quick(device), max_rows=8, run_s=0.00001)

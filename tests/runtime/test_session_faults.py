@@ -35,6 +35,8 @@ class AddOne:
             raise SystemExit
         return {"y": inputs["x"] + 1}
 
+    run_whole = run
+
     def close(self) -> None:
         """Nothing to free."""
 

@@ -34,15 +34,22 @@ def check_classification(spec: TensorSpec, count: int, where: str) -> None:
         raise InvalidRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no highest values")
 
 
-def classify(tensors: Tensors, counts: Mapping[str, int], labels: Sequence[str]) -> Tensors:
+def classify(tensors: Tensors, counts: Mapping[str, int], labels: Sequence[str], *, rows: bool = True) -> Tensors:
     """Replace outputs by their classes.
 
     Args:
         tensors: The model's outputs.
         counts: By the name of an output: how many classes to tell.
         labels: The model's class names, or none.
+        rows: Whether dimension 0 is rows; otherwise an output as a whole is one row, and its classes have no rows.
     """
-    return {**tensors, **{name: top_classes(tensors[name], count, labels) for name, count in counts.items()}}
+    classes = {
+        name: top_classes(tensors[name], count, labels)
+        if rows
+        else top_classes(tensors[name].reshape(1, -1), count, labels)[0]
+        for name, count in counts.items()
+    }
+    return {**tensors, **classes}
 
 
 def top_classes(array: npt.NDArray[Any], count: int, labels: Sequence[str] = ()) -> npt.NDArray[np.object_]:

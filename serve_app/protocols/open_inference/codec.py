@@ -49,6 +49,8 @@ BINARY_ONLY: Final = frozenset({"BF16"})
 _ANSWERS_REMEMBERED: Final = 256
 _NO_PARAMETERS: Final = wire.RequestParameters()
 _MAX_DIMENSION: Final = 2**31 - 1
+_MAX_RANK: Final = 8
+"""Of an input whose rank the model's file does not declare."""
 _WHERE: Final = tuple(f"inputs[{index}]" for index in range(8))
 _CHECKED: Final = frozenset({"BOOL", "BYTES"})
 """Datatypes whose binary form can be invalid."""
@@ -90,11 +92,15 @@ class InputPlan(NamedTuple):
         spec: Its part of the signature.
         inner: Its shape without rows; ``None`` where that may vary.
         json: Decodes its data; ``None`` where the datatype has no JSON form.
+        rows: Whether it has rows.
+        axis: Where a request has them.
     """
 
     spec: TensorSpec
     inner: tuple[int, ...] | None
     json: JsonData | None
+    rows: bool
+    axis: int
 
 
 def quoted(text: str) -> str:
@@ -167,7 +173,8 @@ class ModelCodec:
 
     def __init__(self, info: ModelInfo) -> None:
         self.info = info
-        datatypes = {spec.datatype for spec in info.signature.inputs}
+        signature = info.signature
+        datatypes = {spec.datatype for spec in (*signature.inputs, *signature.optional)}
         self.walks = not datatypes.isdisjoint(_CHECKED)
         elements = {element_type(datatype) for datatype in datatypes}
         self._one_pass = _ONE_PASS[elements.pop()] if len(elements) == 1 else None
@@ -175,14 +182,10 @@ class ModelCodec:
         self._opening = orjson.dumps(named)[:-1]
         # By name, datatype and shape: how the description of an output begins. The same few again and again.
         self._described: dict[tuple[str, np.dtype[Any], tuple[int, ...]], bytes] = {}
-        self._inputs = {
-            spec.name: InputPlan(
-                spec,
-                None if any(size < 0 for size in spec.shape[1:]) else spec.shape[1:],
-                None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape)),
-            )
-            for spec in info.signature.inputs
-        }
+        self._inputs = {spec.name: _plan(spec, rows=info.rows) for spec in signature.inputs}
+        self._needed = tuple(self._inputs)
+        self._inputs |= {spec.name: _plan(spec, rows=False) for spec in signature.optional}
+        self._axes = {spec.name: spec.axis for spec in signature.outputs if spec.axis}
         self._outputs = {spec.name: spec for spec in info.signature.outputs}
         self.binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
         self._all_outputs = {binary: [(name, binary) for name in self._outputs] for binary in (False, True)}
@@ -226,7 +229,7 @@ class ModelCodec:
                 )
             tensors[tensor.name] = decode_binary(parsed.body, offset, size, tensor.datatype, shape, count, where)
             offset += size
-        self.check_complete(tensors)
+        tensors = self.complete(tensors)
         if offset != len(parsed.body):
             raise InvalidRequest(
                 f"the body has {len(parsed.body) - offset} bytes of binary data that no input claims"
@@ -264,17 +267,30 @@ class ModelCodec:
         if datatype != plan.spec.datatype:
             raise self._wrong_datatype(where, datatype, plan.spec)
         self._check_shape(where, shape, plan)
-        if before and shape[0] != len(first := next(iter(before.values()))):
-            raise InvalidRequest(f"{where}.shape: {shape[0]} rows, but inputs[0] has {len(first)}; dimension 0 is rows")
+        if before and plan.rows:
+            self._check_rows(where, shape, plan, before)
         return plan, where
 
-    def check_complete(self, tensors: Tensors) -> None:
-        """Check that no input is missing. Raises `InvalidRequest`."""
-        if len(tensors) != len(self._inputs):
-            missing = [name for name in self._inputs if name not in tensors]
+    def complete(self, tensors: Tensors) -> Tensors:
+        """Check that no input is missing, and put the rows in front. Raises `InvalidRequest`."""
+        if len(tensors) < len(self._needed) or not all(map(tensors.__contains__, self._needed)):
+            missing = [name for name in self._needed if name not in tensors]
             raise InvalidRequest(
-                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._inputs)}"
+                f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._needed)}"
             )
+        for plan in self._inputs.values():
+            if plan.axis and plan.spec.name in tensors:
+                tensors[plan.spec.name] = np.moveaxis(tensors[plan.spec.name], plan.axis, 0)
+        return tensors
+
+    def public(self, tensors: Tensors) -> Tensors:
+        """Outputs with the rows where clients expect them."""
+        if not self._axes:
+            return tensors
+        return {
+            name: np.moveaxis(array, 0, axis) if (axis := self._axes.get(name, 0)) < array.ndim else array
+            for name, array in tensors.items()
+        }
 
     def select(self, parsed: Parsed) -> Selection:
         """As `choose`, for a request in JSON."""
@@ -365,6 +381,7 @@ class ModelCodec:
         if variant or timings:
             told = {"variant": variant} if variant else {}
             parts += (b',"parameters":', orjson.dumps({**told, **(timings or {})}))
+        tensors = self.public(tensors)
         blobs: list[bytes | memoryview] = []
         separator = b',"outputs":['
         for name, binary in selection:
@@ -396,17 +413,34 @@ class ModelCodec:
         return described
 
     def _check_shape(self, where: str, shape: tuple[int, ...], plan: InputPlan) -> None:
-        expected = plan.spec.shape
-        if not shape or (shape[1:] != plan.inner and not _fits(shape, expected)):
-            wanted = ["rows", *("any" if size < 0 else size for size in expected[1:])]
-            got = list(shape) if len(shape) <= 2 * len(expected) else f"{len(shape)} dimensions"
+        spec, axis = plan.spec, plan.axis
+        inner = (shape[:axis] + shape[axis + 1 :] if axis else shape[1:]) if plan.rows else shape
+        if (plan.rows and len(shape) <= axis) or (inner != plan.inner and not _fits(inner, spec, rows=plan.rows)):
+            sizes: list[object] = ["any" if size < 0 else size for size in spec.public_shape]
+            if plan.rows:
+                sizes[axis] = "rows"
+            wanted = f"[{', '.join(map(str, sizes))}]" if spec.ranked else f"at most {_MAX_RANK} dimensions"
+            got = list(shape) if len(shape) <= 2 * len(sizes) + 1 else f"{len(shape)} dimensions"
+            raise InvalidRequest(f"{where}.shape: input {spec.name!r} has the shape {wanted}, got {_short(got)}")
+        if not plan.rows:
+            return
+        least, most = self.info.least_rows, self.info.max_request_rows
+        if not least <= shape[axis] <= most:
             raise InvalidRequest(
-                f"{where}.shape: input {plan.spec.name!r} has the shape [{', '.join(map(str, wanted))}],"
-                f" got {_short(got)}"
+                f"{where}.shape: expected {least} to {most} rows in dimension {axis}, got {_short(shape[axis])}"
             )
-        limit = self.info.max_request_rows
-        if not 1 <= shape[0] <= limit:
-            raise InvalidRequest(f"{where}.shape: expected 1 to {limit} rows in dimension 0, got {_short(shape[0])}")
+
+    def _check_rows(self, where: str, shape: tuple[int, ...], plan: InputPlan, before: Tensors) -> None:
+        """Check that an input has as many rows as one before it. Raises `InvalidRequest`."""
+        first = next((name for name in before if self._inputs[name].rows), None)
+        if first is None:
+            return
+        rows, axis = before[first].shape[self._inputs[first].axis], plan.axis
+        if shape[axis] != rows:
+            index = list(before).index(first)
+            raise InvalidRequest(
+                f"{where}.shape: {shape[axis]} rows, but inputs[{index}] has {rows}; dimension {axis} is rows"
+            )
 
     def _wrong_datatype(self, where: str, datatype: str, spec: TensorSpec) -> InvalidRequest:
         problem = f"got {quoted(datatype)}"
@@ -419,10 +453,25 @@ def _no_json_form(what: str, parameters: str) -> InvalidRequest:
     return InvalidRequest(f"{what} has no JSON form: it travels as binary data; set parameters.{parameters}")
 
 
-def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
-    return len(shape) == len(expected) and all(
-        (1 <= size <= _MAX_DIMENSION) if wanted < 0 else size == wanted
-        for size, wanted in zip(shape[1:], expected[1:], strict=True)
+def _plan(spec: TensorSpec, *, rows: bool) -> InputPlan:
+    inner = spec.shape[1:] if rows else spec.shape
+    return InputPlan(
+        spec,
+        None if not spec.ranked or any(size < 0 for size in inner) else inner,
+        None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape) if spec.ranked else _MAX_RANK),
+        rows,
+        spec.axis if rows else 0,
+    )
+
+
+def _fits(inner: tuple[int, ...], spec: TensorSpec, *, rows: bool) -> bool:
+    """Whether sizes are those of an input, without its rows where it has any."""
+    if not spec.ranked:
+        return len(inner) <= _MAX_RANK and all(0 <= size <= _MAX_DIMENSION for size in inner)
+    expected = spec.shape[1:] if rows else spec.shape
+    return len(inner) == len(expected) and all(
+        (0 <= size <= _MAX_DIMENSION) if wanted < 0 else size == wanted
+        for size, wanted in zip(inner, expected, strict=True)
     )
 
 

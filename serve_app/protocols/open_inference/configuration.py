@@ -14,29 +14,33 @@ PLATFORM = "onnxruntime_onnx"
 def model_config(info: ModelInfo) -> dict[str, Any]:
     """Make the configuration of a model.
 
-    Dimension 0, the rows, is left out of ``dims``, as Triton does where ``max_batch_size`` is not 0. ``instance_group``
+    The rows are left out of ``dims``, as Triton does where ``max_batch_size`` is not 0; it is 0 of a model whose tensors
+    have none, or have them elsewhere than in front. ``instance_group``
     counts the replicas that there are at least; ``parameters`` holds what the message has no field for.
     """
-    serving = info.serving
+    serving, batched = info.serving, info.rows and not any(spec.axis for spec in info.signature.inputs)
+    signature = info.signature
     return {
         "name": info.name,
         "platform": PLATFORM,
         "backend": "onnxruntime",
         "runtime": "",
         "version_policy": {"specific": {"versions": [int(version) for version in info.versions]}},
-        "max_batch_size": info.max_rows,
+        "max_batch_size": info.max_rows if batched else 0,
         "input": [
             {
-                **_tensor(spec),
+                **_tensor(spec, batched=batched and not optional),
                 "format": f"FORMAT_{info.layout or 'NONE'}",
                 "is_shape_tensor": False,
                 "allow_ragged_batch": False,
-                "optional": False,
+                "optional": optional,
             }
-            for spec in info.signature.inputs
+            for optional, specs in ((False, signature.inputs), (True, signature.optional))
+            for spec in specs
         ],
         "output": [
-            {**_tensor(spec), "label_filename": "", "is_shape_tensor": False} for spec in info.signature.outputs
+            {**_tensor(spec, batched=batched), "label_filename": "", "is_shape_tensor": False}
+            for spec in signature.outputs
         ],
         "dynamic_batching": _batching(info),
         "instance_group": [
@@ -58,6 +62,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
                 "max_replicas": str(serving.max_replicas),
                 "max_request_rows": str(info.max_request_rows),
                 "variants": ",".join(info.variants),
+                **{name: str(value) for name, value in joinable_parameters(info).items()},
             }.items()
         },
         "model_transaction_policy": {"decoupled": False},
@@ -65,9 +70,16 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
+def joinable_parameters(info: ModelInfo) -> dict[str, Any]:
+    """What clients are told of whether requests share runs."""
+    verdict = info.joinable[""]
+    return {"joinable": verdict.verdict, "joinable_reason": verdict.reason, "joinable_deviation": verdict.deviation}
+
+
+def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
     datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
-    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": list(spec.shape[1:])}
+    dims = list(spec.shape[1:] if batched else spec.public_shape)
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": dims}
 
 
 def _batching(info: ModelInfo) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -93,7 +94,7 @@ class InferEndpoint:
             _PRIORITY[answer.priority],
             (b"server-timing", server_timing(answer)),
         ]
-        if answer.variant or answer.cache or answer.overload:
+        if answer.variant or answer.cache or answer.overload or answer.unverified:
             reply += [(name.encode(), value.encode()) for name, value in peculiarities(answer)]
         if length is not None:
             reply.append((b"inference-header-content-length", b"%d" % length))
@@ -126,8 +127,8 @@ class InferEndpoint:
 async def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo, bodies: BodyReader) -> Tensors:
     """As `classify`: outputs that are large in a thread."""
     if bodies.is_large(_SORTING * held_bytes({name: tensors[name] for name in counts})):
-        return await bodies.offload(classify, tensors, counts, info.labels)
-    return classify(tensors, counts, info.labels)
+        return await bodies.offload(partial(classify, rows=info.rows), tensors, counts, info.labels)
+    return classify(tensors, counts, info.labels, rows=info.rows)
 
 
 def held_bytes(tensors: Tensors) -> int:

@@ -150,8 +150,7 @@ class MessageCodec:
             content = contents[index]
             where = f"raw_input_contents[{index}]"
             tensors[name] = decode_binary(content, 0, len(content), datatype, shape, count, where, "")
-        codec.check_complete(tensors)
-        return tensors
+        return codec.complete(tensors)
 
     def select(self, request: pb.ModelInferRequest, parameters: wire.RequestParameters) -> Selection:
         """The outputs to send, in order, and whether they are raw: as the inputs are, unless the request says.
@@ -186,6 +185,7 @@ class MessageCodec:
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
             timings: More of the response's parameters; ``None`` where the request did not ask for them.
         """
+        tensors = self._codec.public(tensors)
         arrays = [(name, tensors[name]) for name, _ in selection]
         raw = any(binary for _, binary in selection) or any(datatype_of(array) not in _CONTENTS for _, array in arrays)
         # Messages that stand one behind the other are one message.
@@ -275,6 +275,6 @@ def _typed(
     dtype, limits = DTYPES[datatype], _LIMITS.get(datatype)
     # At once in C: as a list, a message of 32 MiB would keep the interpreter, and with it all requests, for a second.
     numbers = np.array(elements, dtype=_NUMBERS.get(field, dtype))
-    if limits is not None and not (limits.min <= numbers.min() and numbers.max() <= limits.max):
+    if limits is not None and count and not (limits.min <= numbers.min() and numbers.max() <= limits.max):
         raise InvalidRequest(f"{where}.contents.{field}: a number does not fit {datatype}")
     return numbers.astype(dtype, copy=False).reshape(shape)

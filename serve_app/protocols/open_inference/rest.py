@@ -12,7 +12,7 @@ from starlette.routing import Route
 from serve_app import __version__
 from serve_app.errors import ModelUnavailable
 from serve_app.payloads import TensorSpec
-from serve_app.protocols.open_inference.configuration import PLATFORM, model_config
+from serve_app.protocols.open_inference.configuration import PLATFORM, joinable_parameters, model_config
 from serve_app.protocols.replies import json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -48,13 +48,14 @@ def routes(service: InferenceService) -> list[Route]:
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:
-    """A model's metadata object."""
+    """A model's metadata object. Its parameters tell whether requests share runs, and how that is known."""
     return {
         "name": info.name,
         "versions": list(info.versions),
         "platform": PLATFORM,
         "inputs": _metadata_tensors(info.signature.inputs),
         "outputs": _metadata_tensors(info.signature.outputs),
+        "parameters": joinable_parameters(info),
     }
 
 
@@ -82,8 +83,8 @@ def repository_index(service: InferenceService, *, ready_only: bool = False) -> 
 
 
 def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
-    # Any number of rows may be sent, whatever batch the file was exported with.
-    return [{"name": spec.name, "datatype": spec.datatype, "shape": [-1, *spec.shape[1:]]} for spec in specs]
+    # Of a model with rows any number of them may be sent, whatever batch the file was exported with.
+    return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.public_shape)} for spec in specs]
 
 
 class _Endpoints:

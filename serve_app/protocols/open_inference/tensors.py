@@ -76,7 +76,7 @@ class JsonData:
         element: Any = element_type(datatype)
         self._format = _FORMATS.get(self._dtype.str[1:])
         self._decoders: list[msgspec.json.Decoder[Any]] = []
-        for _ in range(rank):
+        for _ in range(max(1, rank)):
             element = list[element]
             self._decoders.append(msgspec.json.Decoder(element))
         self._may_overflow = self._dtype.kind == "f" and self._dtype.itemsize < 8
@@ -242,6 +242,8 @@ def decode_binary(
     Raises:
         InvalidRequest: The number of bytes does not match, or the content is no valid BOOL or BYTES.
     """
+    if not count and not size:
+        return np.empty(shape, DTYPES[datatype])
     if datatype == "BYTES":
         return _decode_bytes(memoryview(body)[offset : offset + size], shape, count, where)
     dtype = DTYPES[datatype]
