@@ -208,7 +208,7 @@ def _worker(model: ModelConfig) -> tuple[Worker, ReplicaWarmUp]:
     signature = backends[""].signature
     processor = model.make_processor(signature, locations[""])
     warm = warm_up_replica(
-        model.name, backends, processor, model.make_samples(signature, decode_sample), max_rows=1, budget_s=0.0
+        model.name, backends, processor, model.make_samples(signature, decode_sample), max_rows=1, budget_s=0.5
     )
     worker = Worker(
         name=model.name,

@@ -62,7 +62,7 @@ class WarmUpConfig(Section):
     """Files, each located as `path` is: `.npz` with arrays by input name (axis 0 is rows), or `.json` with the body
     of a V2 infer request. Their rows are repeated up to the size of a batch."""
 
-    inputs: dict[str, WarmUpInput] = {}
+    inputs: dict[str, WarmUpInput] = Field(default_factory=dict)
     """By the name of an input: what it holds, where no sample says it."""
 
     @field_validator("samples")

@@ -38,8 +38,8 @@ tells the models that it runs from others."""
 class ModelDeployment:
     """One replica of one model: loads it, warms every batch bucket, and runs bundles.
 
-    Serve reports the replica ready only after ``__init__``, so no request meets a cold session, but for a model that runs
-    on no known input.
+    Serve reports the replica ready only after ``__init__``, so no request meets a cold session, but for a model that
+    runs on no known input.
 
     Args:
         config: The model as configured; validated.
