@@ -19,6 +19,7 @@ from serve_app.errors import ConfigError, ServeAppError
 from serve_app.inference.signature import read_signature
 from serve_app.payloads import Execution
 from serve_app.processors.image import ImageProcessor
+from serve_app.protocols.open_inference.sample import decode_sample
 from serve_app.protocols.service import ModelInfo, ModelServing
 
 _log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         if variant:
             _check_variant(model.name, variant, signature, read_signature(location.model_file, model=model.name))
     processor = model.make_processor(signature, exact)
+    model.make_samples(signature, decode_sample)  # to find out whether what is configured fits
     profile = model.read_profile(locations)
     for note in () if profile is None else model.profile_notes(profile):
         _log.warning("%s", note)

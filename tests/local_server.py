@@ -21,18 +21,19 @@ from serve_app.app import describe_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.config.identity import identities
 from serve_app.inference.onnx import OnnxBackend
-from serve_app.inference.warmup import tensor_inputs
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
 from serve_app.protocols.grpc_app import GrpcApp
 from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.http import HttpApp, HttpSettings, create_app
 from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.open_inference.sample import decode_sample
 from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.key_watch import KeyWatch
 from serve_app.runtime.metrics import RouterMetrics
+from serve_app.runtime.replica_warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.runtime.service import Service
 from serve_app.runtime.worker import Worker
 from serve_app.scheduling.scheduler import Scheduler
@@ -162,12 +163,15 @@ class LocalServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        workers = {model.name: _worker(model) for model in self._config.models}
+        started = {model.name: _worker(model) for model in self._config.models}
+        workers = {name: worker for name, (worker, _) in started.items()}
 
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
             return await workers[model].run(bundle)
 
         service, metrics, cache = _service(self._config, send)
+        for name, (_, warm) in started.items():
+            service.on_warm_up(name, [warm.reason])
         if cache is not None:
             cache.start()
         self.keys = self._config.router.watched_keys()
@@ -194,22 +198,29 @@ class LocalServer:
             worker.close()
 
 
-def _worker(model: ModelConfig) -> Worker:
+def _worker(model: ModelConfig) -> tuple[Worker, ReplicaWarmUp]:
+    """A worker that has run its smallest input, and predicts from what it is asked only."""
     locations = model.locations()
     backends = {}
     for variant, location in locations.items():
         backends[variant] = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=False))
         backends[variant].load()
-    return Worker(
+    signature = backends[""].signature
+    processor = model.make_processor(signature, locations[""])
+    warm = warm_up_replica(
+        model.name, backends, processor, model.make_samples(signature, decode_sample), max_rows=1, budget_s=0.5
+    )
+    worker = Worker(
         name=model.name,
         backends=backends,
-        processor=model.make_processor(backends[""].signature, locations[""]),
+        processor=processor,
         max_rows=model.batching.max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
-        examples={variant: tensor_inputs(backend.signature)(1, 0) for variant, backend in backends.items()},
+        examples=warm.examples,
         refuse_non_finite=model.health.refuse_non_finite,
     )
+    return worker, warm
 
 
 def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics, ResponseCache | None]:

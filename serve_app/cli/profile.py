@@ -24,12 +24,14 @@ from serve_app.config.faults import nearest, shown
 from serve_app.config.locate import ModelLocation, home, is_remote
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
 from serve_app.config.profile_points import Point, fit_points
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend
 from serve_app.inference.device import resolve_device
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
-from serve_app.inference.warmup import tensor_inputs
+from serve_app.inference.warmup import MakeInputs, first_that_runs
+from serve_app.processors.processor import Processor
+from serve_app.protocols.open_inference.sample import decode_sample
 
 PlotFormat = Literal["svg", "png"]
 
@@ -166,6 +168,7 @@ def _sweep(
 ) -> list[Measurement]:
     exact = backends[""]
     processor = model.make_processor(exact.signature, locations[""])
+    make_inputs = _inputs(model, backends, processor)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(model.name, total=None)
@@ -180,12 +183,30 @@ def _sweep(
 
         return sweep(
             backends,
-            tensor_inputs(exact.signature) if processor is None else processor.example,
+            make_inputs,
             rows=wish.rows or sweep_rows(model.batching.max_rows),
             buckets=(0,) if processor is None else processor.buckets,
             seconds=wish.seconds,
             on_progress=show,
         )
+
+
+def _inputs(model: ModelConfig, backends: Mapping[str, Backend], processor: Processor | None) -> MakeInputs:
+    """The inputs to measure with.
+
+    Raises:
+        ConfigError: What is configured of them does not fit the model.
+        InferenceFailed: The model, or a variant, runs none of them.
+    """
+    if processor is not None:
+        return processor.example
+    samples = model.make_samples(backends[""].signature, decode_sample)
+    try:
+        return first_that_runs(backends.values(), samples.candidates())
+    except ServeAppError as error:
+        raise InferenceFailed(
+            f"model {model.name!r} runs on no known input: {error.message}; {samples.advice}"
+        ) from None
 
 
 def _point(measurement: Measurement, wish: Wish) -> Point:

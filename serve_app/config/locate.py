@@ -90,6 +90,31 @@ def is_remote(path: str) -> bool:
     return "://" in path or "::" in path
 
 
+def read_file(path: str, environ: Mapping[str, str] | None = None) -> bytes:
+    """Read a file that a configuration names.
+
+    Args:
+        path: Relative to ``SERVE_APP_HOME``, absolute, or an fsspec URI.
+        environ: Environment variables; by default those of this process.
+
+    Raises:
+        ConfigError: It cannot be read; does not name the path.
+    """
+    local = home(os.environ if environ is None else environ) / path
+    try:
+        if is_remote(path):
+            with fsspec.open(path, "rb") as file:
+                return bytes(file.read())
+        return local.read_bytes()
+    except FileNotFoundError:
+        looked = "" if is_remote(path) else f" (looked for {local})"
+        raise ConfigError((f"no such file{looked}",)) from None
+    except OSError as error:
+        raise ConfigError((f"cannot be read: {error.strerror or error}",)) from None
+    except Exception as error:  # every filesystem behind fsspec has errors of its own
+        raise ConfigError((f"cannot be read: {type(error).__name__}: {error}",)) from error
+
+
 def _resolve_remote(path: str, version: int | None, environ: Mapping[str, str]) -> ModelLocation:
     try:
         filesystem, root = fsspec.url_to_fs(path)

@@ -29,8 +29,10 @@ from serve_app.config.locate import ModelLocation, home, resolve_model
 from serve_app.config.profile import Profile, check_profile, read_profile
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.values import Positive, Seconds, Section, checked_name
+from serve_app.config.warm_up import DecodeRequest, WarmUpConfig
 from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxSettings
+from serve_app.inference.samples import Samples, make_samples
 from serve_app.inference.warmup import row_buckets, spaced_rows
 from serve_app.payloads import ModelSignature
 from serve_app.processors import PROCESSOR_OPTIONS, create_processor
@@ -130,6 +132,9 @@ class ModelConfig(Section):
     cache: ModelCacheConfig | None = None
     """Give answers again to the same request. By default every request is executed."""
 
+    warm_up: WarmUpConfig | None = None
+    """Inputs that the model runs, for the warm-up, profiles and the self-test. By default values of our own."""
+
     profile: str | None = Field(default=None, min_length=1)
     """File written by `serve-app profile`: what batches cost, until replicas have measured it. Located as `path` is."""
 
@@ -177,6 +182,8 @@ class ModelConfig(Section):
             if size not in known:
                 among = ", ".join(map(str, known))
                 faults.append((("resources", "row_sizes", number), f"must be one of {among}, got {size}"))
+        if self.warm_up is not None and self.task != TENSORS:
+            faults.append((("warm_up",), f"the task {self.task} makes inputs of its own; leave this out"))
         if faults:
             raise misfit(faults)
         return self
@@ -269,6 +276,22 @@ class ModelConfig(Section):
             return create_processor(self.task, signature, location.folder, options)
         except ConfigError as error:
             raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
+
+    def make_samples(
+        self, signature: ModelSignature, decode: DecodeRequest, environ: Mapping[str, str] | None = None
+    ) -> Samples:
+        """Inputs to run the model with, where it has no processor.
+
+        Args:
+            signature: The model's tensors.
+            decode: Decodes samples that are V2 infer requests.
+            environ: Environment variables; by default those of this process.
+
+        Raises:
+            ConfigError: A configured sample or value cannot be read or does not fit the model.
+        """
+        settings = None if self.warm_up is None else self.warm_up.read(self.name, signature, decode, environ)
+        return make_samples(signature, settings, model=self.name)
 
     def read_profile(
         self, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None

@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import fsspec
 from pydantic import Field, ValidationError, model_validator
 
 from serve_app.config.faults import Location, misfit, problems_of, shown
-from serve_app.config.locate import ModelLocation, home, is_remote
+from serve_app.config.locate import ModelLocation, read_file
 from serve_app.config.measured_curve import MeasuredCurve
 from serve_app.config.profile_points import Bytes, Fit, Point
 from serve_app.config.values import Positive, Section
@@ -269,23 +267,9 @@ def sha256(path: Path) -> str:
 
 def _read(path: str, environ: Mapping[str, str] | None) -> str:
     try:
-        if is_remote(path):
-            with fsspec.open(path, "rt", encoding="utf-8") as file:
-                return str(file.read())
-        return _local(path, environ).read_text(encoding="utf-8")
+        return read_file(path, environ).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError((f"is not UTF-8 text: byte {error.start}",)) from None
-    except FileNotFoundError:
-        looked = "" if is_remote(path) else f" (looked for {_local(path, environ)})"
-        raise ConfigError((f"no such file{looked}",)) from None
-    except OSError as error:
-        raise ConfigError((f"cannot be read: {error.strerror or error}",)) from None
-    except Exception as error:  # every filesystem behind fsspec has errors of its own
-        raise ConfigError((f"cannot be read: {type(error).__name__}: {error}",)) from error
-
-
-def _local(path: str, environ: Mapping[str, str] | None) -> Path:
-    return home(os.environ if environ is None else environ) / path
 
 
 def _parse(text: str) -> Profile:

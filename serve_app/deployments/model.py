@@ -15,27 +15,31 @@ from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
 from serve_app.inference.backend import Backend
 from serve_app.inference.onnx import OnnxBackend
-from serve_app.inference.warmup import MakeInputs, tensor_inputs, warm_up
-from serve_app.payloads import Bundle, BundleResult, Execution, Tensors
+from serve_app.payloads import Bundle, BundleResult
+from serve_app.protocols.open_inference.sample import decode_sample
 from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
+from serve_app.runtime.replica_warm_up import warm_up_replica
 from serve_app.runtime.trail import configured_tracer, traced
 from serve_app.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 WARM_UP = "warm_up"
+NOT_WARMED = "not_warmed"
 LINK = "link"
 IDENTITIES = "identities"
-"""Keys of what a replica tells routers of itself: what its warm-up measured; its node and where its links begin; what
+"""Keys of what a replica tells routers of itself: what its warm-up measured, and why
+that is not all; its node and where its links begin; what
 tells the models that it runs from others."""
 
 
 class ModelDeployment:
     """One replica of one model: loads it, warms every batch bucket, and runs bundles.
 
-    Serve reports the replica ready only after ``__init__``, so no request ever meets a cold session.
+    Serve reports the replica ready only after ``__init__``, so no request meets a cold session, but for a model that
+    runs on no known input.
 
     Args:
         config: The model as configured; validated.
@@ -57,11 +61,14 @@ class ModelDeployment:
             self._backends[variant] = backend
         exact = self._backends[""]
         self._processor = config.make_processor(exact.signature, locations[""])
-        self._warm_up = [
-            execution._replace(variant=variant)
-            for variant, backend in self._backends.items()
-            for execution in self._warm(backend)
-        ]
+        self._warm_up = warm_up_replica(
+            config.name,
+            self._backends,
+            self._processor,
+            config.make_samples(exact.signature, decode_sample),
+            max_rows=config.batching.max_rows,
+            budget_s=config.health.warm_up_s,
+        )
         self._worker = Worker(
             name=config.name,
             backends=self._backends,
@@ -69,8 +76,8 @@ class ModelDeployment:
             max_rows=config.batching.max_rows,
             preprocess_threads=config.resources.preprocess_threads,
             batch=batch_with_serve(config.batching.max_rows),
-            warm_up=self._warm_up,
-            examples={variant: self._example(backend) for variant, backend in self._backends.items()},
+            warm_up=self._warm_up.executions,
+            examples=self._warm_up.examples,
             refuse_non_finite=config.health.refuse_non_finite,
             gauge=find_gauge(exact.device, config.resources.threads),
         )
@@ -92,7 +99,9 @@ class ModelDeployment:
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
-        told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up]}
+        told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up.executions]}
+        if self._warm_up.reason is not None:
+            told[NOT_WARMED] = self._warm_up.reason
         if self._identities:
             told[IDENTITIES] = self._identities
         if self._links is not None:
@@ -120,19 +129,3 @@ class ModelDeployment:
         if self._links is not None:
             await self._links.drain(self._config.health.drain_timeout_s)
         self._worker.close()
-
-    def _make_inputs(self, backend: Backend) -> MakeInputs:
-        return tensor_inputs(backend.signature) if self._processor is None else self._processor.example
-
-    def _example(self, backend: Backend) -> Tensors:
-        """The smallest input that warm-up has run."""
-        return self._make_inputs(backend)(1, 0 if self._processor is None else min(self._processor.buckets, default=0))
-
-    def _warm(self, backend: Backend) -> list[Execution]:
-        return warm_up(
-            backend,
-            self._make_inputs(backend),
-            max_rows=self._config.batching.max_rows,
-            buckets=(0,) if self._processor is None else self._processor.buckets,
-            budget_s=self._config.health.warm_up_s / len(self._backends),
-        )

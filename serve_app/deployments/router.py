@@ -18,7 +18,7 @@ from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explained
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
-from serve_app.deployments.model import IDENTITIES, LINK, WARM_UP
+from serve_app.deployments.model import IDENTITIES, LINK, NOT_WARMED, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Payload
@@ -379,6 +379,7 @@ class RouterDeployment:
                 addresses[replica] = address
         if self._cache is not None:
             self._cache.on_replicas(model, [metadata.get(IDENTITIES, {}) for metadata in replicas.values()])
+        self._service.on_warm_up(model, [metadata.get(NOT_WARMED) for metadata in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         self.grpc_app.changed()

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from serve_app.errors import InferenceFailed
+from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend
-from serve_app.payloads import DTYPES, Execution, ModelSignature, Tensors
+from serve_app.inference.fillings import FILLINGS, filled, shape_of
+from serve_app.payloads import Execution, ModelSignature, Tensors
 
 MakeInputs: TypeAlias = Callable[[int, int], Tensors]
 """Makes valid inputs of (rows, bucket)."""
+
+
+class WarmUp(NamedTuple):
+    """What a warm-up came to.
+
+    Attributes:
+        executions: One per shape measured. Fewer than there should be, or none, where the model failed.
+        make_inputs: Makes inputs that the model has run; ``None`` where it runs none that was tried.
+        reason: Why the model is not warmed up, or not wholly; ``None`` where it is.
+    """
+
+    executions: list[Execution]
+    make_inputs: MakeInputs | None
+    reason: str | None
 
 
 class Progress(NamedTuple):
@@ -109,27 +122,118 @@ def warm_up(
     return executions
 
 
+def try_warm_up(
+    backend: Backend,
+    candidates: Iterable[MakeInputs],
+    *,
+    max_rows: int,
+    buckets: Sequence[int] = (0,),
+    repeats: int = 3,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = perf_counter,
+) -> WarmUp:
+    """As `warm_up` with the first inputs that the model runs, and without raising for what the model does.
+
+    Args:
+        backend: Loaded.
+        candidates: Ways to make inputs, the likeliest first. Another is tried as long as there is time for it.
+        max_rows: Most rows of a batch.
+        buckets: The model's cost buckets.
+        repeats: Measured runs per shape.
+        budget_s: Time for all of it, seconds.
+        clock: Seconds, monotonic.
+    """
+    began = clock()
+    try:
+        make_inputs = first_that_runs([backend], candidates, min(buckets, default=0), budget_s, clock)
+    except ServeAppError as error:
+        return WarmUp([], None, error.message)
+    executions: list[Execution] = []
+
+    def note(step: Progress) -> None:
+        if step.seconds is not None:
+            executions.append(Execution(step.rows, step.bucket, step.seconds))
+
+    reason = None
+    try:
+        warm_up(
+            backend,
+            make_inputs,
+            max_rows=max_rows,
+            buckets=buckets,
+            repeats=repeats,
+            budget_s=budget_s - (clock() - began),
+            on_progress=note,
+            clock=clock,
+        )
+    except ServeAppError as error:
+        reason = error.message
+    return WarmUp(executions, make_inputs, reason)
+
+
+def first_that_runs(
+    backends: Iterable[Backend],
+    candidates: Iterable[MakeInputs],
+    bucket: int = 0,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = perf_counter,
+) -> MakeInputs:
+    """The first way to make inputs whose smallest input all backends run.
+
+    Args:
+        backends: Loaded; builds of one model.
+        candidates: The likeliest first; at least one.
+        bucket: The smallest cost bucket.
+        budget_s: Time after which no further one is tried, seconds.
+        clock: Seconds, monotonic.
+
+    Raises:
+        ServeAppError: None runs; this is what the model said to the first of them.
+    """
+    until = clock() + budget_s
+    builds = list(backends)
+    refusal: ServeAppError | None = None
+    for make_inputs in candidates:
+        try:
+            inputs = make_inputs(1, bucket)
+            for backend in builds:
+                backend.run(inputs)
+        except ServeAppError as error:
+            refusal = refusal or error
+            if clock() >= until:
+                break
+        else:
+            return make_inputs
+    assert refusal is not None
+    raise refusal
+
+
 def tensor_inputs(
-    signature: ModelSignature, sizes: Mapping[str, Sequence[int]] | None = None, free_size: int = 1
+    signature: ModelSignature,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    free_size: int = 1,
+    *,
+    rows: bool = True,
 ) -> MakeInputs:
     """Inputs for any model: ones (a valid token, a mask that hides nothing), empty strings for BYTES.
 
     Args:
-        signature: The model's.
+        signature: The model's. An input of rank 0, or whose dimension 0 is fixed, has no rows and is made once.
         sizes: The trailing shape to use for an input, by its name.
         free_size: Size of a dimension that may vary, where ``sizes`` says nothing and there is no bucket. With a bucket
             that dimension has the bucket's size.
+        rows: Whether a dimension 0 that may vary is rows; else it is as any other.
     """
 
-    def make(rows: int, bucket: int) -> Tensors:
-        tensors: Tensors = {}
-        for spec in signature.inputs:
-            given = (sizes or {}).get(spec.name)
-            trailing = [(bucket or free_size) if size < 0 else size for size in spec.shape[1:]]
-            shape = (rows, *(given if given is not None else trailing))
-            filling = "" if spec.datatype == "BYTES" else 1
-            tensors[spec.name] = np.full(shape, filling, dtype=DTYPES[spec.datatype])
-        return tensors
+    def make(count: int, bucket: int) -> Tensors:
+        return {
+            spec.name: filled(
+                spec,
+                shape_of(spec, count, (sizes or {}).get(spec.name), bucket or free_size, batched=rows),
+                FILLINGS[0],
+            )
+            for spec in signature.inputs
+        }
 
     return make
 

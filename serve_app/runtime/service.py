@@ -69,6 +69,7 @@ class Service:
         self._cache = cache
         self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
         self._trails = trails
+        self._warm_up: dict[str, Mapping[str, Any]] = {}  # by model, of its replicas
         self._in_work = 0
         self._ending = False  # not ready any more, though what comes is still answered
         self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
@@ -248,6 +249,19 @@ class Service:
                     await self._finished.wait()
         return self._in_work
 
+    def on_warm_up(self, model: str, reasons: Sequence[str | None]) -> None:
+        """Learn what the warm-up of a model's replicas came to, for `status`.
+
+        Args:
+            model: Its name.
+            reasons: Of each replica, why it is not warmed up, or not wholly; ``None`` where it is.
+        """
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if not reasons:
+            self._warm_up.pop(model, None)
+        else:
+            self._warm_up[model] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
+
     def status(self) -> Mapping[str, Any]:
         """A picture of the models, JSON-able.
 
@@ -255,7 +269,8 @@ class Service:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
             (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
             `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
-            ``None`` where it has none. ``cache`` of a model that has one, and of the router, tell what
+            ``None`` where it has none. ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else
+            the ``reason``. ``cache`` of a model that has one, and of the router, tell what
             `ModelCache.status` and `ResponseCache.status` do. ``overload`` of a model that has an overload ladder tells
             what `Scheduler.overloads` does.
         """
@@ -274,6 +289,7 @@ class Service:
                     **self._scheduling.get(name, {}),
                     "joinable": {variant: verdict._asdict() for variant, verdict in info.joinable.items()},
                     **snapshot[name],
+                    **({"warm_up": self._warm_up[name]} if name in self._warm_up else {}),
                     "breaker": self._scheduler.breaker_picture(name, now),
                     **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
                     **({"overload": overloads[name]} if name in overloads else {}),
