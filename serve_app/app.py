@@ -16,7 +16,7 @@ from serve_app.config.profile import read_profile
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, ServeAppError
-from serve_app.inference.signature import read_signature
+from serve_app.inference.description import Description
 from serve_app.payloads import Execution
 from serve_app.processors.image import ImageProcessor
 from serve_app.protocols.open_inference.sample import decode_sample
@@ -38,12 +38,15 @@ def build(args: dict[str, Any]) -> serve.Application:
         ConfigError: With one readable line per fault.
     """
     config = parse_args(args)
-    infos = describe_models(config)
+    described = read_models(config)
+    infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     # Replicas that start later must not pick up a version that appeared in the meantime.
     pinned = [model.model_copy(update={"version": int(infos[model.name].version)}) for model in config.models]
     known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
     models = {
-        model.name: _model_deployment(model, config).bind(model, identities=known.get(model.name, {}))
+        model.name: _model_deployment(model, config).bind(
+            model, builds=described[model.name], identities=known.get(model.name, {})
+        )
         for model in pinned
     }
     router = serve.deployment(serve.ingress()(RouterDeployment)).options(
@@ -71,18 +74,31 @@ def describe_models(config: AppArgs) -> dict[str, ModelInfo]:
     Raises:
         ConfigError: One line per model that cannot be used.
     """
-    infos: dict[str, ModelInfo] = {}
+    described = read_models(config)
+    return {model.name: model_info(model, config, described[model.name]) for model in config.models}
+
+
+def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
+    """Read the files of every model and check all that they have to fit.
+
+    Returns:
+        By model and variant.
+
+    Raises:
+        ConfigError: One line per model that cannot be used.
+    """
+    described: dict[str, dict[str, Description]] = {}
     problems: list[str] = []
     for model in config.models:
         try:
-            infos[model.name] = _describe(model, config)
+            described[model.name] = _read(model)
         except ConfigError as error:
             problems.extend(error.problems)
         except ServeAppError as error:
             problems.append(f"model {model.name!r}: {error}")
     if problems:
         raise ConfigError(tuple(problems))
-    return infos
+    return described
 
 
 def _priors(models: list[ModelConfig]) -> Mapping[str, list[Execution]]:
@@ -96,18 +112,23 @@ def _priors(models: list[ModelConfig]) -> Mapping[str, list[Execution]]:
     return priors
 
 
-def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
+def _read(model: ModelConfig) -> dict[str, Description]:
     locations = model.locations()
-    exact = locations[""]
-    signature = read_signature(exact.model_file, model=model.name)
-    for variant, location in locations.items():
-        if variant:
-            _check_variant(model.name, variant, signature, read_signature(location.model_file, model=model.name))
-    processor = model.make_processor(signature, exact)
-    model.make_samples(signature, decode_sample)  # to find out whether what is configured fits
+    builds = model.describe(locations)
+    exact = builds[""]
+    model.make_processor(exact.signature, locations[""])
+    model.make_samples(exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
     profile = model.read_profile(locations)
     for note in () if profile is None else model.profile_notes(profile):
         _log.warning("%s", note)
+    return builds
+
+
+def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Description]) -> ModelInfo:
+    """Describe a model whose files have been read, as clients will see it."""
+    locations = model.locations()
+    exact, signature = locations[""], builds[""].signature
+    processor = model.make_processor(signature, exact)
     return ModelInfo(
         name=model.name,
         version=exact.version,
@@ -121,6 +142,8 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
         layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
+        joinable={variant: build.joinable for variant, build in builds.items()},
+        fixed_rows=builds[""].fixed_rows is not None,
     )
 
 
@@ -134,12 +157,6 @@ def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
         max_replicas=model.autoscaling.max_replicas,
         queue_entries={priority: limits.queue_entries for priority, limits in config.class_settings().items()},
     )
-
-
-def _check_variant(model: str, variant: str, exact: Any, other: Any) -> None:
-    if exact != other:
-        problem = f"model {model!r}: variant {variant!r} takes {other}, the model itself takes {exact}"
-        raise ConfigError((problem,))
 
 
 def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:

@@ -17,9 +17,11 @@ import onnx_models
 import tokenizers
 from runtime_harness import batch_same_turn
 
-from serve_app.app import describe_models
+from serve_app.app import model_info, read_models
 from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.config.identity import identities
+from serve_app.inference.backend import Backend
+from serve_app.inference.description import Description
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.processors.processor import Processor
@@ -30,9 +32,11 @@ from serve_app.protocols.listener import Listener, bind
 from serve_app.protocols.open_inference.sample import decode_sample
 from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.joining import Joining
 from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.key_watch import KeyWatch
 from serve_app.runtime.metrics import RouterMetrics
+from serve_app.runtime.replica_proof import Proofs, prove_replica
 from serve_app.runtime.replica_warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.runtime.service import Service
 from serve_app.runtime.worker import Worker
@@ -163,15 +167,22 @@ class LocalServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        started = {model.name: _worker(model) for model in self._config.models}
-        workers = {name: worker for name, (worker, _) in started.items()}
+        described = read_models(self._config)
+        started = {model.name: _worker(model, described[model.name]) for model in self._config.models}
+        workers = {name: worker for name, (worker, _, _) in started.items()}
+        services: list[Service] = []
 
         async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
-            return await workers[model].run(bundle)
+            result = await workers[model].run(bundle)
+            if result.joinable is not None:
+                services[0].on_joinable(model, result.joinable)
+            return result
 
-        service, metrics, cache = _service(self._config, send)
-        for name, (_, warm) in started.items():
+        service, metrics, cache = _service(self._config, described, send)
+        services.append(service)
+        for name, (_, warm, joining) in started.items():
             service.on_warm_up(name, [warm.reason])
+            service.on_joinable(name, joining.verdicts)
         if cache is not None:
             cache.start()
         self.keys = self._config.router.watched_keys()
@@ -198,18 +209,23 @@ class LocalServer:
             worker.close()
 
 
-def _worker(model: ModelConfig) -> tuple[Worker, ReplicaWarmUp]:
+def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Worker, ReplicaWarmUp, Joining]:
     """A worker that has run its smallest input, and predicts from what it is asked only."""
     locations = model.locations()
-    backends = {}
+    backends: dict[str, Backend] = {}
     for variant, location in locations.items():
-        backends[variant] = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=False))
+        settings = model.onnx_settings(location.model_file, gpu_available=False, layout=builds[variant].layout)
+        backends[variant] = OnnxBackend(settings)
         backends[variant].load()
     signature = backends[""].signature
     processor = model.make_processor(signature, locations[""])
-    warm = warm_up_replica(
-        model.name, backends, processor, model.make_samples(signature, decode_sample), max_rows=1, budget_s=0.5
-    )
+    samples = model.make_samples(signature, decode_sample, rows=builds[""].joinable.rows)
+    warm = warm_up_replica(model.name, backends, processor, samples, max_rows=1, budget_s=0.5)
+    proofs = Proofs(model.name, model.batching.max_rows, model.batching.tolerance)
+    graph = {variant: build.joinable for variant, build in builds.items()}
+    verdicts = prove_replica(proofs, backends, graph, processor, samples, warm.examples)
+    needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
+    joining = Joining(model.name, verdicts, needed)
     worker = Worker(
         name=model.name,
         backends=backends,
@@ -218,13 +234,18 @@ def _worker(model: ModelConfig) -> tuple[Worker, ReplicaWarmUp]:
         preprocess_threads=1,
         batch=batch_same_turn,
         examples=warm.examples,
+        joining=joining,
+        proofs=proofs,
+        verify=model.batching.verify,
         refuse_non_finite=model.health.refuse_non_finite,
     )
-    return worker, warm
+    return worker, warm, joining
 
 
-def _service(config: AppArgs, send: Any) -> tuple[Service, RouterMetrics, ResponseCache | None]:
-    infos = describe_models(config)
+def _service(
+    config: AppArgs, described: Mapping[str, Mapping[str, Description]], send: Any
+) -> tuple[Service, RouterMetrics, ResponseCache | None]:
+    infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     processors: dict[str, Processor] = {}
     for model in config.models:
         processor = model.make_processor(infos[model.name].signature, model.locations()[""])

@@ -168,11 +168,17 @@ def _sessions(model: ModelConfig) -> Iterator[Finding]:
     if remote:
         yield Finding("note", model.name, f"not tried, because it would be copied here: {', '.join(remote)}")
         return
-    for variant, folder in model.locations().items():
+    locations = model.locations()
+    try:
+        builds = model.describe(locations)
+    except ConfigError as error:
+        yield from (Finding("error", model.name, problem) for problem in error.problems)
+        return
+    for variant, folder in locations.items():
         name = f"{model.name}/{variant}" if variant else model.name
-        backend = OnnxBackend(
-            model.onnx_settings(folder.model_file, gpu_available=has_gpu() and model.resources.gpus > 0)
-        )
+        gpu_available = has_gpu() and model.resources.gpus > 0
+        layout = builds[variant].layout
+        backend = OnnxBackend(model.onnx_settings(folder.model_file, gpu_available=gpu_available, layout=layout))
         try:
             backend.load()
         except ConfigError as error:

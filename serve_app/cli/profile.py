@@ -121,8 +121,10 @@ def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
     before, gpu_before = resident_bytes(), gpu_bytes() if with_gpu else None
     backends: dict[str, Backend] = {}
     try:
+        builds = model.describe(locations)
         for variant, location in locations.items():
-            backend = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=gpu_available))
+            layout = builds[variant].layout
+            backend = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=gpu_available, layout=layout))
             backend.load()
             backends[variant] = backend
             if backend.note is not None:
@@ -134,7 +136,7 @@ def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
             gpu_after_load_bytes=gpu_bytes() if with_gpu else None,
         )
         began, waited = monotonic(), waited_s()
-        measurements = _sweep(model, backends, locations, wish, out)
+        measurements = _sweep(model, backends, locations, wish, out, rows=builds[""].joinable.rows)
         elapsed, waited_in_all = monotonic() - began, waited_s()
         device = backends[""].device
     finally:
@@ -165,10 +167,12 @@ def _sweep(
     locations: Mapping[str, ModelLocation],
     wish: Wish,
     out: Console,
+    *,
+    rows: bool,
 ) -> list[Measurement]:
     exact = backends[""]
     processor = model.make_processor(exact.signature, locations[""])
-    make_inputs = _inputs(model, backends, processor)
+    make_inputs = _inputs(model, backends, processor, rows=rows)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(model.name, total=None)
@@ -184,14 +188,16 @@ def _sweep(
         return sweep(
             backends,
             make_inputs,
-            rows=wish.rows or sweep_rows(model.batching.max_rows),
+            rows=(wish.rows or sweep_rows(model.batching.max_rows)) if rows else (1,),
             buckets=(0,) if processor is None else processor.buckets,
             seconds=wish.seconds,
             on_progress=show,
         )
 
 
-def _inputs(model: ModelConfig, backends: Mapping[str, Backend], processor: Processor | None) -> MakeInputs:
+def _inputs(
+    model: ModelConfig, backends: Mapping[str, Backend], processor: Processor | None, *, rows: bool
+) -> MakeInputs:
     """The inputs to measure with.
 
     Raises:
@@ -200,7 +206,7 @@ def _inputs(model: ModelConfig, backends: Mapping[str, Backend], processor: Proc
     """
     if processor is not None:
         return processor.example
-    samples = model.make_samples(backends[""].signature, decode_sample)
+    samples = model.make_samples(backends[""].signature, decode_sample, rows=rows)
     try:
         return first_that_runs(backends.values(), samples.candidates())
     except ServeAppError as error:

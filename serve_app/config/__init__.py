@@ -12,7 +12,7 @@ from serve_app.config.batching import BatchingConfig
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig
 from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_document, read_document
-from serve_app.config.locate import ModelLocation, resolve_model
+from serve_app.config.locate import ModelLocation, cache_folder, resolve_model
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import (
     ROUTER,
@@ -45,6 +45,7 @@ __all__ = [
     "RouterConfig",
     "ServeFile",
     "VariantConfig",
+    "cache_folder",
     "load_file",
     "parse_args",
     "parse_document",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from serve_app.config.faults import Location, nearest, shown
-from serve_app.config.values import Milliseconds, Positive, Section
+from serve_app.config.values import Milliseconds, Positive, Section, Share
+from serve_app.inference.description import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
 
 
@@ -53,6 +54,50 @@ class BatchingConfig(Section):
             policy=self.policy,
             early_drop=self.early_drop,
             fallbacks=fallbacks,
+        )
+
+
+Axis = Annotated[int, Field(ge=0, le=7)]
+
+
+class ModelBatchingConfig(BatchingConfig):
+    """How one model's rows are put into batches, and when they may be."""
+
+    join: Literal["auto", "never"] = "auto"
+    """`auto`: requests share runs where that is proven to change no answer. `never`: each is run as it came.
+
+    `batching: none` is short for `{join: never}`.
+    """
+
+    axis: Axis | dict[str, Axis] | None = None
+    """Dimension of the rows, counted from 0: of all inputs and outputs, or by name of those that have another than 0.
+
+    By default 0, unless the model's file fixes that dimension to more than 1: such tensors have no rows. To say 0 is to
+    say that they have.
+    """
+
+    tolerance: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """Largest difference that sharing a run may make to an answer, relative to the largest value of its output.
+
+    By default 1e-12 of FP64, 1e-5 of FP32, 2e-3 of FP16, 1.6e-2 of BF16, and 0 of everything else.
+    """
+
+    verify: Share = 0.002
+    """Part of a replica's computing time that is spent on running answered requests again, alone, to compare.
+
+    One that differs by more than the tolerance ends the sharing of runs. 0: none is.
+    """
+
+    unverified: Literal["refuse", "allow"] = "refuse"
+    """`allow`: requests share runs without proof, and every answer says so in `X-Unverified`."""
+
+    def joining(self) -> JoinSettings:
+        """The values for who decides whether requests share runs."""
+        return JoinSettings(
+            join=self.join == "auto",
+            axes=self.axis,
+            unverified=self.unverified == "allow",
+            tolerance=self.tolerance,
         )
 
 

@@ -33,7 +33,10 @@ HOME_VARIABLE = "SERVE_APP_HOME"
 """Environment variable: the folder that relative model paths start from. Default: the working directory."""
 
 CACHE_VARIABLE = "SERVE_APP_CACHE"
-"""Environment variable: where copies of remote models are kept. Default: ``~/.cache/serve-app``."""
+"""Environment variable: where copies of remote models are kept, and what was found of models.
+
+Default: ``~/.cache/serve-app``.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -155,8 +158,14 @@ def _copy(filesystem: Any, items: Mapping[str, str], target: Path, label: str) -
         _log.info("Copied %s", label)
 
 
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where copies of remote models are kept, and what was found of models."""
+    environ = os.environ if environ is None else environ
+    return Path(environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "serve-app")
+
+
 def _cache(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "serve-app") / "models"
+    return cache_folder(environ) / "models"
 
 
 def _sorted_versions(names: Iterable[str]) -> tuple[str, ...]:

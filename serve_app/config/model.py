@@ -21,7 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from serve_app.config.autoscaling import AutoscalingConfig
-from serve_app.config.batching import BatchingConfig, fallback_faults
+from serve_app.config.batching import ModelBatchingConfig, fallback_faults
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
@@ -31,8 +31,10 @@ from serve_app.config.resources import ResourcesConfig
 from serve_app.config.values import Positive, Seconds, Section, checked_name
 from serve_app.config.warm_up import DecodeRequest, WarmUpConfig
 from serve_app.errors import ConfigError
+from serve_app.inference.description import Description, describe_build
 from serve_app.inference.onnx import OnnxSettings
 from serve_app.inference.samples import Samples, make_samples
+from serve_app.inference.signature import ROWS_FIRST, Layout
 from serve_app.inference.warmup import row_buckets, spaced_rows
 from serve_app.payloads import ModelSignature
 from serve_app.processors import PROCESSOR_OPTIONS, create_processor
@@ -102,8 +104,8 @@ class ModelConfig(Section):
     version: Positive | None = None
     """Version to serve; by default the highest there is."""
 
-    batching: BatchingConfig = BatchingConfig()
-    """How rows are put into batches."""
+    batching: ModelBatchingConfig = ModelBatchingConfig()
+    """How rows are put into batches, and when they may be. `none`: never."""
 
     resources: ResourcesConfig = ResourcesConfig()
     """What each replica runs on."""
@@ -155,6 +157,11 @@ class ModelConfig(Section):
             raise ValueError(f"unknown task {shown(task)}; {hint}")
         return task
 
+    @field_validator("batching", mode="before")
+    @classmethod
+    def _read_batching(cls, given: Any) -> Any:
+        return {"join": "never"} if given == "none" else given
+
     @field_validator("processor", mode="before")
     @classmethod
     def _check_processor(cls, given: Any, info: ValidationInfo) -> BaseModel | None:
@@ -195,6 +202,9 @@ class ModelConfig(Section):
         schema = handler.resolve_ref_schema(reference)
         description = schema["properties"]["processor"]["description"]
         schema["properties"]["processor"] = {"description": description, "type": ["object", "null"]}
+        batching = schema["properties"]["batching"]
+        described = {key: batching.pop(key) for key in ("description", "default") if key in batching}
+        schema["properties"]["batching"] = {**described, "anyOf": [batching, {"const": "none"}]}
         schema["properties"]["task"]["enum"] = [TENSORS, *PROCESSOR_OPTIONS]
         schema["allOf"] = [
             {
@@ -215,12 +225,13 @@ class ModelConfig(Section):
             breaker=self.breaker.settings(),
         )
 
-    def onnx_settings(self, model_file: Path, *, gpu_available: bool) -> OnnxSettings:
+    def onnx_settings(self, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST) -> OnnxSettings:
         """The values for one session of a replica: the model's own or that of a variant, which share the GPU memory.
 
         Args:
             model_file: The ONNX file, from `serve_app.config.resolve_model`.
             gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+            layout: Where its rows are, from `describe`.
         """
         memory = self.resources.gpu_memory
         cache = self.resources.tensorrt_cache
@@ -242,7 +253,35 @@ class ModelConfig(Section):
             tensorrt=self.resources.tensorrt,
             tensorrt_fp16=self.resources.tensorrt_fp16,
             tensorrt_cache=None if cache is None else home(os.environ) / cache,
+            layout=layout,
         )
+
+    def describe(self, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
+        """Read the files of the model and of its variants, and decide by their graphs what may share runs.
+
+        Args:
+            locations: The model's files, from `locations`.
+
+        Raises:
+            ConfigError: One cannot be served, or a variant takes or gives other tensors than the model itself.
+        """
+        settings = self.batching.joining()
+        exact = describe_build(locations[""].model_file, model=self.name, settings=settings)
+        described = {"": exact}
+        problems = []
+        for variant, location in locations.items():
+            if not variant:
+                continue
+            other = describe_build(location.model_file, model=self.name, settings=settings, exact=exact)
+            described[variant] = other
+            if other.signature != exact.signature:
+                problems.append(
+                    f"model {self.name!r}: variant {variant!r} takes {other.signature}, the model itself takes"
+                    f" {exact.signature}"
+                )
+        if problems:
+            raise ConfigError(tuple(problems))
+        return described
 
     def locations(self, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:
         """Find the files of the model and of its variants, copying remote ones here.
@@ -278,7 +317,12 @@ class ModelConfig(Section):
             raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
 
     def make_samples(
-        self, signature: ModelSignature, decode: DecodeRequest, environ: Mapping[str, str] | None = None
+        self,
+        signature: ModelSignature,
+        decode: DecodeRequest,
+        environ: Mapping[str, str] | None = None,
+        *,
+        rows: bool = True,
     ) -> Samples:
         """Inputs to run the model with, where it has no processor.
 
@@ -286,12 +330,13 @@ class ModelConfig(Section):
             signature: The model's tensors.
             decode: Decodes samples that are V2 infer requests.
             environ: Environment variables; by default those of this process.
+            rows: Whether the tensors have rows.
 
         Raises:
             ConfigError: A configured sample or value cannot be read or does not fit the model.
         """
         settings = None if self.warm_up is None else self.warm_up.read(self.name, signature, decode, environ)
-        return make_samples(signature, settings, model=self.name)
+        return make_samples(signature, settings, model=self.name, rows=rows)
 
     def read_profile(
         self, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None

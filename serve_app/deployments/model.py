@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,16 +11,20 @@ from typing import Any
 import ray
 from ray.serve.metrics import Gauge
 
-from serve_app.config import ModelConfig
+from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
 from serve_app.inference.backend import Backend
+from serve_app.inference.description import Description
+from serve_app.inference.joining.records import Records, record_key
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.protocols.open_inference.sample import decode_sample
 from serve_app.runtime.device_load import find_gauge
+from serve_app.runtime.joining import Joining
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
+from serve_app.runtime.replica_proof import Proofs, prove_replica
 from serve_app.runtime.replica_warm_up import warm_up_replica
 from serve_app.runtime.trail import configured_tracer, traced
 from serve_app.runtime.worker import Worker
@@ -28,11 +33,16 @@ logger = logging.getLogger(__name__)
 
 WARM_UP = "warm_up"
 NOT_WARMED = "not_warmed"
+JOINABLE = "joinable"
 LINK = "link"
 IDENTITIES = "identities"
-"""Keys of what a replica tells routers of itself: what its warm-up measured, and why
-that is not all; its node and where its links begin; what
-tells the models that it runs from others."""
+"""Keys of what a replica tells routers of itself: what its warm-up measured, and why that is not all; which requests
+may share runs; its node and where its links begin; what tells the models that it runs from others."""
+
+_PROOF_PART = 0.1
+"""The experiment may take this part of the time that loading and warming up took."""
+
+_LEAST_PROOF_S = 0.05
 
 
 class ModelDeployment:
@@ -43,32 +53,64 @@ class ModelDeployment:
 
     Args:
         config: The model as configured; validated.
+        builds: By variant, what its file says of it.
         identities: Of the model and its variants, where routers keep its answers.
     """
 
-    def __init__(self, config: ModelConfig, identities: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        builds: Mapping[str, Description],
+        identities: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         join_serve_log()
         self._config = config
         self._identities = dict(identities)
         gpus = ray.get_gpu_ids()
+        began = time.monotonic()
         self._backends: dict[str, Backend] = {}
         locations = config.locations()
         for variant, location in locations.items():
-            backend = OnnxBackend(config.onnx_settings(location.model_file, gpu_available=bool(gpus)))
+            layout = builds[variant].layout
+            backend = OnnxBackend(config.onnx_settings(location.model_file, gpu_available=bool(gpus), layout=layout))
             backend.load()
             if backend.note is not None:
                 logger.warning(backend.note)
             self._backends[variant] = backend
         exact = self._backends[""]
         self._processor = config.make_processor(exact.signature, locations[""])
+        has_rows = builds[""].joinable.rows
+        samples = config.make_samples(exact.signature, decode_sample, rows=has_rows)
+        max_rows = config.batching.max_rows
         self._warm_up = warm_up_replica(
             config.name,
             self._backends,
             self._processor,
-            config.make_samples(exact.signature, decode_sample),
-            max_rows=config.batching.max_rows,
+            samples,
+            max_rows=max_rows if has_rows else 1,
             budget_s=config.health.warm_up_s,
         )
+        proofs = Proofs(
+            config.name,
+            max_rows,
+            config.batching.tolerance,
+            budget_s=max(_LEAST_PROOF_S, _PROOF_PART * (time.monotonic() - began)),
+            records=Records(cache_folder() / "joinable"),
+            keys={
+                variant: record_key(location.model_file, self._facts(variant), max_rows, config.batching.tolerance)
+                for variant, location in locations.items()
+            },
+        )
+        verdicts = prove_replica(
+            proofs,
+            self._backends,
+            {variant: build.joinable for variant, build in builds.items()},
+            self._processor,
+            samples,
+            self._warm_up.examples,
+        )
+        needed = {variant: len(backend.signature.inputs) for variant, backend in self._backends.items()}
+        self._joining = Joining(config.name, verdicts, needed)
         self._worker = Worker(
             name=config.name,
             backends=self._backends,
@@ -78,6 +120,9 @@ class ModelDeployment:
             batch=batch_with_serve(config.batching.max_rows),
             warm_up=self._warm_up.executions,
             examples=self._warm_up.examples,
+            joining=self._joining,
+            proofs=proofs,
+            verify=config.batching.verify,
             refuse_non_finite=config.health.refuse_non_finite,
             gauge=find_gauge(exact.device, config.resources.threads),
         )
@@ -87,6 +132,12 @@ class ModelDeployment:
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)
         )
         self._held.set_default_tags({"model": config.name})
+        self._verified = Gauge(
+            "serve_app_replica_verified_requests",
+            "Requests that a replica has run again alone, by whether their answers were the same.",
+            tag_keys=("model", "outcome"),
+        )
+        self._verified.set_default_tags({"model": config.name})
         tracer = configured_tracer()
         self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
         self._links = LinkServer(config.name, self._run) if LinkServer.supported() else None
@@ -100,6 +151,7 @@ class ModelDeployment:
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
         told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up.executions]}
+        told[JOINABLE] = {variant: list(verdict) for variant, verdict in self._joining.verdicts.items()}
         if self._warm_up.reason is not None:
             told[NOT_WARMED] = self._warm_up.reason
         if self._identities:
@@ -122,7 +174,22 @@ class ModelDeployment:
         limit = self._config.health.stall_timeout_s
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
+        checked, deviated = self._worker.verified
+        self._verified.set(checked - deviated, tags={"outcome": "same"})
+        self._verified.set(deviated, tags={"outcome": "different"})
         self._held.set(self._memory.check())
+
+    def _facts(self, variant: str) -> list[Any]:
+        """What the numbers of a build depend on, beside its file."""
+        resources = self._config.resources
+        backend = self._backends[variant]
+        warm_up = self._config.warm_up
+        return [
+            backend.device,
+            resources.model_dump(mode="json"),
+            None if warm_up is None else warm_up.model_dump(mode="json"),
+            self._config.task,
+        ]
 
     async def _stop(self) -> None:
         """Answer what came by links, of which Serve knows nothing, and free everything."""

@@ -18,10 +18,10 @@ from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explained
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
-from serve_app.deployments.model import IDENTITIES, LINK, NOT_WARMED, WARM_UP
+from serve_app.deployments.model import IDENTITIES, JOINABLE, LINK, NOT_WARMED, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.errors import ConfigError, InvalidRequest
-from serve_app.payloads import Bundle, BundleResult, Execution, Payload
+from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
 from serve_app.processors.processor import Processor
 from serve_app.protocols.body import ALIGNMENT, allocate
 from serve_app.protocols.direct_ports import DirectPorts
@@ -350,10 +350,14 @@ class RouterDeployment:
         return others
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+        result: BundleResult
         if (link := self._links.find(replica)) is not None:
-            return await link.call(bundle)
-        handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
-        result: BundleResult = await explained(lambda: handles[model].remote(bundle, replica=replica), model, replica)
+            result = await link.call(bundle)
+        else:
+            handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
+            result = await explained(lambda: handles[model].remote(bundle, replica=replica), model, replica)
+        if result.joinable is not None:
+            self._service.on_joinable(model, result.joinable)
         return result
 
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
@@ -374,6 +378,8 @@ class RouterDeployment:
         addresses: dict[str, str] = {}
         for replica, metadata in replicas.items():
             self._scheduler.seed(model, (Execution(*point) for point in metadata.get(WARM_UP, ())))
+            verdicts = metadata.get(JOINABLE, {})
+            self._service.on_joinable(model, {variant: Joinable(*told) for variant, told in verdicts.items()})
             node, address = metadata.get(LINK, (None, None))
             if node == self._node:
                 addresses[replica] = address

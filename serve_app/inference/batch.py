@@ -256,12 +256,14 @@ def run_entries(
             continue
         try:
             rows = rows_of(tensors)
-            if not rows:
-                raise InvalidRequest("the request has no row, and this model's requests are run in batches of rows")
-            sound.append((rows, tensors))
-            places.append(position)
         except InvalidRequest as error:
             ran.fail(position, error)
+            continue
+        if rows:
+            sound.append((rows, tensors))
+            places.append(position)
+        else:
+            ran.fail(position, InvalidRequest("the request has no row, and this model is run in batches of rows"))
 
     def run(positions: Sequence[int], rows: int) -> Tensors:
         bucket = max(buckets[position] for position in positions) if buckets is not None else 0

@@ -133,7 +133,7 @@ class OnnxBackend:
 
         Args:
             inputs: Every input by name, of the signature's dtype and shape; axis 0 is rows, the same number in all.
-                Arrays may be read-only and need not be contiguous.
+                Arrays may be read-only and need not be contiguous. A model without rows takes one request.
 
         Returns:
             Every output by name, with as many rows.
@@ -143,6 +143,8 @@ class OnnxBackend:
             InvalidRequest: A BYTES input holds something that is not text.
         """
         self._facts()
+        if not self._settings.layout.rows:
+            return self.run_whole(inputs)
         if self._bound:
             return self._run_bound([inputs], None)
         if self._text_inputs:
@@ -215,7 +217,7 @@ class OnnxBackend:
         make_memory: Callable[[], Memory] | None = self._make_memory
         if make_memory is None and self._device == "cuda" and (settings.device_buffers or settings.cuda_graphs):
             make_memory = CudaMemory
-        if make_memory is None or not can_bind(signature):
+        if make_memory is None or not can_bind(signature) or not settings.layout.rows or settings.layout.axes:
             return {}
         try:
             memory = make_memory()

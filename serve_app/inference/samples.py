@@ -18,7 +18,7 @@ from serve_app.inference.warmup import MakeInputs
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 
 _SEED: Final = 0
-_FREE_SIZES: Final = (1, 16)
+FREE_SIZES: Final = (1, 16)
 """Sizes to try for dimensions that may vary and of which nothing is said: a convolution does not fit into 1."""
 
 
@@ -57,7 +57,7 @@ class Samples:
         different: dict[tuple[object, ...], Filling] = {}
         for filling in FILLINGS:
             different.setdefault(tuple(filling.of(spec.datatype) for spec in own), filling)
-        for free_size in _FREE_SIZES if self._may_vary() else _FREE_SIZES[:1]:
+        for free_size in FREE_SIZES if self._may_vary() else FREE_SIZES[:1]:
             for filling in different.values():
                 yield self._maker(filling, free_size)
 
@@ -116,8 +116,12 @@ class Samples:
     def _is_sampled(self, spec: TensorSpec) -> bool:
         return any(spec.name in sample for sample in self._pool)
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The inputs whose values are configured."""
+        return tuple(spec.name for spec in self._signature.inputs if self._is_given(spec))
+
     def _is_given(self, spec: TensorSpec) -> bool:
-        """Whether the values of an input are configured."""
         return self._is_sampled(spec) or self._rules.get(spec.name, _NO_RULE).says_values
 
     def _may_vary(self) -> bool:

@@ -150,7 +150,9 @@ def _fixed_rows(
         if len(node.shape) > axis:
             sizes[node.name] = node.shape[axis] if isinstance(node.shape[axis], int) else None
         else:
-            report("input", node.name, f"has no declared dimension {axis}: every input must have one, which is its rows")
+            report(
+                "input", node.name, f"has no declared dimension {axis}: every input must have one, which is its rows"
+            )
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{name!r} {'any' if size is None else size}" for name, size in sizes.items())
         problems.append(f"model {model!r}: dimension 0 of every input must be the same number of rows, found {found}")

@@ -43,6 +43,7 @@ def _as_bytes(name: str, values: list[Any]) -> npt.NDArray[Any]:
             raise InvalidRequest(f"input {name!r}: element {index} is neither text nor bytes")
         if b"\0" in value:
             raise InvalidRequest(
-                f"input {name!r}: element {index} holds a NUL byte, which cannot be sent beside bytes that are not UTF-8"
+                f"input {name!r}: element {index} holds a NUL byte, which cannot be sent beside bytes that are not"
+                " UTF-8"
             )
     return np.array(raw, dtype=np.bytes_)

@@ -17,7 +17,8 @@ from serve_app.processors.processor import Processor
 from serve_app.runtime.ahead import Ahead, Ready, Submit
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.self_test import SelfTest
-from serve_app.runtime.staged import EXPIRED, Assembled, Staged
+from serve_app.runtime.staged import EXPIRED, Assembled, Job, Staged
+from serve_app.runtime.verification import Verification
 from serve_app.scheduling.foresight import Due, Foresight
 from serve_app.scheduling.gate import Gate
 
@@ -57,6 +58,7 @@ class Executor:
 
     Attributes:
         ahead: Prepares the next batch meanwhile; ``None`` where no backend does.
+        verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
         progressed_at: When a run last began or ended, on the monotonic clock.
     """
 
@@ -85,6 +87,7 @@ class Executor:
         self._lock = lock
         self._self_test = self_test
         self._refuse_non_finite = refuse_non_finite
+        self.verification: Verification | None = None
         self.progressed_at = 0.0
         found = {variant: preparing(backend) for variant, backend in backends.items()}
         self._preparing = {variant: backend for variant, backend in found.items() if backend is not None}
@@ -145,6 +148,9 @@ class Executor:
     def run(self, bundles: Sequence[Staged]) -> list[Ran]:
         """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
         self.progressed_at = time.monotonic()
+        if bundles[0].job is not None:
+            self._do(bundles[0], bundles[0].job)
+            return []
         ready = None
         try:
             if self.ahead is not None:
@@ -153,10 +159,12 @@ class Executor:
                 self._await_assembly(staged)
             assembled = self._run_assembled(bundles, ready)
             if assembled is not None:
-                return self._judge([assembled])
-            if ready is not None:
-                ready.discard()  # before others take buffers
-            return self._judge(self._run_entries(bundles))
+                ran = [assembled]
+            else:
+                if ready is not None:
+                    ready.discard()  # before others take buffers
+                ran = self._run_entries(bundles)
+            return self._verify(self._judge(ran))
         finally:
             if ready is not None:
                 ready.discard()
@@ -177,6 +185,38 @@ class Executor:
                     staged.model_works = works
             elif run.executions:
                 self._self_test.answered(variant)
+        return ran
+
+    def _do(self, staged: Staged, job: Job) -> None:
+        """Do a job instead of a run."""
+        now = time.monotonic()
+        with self._lock:
+            self._gate.begun(self._foresight.seconds(staged.rows, staged.bucket, staged.variant), now)
+        job.run()
+        self.progressed_at = staged.finished_at = time.monotonic()
+
+    def _verify(self, ran: list[Ran]) -> list[Ran]:
+        """Choose what is run again alone, and what may tell whether runs can be shared."""
+        verification = self.verification
+        if verification is None:
+            return ran
+        for places, variant, run in ran:
+            if not run.executions:
+                continue
+            staged, index = places[0]
+            if len(places) > 1 or staged.counts[index] > self._max_rows:
+                seconds = sum([execution.seconds for execution in run.executions])
+                chosen = verification.choose(variant, seconds, len(places))
+                if chosen is None:
+                    continue
+                staged, index = places[chosen]
+                inputs, outputs = staged.tensors[index], run.outcomes[chosen]
+                if staged.whole[index] or isinstance(inputs, Failure) or isinstance(outputs, ServeAppError):
+                    continue
+                bucket = 0 if self._processor is None else self._processor.bucket(inputs)
+                verification.check(variant, inputs, outputs, bucket, staged.sender, made=_is_made(staged, index))
+            elif staged.whole[index] and not run.failed and not isinstance(taken := staged.tensors[index], Failure):
+                verification.offer(variant, taken, staged.sender)
         return ran
 
     @staticmethod

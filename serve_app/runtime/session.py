@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Failure
 from serve_app.runtime.execution import Executor, Ran
-from serve_app.runtime.staged import Staged
+from serve_app.runtime.staged import Job, Staged
 from serve_app.scheduling.foresight import Foresight
 from serve_app.scheduling.gate import Gate, Ticket
 
@@ -37,6 +37,9 @@ RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
 BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
 
 _SHORT_S = 0.0002
+_LOW = 3
+"""The class of jobs, as a number."""
+_JOBS_WAIT_S = 60.0
 
 
 class _Turn(NamedTuple):
@@ -132,23 +135,7 @@ class Session:
     async def run(self, staged: Staged) -> None:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
         self._loop = asyncio.get_running_loop()
-        reached = time.monotonic()
-        staged.ticket = next(self._ids)
-        ticket = Ticket(
-            id=staged.ticket,
-            priority=min(entry.priority for entry in staged.entries),
-            deadline=min(staged.deadlines),
-            rows=staged.rows,
-            bucket=staged.bucket,
-            expires=max(staged.deadlines),
-            sender=staged.sender,
-            variant=staged.entries[0].variant,
-            alone=staged.alone,
-        )
-        with self._lock:
-            self._gate.add(ticket)
-            self._waiting[ticket.id] = (staged, reached)
-        self._open()
+        ticket = self._add(staged, min(entry.priority for entry in staged.entries))
         if staged.ended:
             return
         if len(self._waiting) >= self._worth_a_look:
@@ -162,6 +149,45 @@ class Session:
                 self._waiting.pop(ticket.id, None)
             self._forget(staged)
             raise
+
+    def later(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+        """Let a job wait for the session, in class `low`. From any thread.
+
+        Args:
+            job: Is run in its turn, or dropped where that does not come within a minute.
+            rows: About as many rows as it runs.
+            bucket: Of this cost bucket.
+            variant: On this variant.
+            sender: For this router: its requests are the reason.
+        """
+        assert self._loop is not None
+        deadline = time.monotonic() + _JOBS_WAIT_S
+        staged = Staged([], [deadline], [], [], sender=sender, rows=rows, bucket=bucket, job=job, on_behalf_of=variant)
+        try:
+            self._loop.call_soon_threadsafe(self._add, staged, _LOW)
+        except RuntimeError:
+            job.drop()  # the event loop has ended
+
+    def _add(self, staged: Staged, priority: int) -> Ticket:
+        """Let a bundle wait, and run it where the session is free."""
+        reached = time.monotonic()
+        staged.ticket = next(self._ids)
+        ticket = Ticket(
+            id=staged.ticket,
+            priority=priority,
+            deadline=min(staged.deadlines),
+            rows=staged.rows,
+            bucket=staged.bucket,
+            expires=max(staged.deadlines),
+            sender=staged.sender,
+            variant=staged.variant,
+            alone=staged.alone,
+        )
+        with self._lock:
+            self._gate.add(ticket)
+            self._waiting[ticket.id] = (staged, reached)
+        self._open()
+        return ticket
 
     def close(self) -> None:
         """End the thread after its run. Idempotent."""
@@ -217,6 +243,8 @@ class Session:
 
     def _see(self, turn: _Turn) -> None:
         for staged in turn.expired:
+            if staged.job is not None:
+                staged.job.drop()
             staged.wake()
         for staged in turn.expired:
             self._forget(staged)
@@ -372,9 +400,9 @@ class Session:
 
     def _is_short(self, bundles: Sequence[Staged]) -> bool:
         """Whether running these takes less than what it would take to wait for anything."""
-        predicted = [
-            self._foresight.seconds(staged.rows, staged.bucket, staged.entries[0].variant) for staged in bundles
-        ]
+        predicted = [self._foresight.seconds(staged.rows, staged.bucket, staged.variant) for staged in bundles]
+        if any(staged.job is not None for staged in bundles):
+            return False
         return all(predicted) and sum(predicted) <= _SHORT_S
 
     # --- several bundles ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.payloads import EntryResult, Execution, Failure, Tensors, WireEntry
@@ -16,6 +16,16 @@ SMALL_BYTES = 64 * 1024
 
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 """The outcome of an entry that was not run in time."""
+
+
+class Job(Protocol):
+    """Work for the session when nothing else needs it."""
+
+    def run(self) -> None:
+        """Do it, in the session's turn. Does not raise."""
+
+    def drop(self) -> None:
+        """It will not be done."""
 
 
 class Assembled(NamedTuple):
@@ -59,6 +69,8 @@ class Staged:
         model_works: What the self-test said after an entry had failed; ``None``: it was not asked, or cannot tell.
         ended: Whether the session is done with it.
         waiter: Whom to wake when it is.
+        job: What to do in the session instead of running entries, of which there are none.
+        on_behalf_of: The variant that a job runs.
     """
 
     entries: list[WireEntry]
@@ -85,6 +97,13 @@ class Staged:
     model_works: bool | None = None
     ended: bool = False
     waiter: asyncio.Future[None] | None = None
+    job: Job | None = None
+    on_behalf_of: str = ""
+
+    @property
+    def variant(self) -> str:
+        """What its first entry runs on, or its job."""
+        return self.entries[0].variant if self.entries else self.on_behalf_of
 
     @property
     def left(self) -> bool:
@@ -94,7 +113,7 @@ class Staged:
     @property
     def alone(self) -> bool:
         """Whether it shares no run with other bundles."""
-        return any(self.whole)
+        return self.job is not None or any(self.whole)
 
     def count_rows(self, joining: Joining) -> None:
         """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""

@@ -24,9 +24,11 @@ from serve_app.runtime.device_load import DeviceGauge, DeviceWatch
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.processor_pool import ProcessorPool
+from serve_app.runtime.replica_proof import Proofs
 from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.session import BatchTogether, RunBatch, RunOne, Session
 from serve_app.runtime.staged import SMALL_BYTES, Staged
+from serve_app.runtime.verification import Verification
 from serve_app.scheduling.foresight import Foresight
 from serve_app.scheduling.gate import Gate
 
@@ -46,6 +48,8 @@ class Worker:
         warm_up: The executions of its backends' warm-up: what it predicts from at first.
         examples: By variant an input that is known to run, to tell a bad input from a bad model by.
         joining: Which requests share runs; ``None``: all do.
+        proofs: How it was found which do; ``None``: nothing is run again to see whether that holds.
+        verify: Part of the computing time of shared runs that is spent on running requests again, alone.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
         gauge: Reads the device, for the routers; ``None``: they are told nothing of it.
     """
@@ -62,6 +66,8 @@ class Worker:
         warm_up: Sequence[Execution] = (),
         examples: Mapping[str, Tensors] | None = None,
         joining: Joining | None = None,
+        proofs: Proofs | None = None,
+        verify: float = 0.0,
         refuse_non_finite: bool = False,
         gauge: DeviceGauge | None = None,
     ) -> None:
@@ -96,6 +102,12 @@ class Worker:
         self._session = Session(
             name, self._executor, foresight, self._gate, self._lock, max_rows, batch, in_loop=in_loop
         )
+
+        self._verification = None
+        if proofs is not None:
+            self._verification = self._executor.verification = Verification(
+                proofs, backends, processor, self._joining, verify, self._session.later
+            )
 
     def __repr__(self) -> str:
         return f"<Worker {self._name}: {self._session!r}>"
@@ -136,6 +148,12 @@ class Worker:
     def stalled_s(self) -> float:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
         return self._session.stalled_s()
+
+    @property
+    def verified(self) -> tuple[int, int]:
+        """Requests that were run again alone, and those of them whose answers differed by more than the tolerance."""
+        checks = self._verification
+        return (0, 0) if checks is None else (checks.checked, checks.deviated)
 
     @property
     def failing(self) -> bool:

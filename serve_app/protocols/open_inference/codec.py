@@ -458,7 +458,9 @@ def _plan(spec: TensorSpec, *, rows: bool) -> InputPlan:
     return InputPlan(
         spec,
         None if not spec.ranked or any(size < 0 for size in inner) else inner,
-        None if spec.datatype in BINARY_ONLY else JsonData(spec.datatype, len(spec.shape) if spec.ranked else _MAX_RANK),
+        None
+        if spec.datatype in BINARY_ONLY
+        else JsonData(spec.datatype, len(spec.shape) if spec.ranked else _MAX_RANK),
         rows,
         spec.axis if rows else 0,
     )

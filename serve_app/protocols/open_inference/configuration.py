@@ -14,9 +14,9 @@ PLATFORM = "onnxruntime_onnx"
 def model_config(info: ModelInfo) -> dict[str, Any]:
     """Make the configuration of a model.
 
-    The rows are left out of ``dims``, as Triton does where ``max_batch_size`` is not 0; it is 0 of a model whose tensors
-    have none, or have them elsewhere than in front. ``instance_group``
-    counts the replicas that there are at least; ``parameters`` holds what the message has no field for.
+    The rows are left out of ``dims``, as Triton does where ``max_batch_size`` is not 0. It is 0 of a model whose
+    tensors have no rows, or have them elsewhere than in front. ``instance_group`` counts the replicas that there are at
+    least; ``parameters`` holds what the message has no field for.
     """
     serving, batched = info.serving, info.rows and not any(spec.axis for spec in info.signature.inputs)
     signature = info.signature
