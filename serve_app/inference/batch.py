@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.inference.backend import Backend, Prepared, PreparingBackend
-from serve_app.inference.outputs import not_finite
+from serve_app.inference.outputs import UnexpectedShape, not_finite
 from serve_app.payloads import Execution, Tensors, joined
 
 _logger = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def _parts(array: npt.NDArray[Any], row_counts: Sequence[int]) -> list[npt.NDArr
 def _check_rows(outputs: Tensors, rows: int) -> None:
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != rows:
-            raise InferenceFailed(f"output {name!r} has shape {list(array.shape)} for {rows} rows of input")
+            raise UnexpectedShape(f"output {name!r} has shape {list(array.shape)} for {rows} rows of input")
 
 
 def run_entries(
@@ -279,6 +279,7 @@ def run_entries(
             counts,
             partial(run, positions, sum(counts)),
             lambda position, rows: run([position], rows),
+            lambda position: backend.run_whole(entries[position]),
             in_time,
         )
     return ran
@@ -336,6 +337,7 @@ def run_assembled(
         counts,
         lambda: run(batch, sum(counts)),
         lambda position, rows: run(entries[position], rows),
+        lambda position: backend.run_whole(entries[position]),
         in_time,
     )
     return ran
@@ -374,6 +376,7 @@ def run_prepared(
         counts,
         lambda: _timed(run, sum(counts), bucket, ran.executions, clock),
         lambda position, rows: _run(backend, entries[position], rows, max_rows, bucket, ran.executions, clock),
+        lambda position: backend.run_whole(entries[position]),
         in_time,
     )
     return ran
@@ -385,9 +388,12 @@ def _together_or_alone(
     counts: Sequence[int],
     together: Callable[[], Tensors],
     alone: Callable[[int, int], Tensors],
+    whole: Callable[[int], Tensors],
     in_time: InTime | None,
 ) -> None:
     """Run entries as one batch and, where that fails, each by itself.
+
+    An entry whose outputs are of an unexpected shape, even by itself, is run as it came: what it gets is its answer.
 
     Args:
         ran: Where to note what became of them.
@@ -395,13 +401,14 @@ def _together_or_alone(
         counts: The rows of each.
         together: Runs all of them.
         alone: Runs one, by its position and its rows.
+        whole: Runs one as it came, by its position.
         in_time: As in `run_entries`.
     """
     try:
         ran.add(positions, counts, together())
         return
     except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
-        if len(positions) == 1:
+        if len(positions) == 1 and not isinstance(error, UnexpectedShape):
             ran.fail(positions[0], _as_answer(error))
             return
     for position, rows in zip(positions, counts, strict=True):
@@ -409,9 +416,16 @@ def _together_or_alone(
             ran.fail(position, _too_late())
             continue
         try:
-            ran.add([position], [rows], alone(position, rows))
+            ran.add([position], [rows], _alone_or_whole(partial(alone, position, rows), partial(whole, position)))
         except Exception as error:  # as above
             ran.fail(position, _as_answer(error))
+
+
+def _alone_or_whole(alone: Callable[[], Tensors], whole: Callable[[], Tensors]) -> Tensors:
+    try:
+        return alone()
+    except UnexpectedShape:
+        return whole()
 
 
 def _too_late() -> ServeAppError:

@@ -27,6 +27,7 @@ import onnxruntime
 from serve_app.errors import InferenceFailed
 from serve_app.inference.failure import describe_failure
 from serve_app.inference.memory import Memory
+from serve_app.inference.outputs import UnexpectedShape
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 
 MOST_GRAPHS = 64
@@ -308,9 +309,9 @@ class BoundSession:
         return outputs
 
 
-def rows_missing(name: str, shape: Sequence[int], rows: int) -> InferenceFailed:
+def rows_missing(name: str, shape: Sequence[int], rows: int) -> UnexpectedShape:
     """The error of an output whose axis 0 is not the rows."""
-    return InferenceFailed(
+    return UnexpectedShape(
         f"output {name!r} of the model has shape {list(shape)} for {rows} rows of input:"
         " its dimension 0 must be the rows"
     )

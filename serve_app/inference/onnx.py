@@ -139,7 +139,8 @@ class OnnxBackend:
             Every output by name, with as many rows.
 
         Raises:
-            InferenceFailed: The model failed, or gave an output whose axis 0 is not the rows.
+            InferenceFailed: The model failed.
+            UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
             InvalidRequest: A BYTES input holds something that is not text.
         """
         self._facts()
@@ -170,7 +171,8 @@ class OnnxBackend:
             return self.run(inputs)  # a request of other rows than the file's has to be cut or filled up
         if self._text_inputs:
             inputs = self._with_text(inputs)
-        return self._outputs_of(next(iter(self._sessions.values())), inputs)
+        outputs = self._outputs_of(next(iter(self._sessions.values())), inputs)
+        return self._declared.tell(outputs) if self._settings.layout.rows else outputs
 
     def prepare(self, parts: Sequence[Tensors]) -> Prepared:
         """Get a batch ready to run: join its parts and, with buffers on the device, copy it there.
@@ -241,7 +243,7 @@ class OnnxBackend:
 
     def _run_bound(self, parts: Sequence[Tensors], filled: object) -> Tensors:
         if isinstance(filled, Filled):
-            return self._declared.compare(self._at(filled.run_rows).run(filled))
+            return self._declared.check(self._at(filled.run_rows).run(filled))
         rows = _rows(parts)
         largest = max(self._bound) or rows
         if rows > largest:
@@ -259,7 +261,7 @@ class OnnxBackend:
         for name, array in outputs.items():
             if array.ndim == 0 or len(array) != rows:
                 raise rows_missing(name, array.shape, rows)
-        return self._declared.compare(outputs)
+        return self._declared.check(outputs)
 
     def _outputs_of(self, session: Any, inputs: Tensors) -> Tensors:
         if self._input_axes:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
 
 logger = logging.getLogger(__name__)
@@ -18,11 +19,15 @@ logger = logging.getLogger(__name__)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+class UnexpectedShape(InferenceFailed):
+    """An output of a run is not of the shape that the rows and the model's file let expect."""
+
+
 class DeclaredShapes:
     """Compares outputs with the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
 
-    What the model gives is the answer, as it is with ONNX Runtime alone, so nobody is refused. The log tells it once
-    for each output: whoever reads the model's metadata is misled.
+    In a run that requests share, one of them may have changed the shape for all. What a request gets by itself is its
+    answer, as it is with ONNX Runtime alone; the log tells it once for each output.
 
     Args:
         model: The model's name, for the log.
@@ -38,7 +43,21 @@ class DeclaredShapes:
             if len(spec.shape) > 1 and any(size >= 0 for size in spec.shape[1:])
         ]
 
-    def compare(self, outputs: Tensors) -> Tensors:
+    def check(self, outputs: Tensors) -> Tensors:
+        """The outputs themselves.
+
+        Raises:
+            UnexpectedShape: One is of another shape; says which.
+        """
+        for name, declared in self._fixed:
+            found = outputs[name].shape[1:]
+            if found != declared and not _matches(found, declared):
+                raise UnexpectedShape(
+                    f"output {name!r} of the model has shape {[-1, *found]}, but it declares {[-1, *declared]}"
+                )
+        return outputs
+
+    def tell(self, outputs: Tensors) -> Tensors:
         """The outputs themselves, once it is told which of them are of another shape."""
         for name, declared in self._fixed:
             found = outputs[name].shape[1:]

@@ -172,9 +172,7 @@ def test_split_refuses_outputs_of_other_rows(array: np.ndarray[Any, Any]) -> Non
         split({"y": array}, [1, 2])
 
 
-@pytest.mark.parametrize(
-    "tensors", [{}, {"a": np.zeros((2, 1)), "b": np.zeros((1, 1))}, {"a": np.array(1.0)}, {"a": np.zeros((0, 3))}]
-)
+@pytest.mark.parametrize("tensors", [{}, {"a": np.zeros((2, 1)), "b": np.zeros((1, 1))}, {"a": np.array(1.0)}])
 def test_entries_without_a_clear_number_of_rows_are_refused(tensors: Tensors) -> None:
     """They must not shift the rows of their neighbours."""
     with pytest.raises(InvalidRequest, match="must have the same number of rows"):
@@ -303,7 +301,7 @@ def test_a_large_entry_fails_as_a_whole(load: Load) -> None:
 
 def test_an_entry_that_is_not_text_fails_alone(load: Load) -> None:
     """Its neighbour in the batch is answered."""
-    entries = [{"INPUT0": np.array([[value]], np.object_)} for value in (b"\xff", b"ok")]
+    entries = [{"INPUT0": np.array([[value]], np.object_)} for value in (3, b"ok")]
 
     ran = run_entries(load("string_identity"), entries, 8)
 
@@ -315,7 +313,7 @@ def test_an_entry_that_is_not_text_fails_alone(load: Load) -> None:
 def test_what_has_failed_is_not_kept(load: Load) -> None:
     """Nothing of it waits for the collector of cycles, which may be long in coming: inputs can be large."""
     backend = load("string_identity")
-    value = np.array([[b"\xff"]], np.object_)
+    value = np.array([[3]], np.object_)
     kept = weakref.ref(value)
 
     ran = run_entries(backend, [{"INPUT0": value}, {"INPUT0": np.array([[b"ok"]], np.object_)}], 8)

@@ -100,12 +100,15 @@ def test_text_goes_in_as_str_or_utf8_bytes_and_comes_out_as_str(make_model: Make
 
 @pytest.mark.parametrize(
     ("value", "fault"),
-    [(b"\xff", "element 1 is not valid UTF-8"), (3, "element 1 is neither text nor bytes")],
+    [
+        (b"\xff\0", "element 1 holds a NUL byte, which cannot be sent beside bytes that are not UTF-8"),
+        (3, "element 1 is neither text nor bytes"),
+    ],
 )
 def test_bytes_that_are_not_text_are_the_clients_fault(
     make_model: MakeModel, load: Load, value: object, fault: str
 ) -> None:
-    """ONNX strings are text, so anything else is refused by name and place."""
+    """What ONNX Runtime could not be told is refused by name and place."""
     with pytest.raises(InvalidRequest) as caught:
         load(make_model("string_identity")).run({"INPUT0": np.array([["a", value]], np.object_)})
 

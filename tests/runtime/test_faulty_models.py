@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from benchmarks.faulty_models import BAD, KINDS, make
-from serve_app.errors import ConfigError, InferenceFailed
+from serve_app.errors import ConfigError
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.inference.outputs import DeclaredShapes, not_finite
+from serve_app.inference.outputs import DeclaredShapes, UnexpectedShape, not_finite
 from serve_app.payloads import Bundle, ModelSignature, Success, Tensors, TensorSpec, WireEntry
 from serve_app.runtime.process_memory import ProcessMemory, own_memory
 from serve_app.runtime.self_test import SelfTest
@@ -55,7 +56,7 @@ def entries(*values: float) -> Bundle:
     return Bundle([WireEntry(2, 60.0, 1, "", tensor(value)) for value in values])
 
 
-@pytest.mark.parametrize("kind", ["raises", "gives_nan", "drops_rows", "wrong_shape"])
+@pytest.mark.parametrize("kind", ["raises", "gives_nan"])
 async def test_only_the_guilty_entry_fails(worker_of: Callable[[str], Worker], kind: str) -> None:
     """Its neighbours have their own answers, and the model is known to work."""
     worker = worker_of(kind)
@@ -65,6 +66,20 @@ async def test_only_the_guilty_entry_fails(worker_of: Callable[[str], Worker], k
     assert (result.model_works, worker.failing) == (True, False)
     sound = await worker.run(entries(1.0, 2.0))
     assert sound.model_works is None
+
+
+@pytest.mark.parametrize("kind", ["drops_rows", "wrong_shape"])
+async def test_an_entry_that_changes_the_shape_of_all_outputs_is_run_alone(
+    worker_of: Callable[[str], Worker], tmp_path: Path, kind: str
+) -> None:
+    """Its neighbours have their own answers, and it has what ONNX Runtime alone gives it."""
+    session = onnxruntime.InferenceSession(tmp_path / kind / "model.onnx", providers=["CPUExecutionProvider"])
+    worker = worker_of(kind)
+    result = await worker.run(entries(1.0, BAD, 3.0, 4.0))
+    answers = [each.value["y"].tolist() if isinstance(each, Success) else each.code for each in result.results]
+    (odd,) = session.run(None, tensor(BAD))
+    assert answers == [[[2.0]], odd.tolist(), [[6.0]], [[8.0]]]
+    assert (result.model_works, worker.failing) == (None, False)
 
 
 async def test_a_slow_input_fails_nobody(worker_of: Callable[[str], Worker]) -> None:
@@ -176,14 +191,20 @@ async def test_a_worker_whose_model_is_broken_says_so() -> None:
 def test_declared_shapes_allow_what_is_free(shape: tuple[int, ...]) -> None:
     """Rows and dimensions that may vary, and all of an output whose rank nobody knows."""
     outputs = {"y": np.zeros(shape), "z": np.zeros((3, 4, 5))}
-    assert DeclaredShapes(SIGNATURE).check(outputs) is outputs
+    assert DeclaredShapes("m", SIGNATURE).check(outputs) is outputs
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 1), (3, 2), (3, 2, 1, 1)])
-def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    """The message names both."""
-    with pytest.raises(InferenceFailed, match=r"has shape \[-1, .*but it declares \[-1, 2, -1\]"):
-        DeclaredShapes(SIGNATURE).check({"y": np.zeros(shape), "z": np.zeros(3)})
+def test_other_shapes_are_refused_of_shared_runs_and_told_of_others(
+    caplog: pytest.LogCaptureFixture, shape: tuple[int, ...]
+) -> None:
+    """The message names both; the log has it once."""
+    declared, outputs = DeclaredShapes("m", SIGNATURE), {"y": np.zeros(shape), "z": np.zeros(3)}
+    with pytest.raises(UnexpectedShape, match=r"has shape \[-1, .*but it declares \[-1, 2, -1\]"):
+        declared.check(outputs)
+    assert [declared.tell(outputs) is outputs for _ in range(2)] == [True, True]
+    assert len(caplog.messages) == 1
+    assert "the model's file declares [-1, 2, -1]" in caplog.messages[0]
 
 
 def test_not_finite_names_entries_once() -> None:

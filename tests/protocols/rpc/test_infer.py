@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_cancels_its_work(client: Client, service: Nu
         (lambda r: r.ClearField("raw_input_contents"), r"inputs[0].contents.fp32_contents: 0 values, but shape [1, 4]"),
         (lambda r: r.inputs[0].contents.fp32_contents.append(1), "inputs[0].contents: there are raw_input_contents"),
         (lambda r: r.inputs[0].shape.append(1), "inputs[0].shape: input 'x' has the shape [rows, 4], got [1, 4, 1]"),
-        (lambda r: r.inputs[0].shape.__setitem__(0, -1), "expected 1 to 16 rows in dimension 0, got -1"),
+        (lambda r: r.inputs[0].shape.__setitem__(0, -1), "expected 0 to 16 rows in dimension 0, got -1"),
         (lambda r: r.inputs[0].shape.__setitem__(0, 2), "[0]: 16 bytes, but FP32 of shape [2, 4] needs 32"),
         (lambda r: setattr(r.inputs[0], "name", "z"), "inputs[0].name: model 'double' has no input 'z'"),
         (lambda r: setattr(r.inputs[0], "datatype", "FP64"), "inputs[0].datatype: input 'x' takes FP32; got 'FP64'"),
