@@ -61,7 +61,7 @@ class Samples:
             for filling in different.values():
                 yield self._maker(filling, free_size)
 
-    def draw(self, rows: int, seed: int, free_size: int = 1) -> Tensors:
+    def draw(self, rows: int, seed: int, like: Tensors | None = None) -> Tensors:
         """Rows that differ from each other, as requests would bring them. The same for the same seed.
 
         Configured samples give each of their rows before one is repeated; of configured ranges and values any may come.
@@ -71,7 +71,7 @@ class Samples:
         Args:
             rows: How many, at least 1. Inputs without rows get one sample.
             seed: Names the choice.
-            free_size: Size of a dimension that may vary, where nothing is configured.
+            like: Inputs that the model has run, for the sizes that nothing is configured of; by default 1.
         """
         rng = np.random.default_rng(seed)
         sample = self._pool[rng.integers(len(self._pool))] if self._pool else {}
@@ -81,7 +81,10 @@ class Samples:
             rule = self._rules.get(spec.name, _NO_RULE)
             if spec.name not in sample:
                 drawn = rule if rule.says_values else _own_rule(spec)
-                shape = shape_of(spec, rows, rule.shape, free_size, batched=self._rows)
+                inner = rule.shape
+                if inner is None and like is not None:
+                    inner = like[spec.name].shape[1 if has_rows(spec, rows=self._rows) else 0 :]
+                shape = shape_of(spec, rows, inner, batched=self._rows)
                 tensors[spec.name] = _random(rng, spec, drawn, shape)
                 continue
             array = sample[spec.name]

@@ -279,7 +279,9 @@ def test_rows_that_nothing_is_configured_of_differ(datatype: str) -> None:
     """Of every datatype, and in it."""
     signature = ModelSignature((TensorSpec("x", datatype, (-1, -1)),), ())
 
-    drawn = make_samples(signature, model="m").draw(4, 1, free_size=20)["x"]
+    like = {"x": np.empty((2, 20), DTYPES[datatype])}
+
+    drawn = make_samples(signature, model="m").draw(4, 1, like)["x"]
 
     assert (drawn.shape, drawn.dtype) == ((4, 20), DTYPES[datatype])
     assert len({str(row) for row in drawn.tolist()}) == 4

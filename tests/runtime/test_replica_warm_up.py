@@ -9,14 +9,13 @@ import onnx_models
 import particular_models
 import pytest
 from onnx import TensorProto, helper
-from runtime.test_service import make_service
-from runtime_harness import Transport
 
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.inference.sample_settings import InputRule, SampleSettings
 from serve_app.inference.samples import make_samples
 from serve_app.processors import create_processor
 from serve_app.runtime.replica_warm_up import warm_up_replica
+from serve_app.runtime.self_test import SelfTest
 
 MakeBackend = Callable[[onnx_models.Kind], OnnxBackend]
 
@@ -77,6 +76,19 @@ def test_a_build_that_runs_nothing_is_left_out_and_told(tmp_path: Path, caplog: 
         backend.close()
 
 
+def test_the_self_test_runs_what_the_warm_up_found(tmp_path: Path) -> None:
+    """Of a model that no empty text suits it can tell whether it works."""
+    backend = loaded(particular_models.numbers(tmp_path / "numbers.onnx"))
+    samples = make_samples(backend.signature, model="m")
+    warm = warm_up_replica("m", {"": backend}, None, samples, max_rows=1, budget_s=5.0)
+
+    self_test = SelfTest("m", {"": backend}, warm.examples)
+    self_test.start()
+
+    assert self_test.works("") is True
+    backend.close()
+
+
 def test_a_larger_batch_that_fails_is_told(tmp_path: Path) -> None:
     """What runs alone is known, and the self-test has its example."""
     path = onnx_models.write(
@@ -107,14 +119,3 @@ def test_a_processor_makes_the_inputs(make_backend: MakeBackend) -> None:
     assert {each.bucket for each in warm.executions} == set(processor.buckets)
     assert warm.examples[""]["waveform"].shape == (1, min(processor.buckets))
     backend.close()
-
-
-async def test_the_status_tells_of_any_replica_that_is_not_warm() -> None:
-    """Nothing is said while there is none."""
-    service = make_service(Transport())
-    (model,) = service.models
-    said = []
-    for reasons in ([], [None], [None, "it fails"], [None, None], []):
-        service.on_warm_up(model, reasons)
-        said.append(service.status()["models"][model].get("warm_up"))
-    assert said == [None, {"warmed": True}, {"warmed": False, "reason": "it fails"}, {"warmed": True}, None]
