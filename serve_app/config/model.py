@@ -278,7 +278,12 @@ class ModelConfig(Section):
             raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
 
     def make_samples(
-        self, signature: ModelSignature, decode: DecodeRequest, environ: Mapping[str, str] | None = None
+        self,
+        signature: ModelSignature,
+        decode: DecodeRequest,
+        environ: Mapping[str, str] | None = None,
+        *,
+        rows: bool = True,
     ) -> Samples:
         """Inputs to run the model with, where it has no processor.
 
@@ -286,12 +291,13 @@ class ModelConfig(Section):
             signature: The model's tensors.
             decode: Decodes samples that are V2 infer requests.
             environ: Environment variables; by default those of this process.
+            rows: Whether a first dimension that may vary is the rows of a batch.
 
         Raises:
             ConfigError: A configured sample or value cannot be read or does not fit the model.
         """
         settings = None if self.warm_up is None else self.warm_up.read(self.name, signature, decode, environ)
-        return make_samples(signature, settings, model=self.name)
+        return make_samples(signature, settings, model=self.name, rows=rows)
 
     def read_profile(
         self, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None

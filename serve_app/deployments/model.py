@@ -31,8 +31,7 @@ NOT_WARMED = "not_warmed"
 LINK = "link"
 IDENTITIES = "identities"
 """Keys of what a replica tells routers of itself: what its warm-up measured, and why
-that is not all; its node and where its links begin; what
-tells the models that it runs from others."""
+that is not all; its node and where its links begin; what tells the models that it runs from others."""
 
 
 class ModelDeployment:
