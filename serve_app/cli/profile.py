@@ -24,7 +24,7 @@ from serve_app.config.faults import nearest, shown
 from serve_app.config.locate import ModelLocation, home, is_remote
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
 from serve_app.config.profile_points import Point, fit_points
-from serve_app.errors import ConfigError, InferenceFailed, ServeAppError
+from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.inference.backend import Backend
 from serve_app.inference.device import resolve_device
 from serve_app.inference.onnx import OnnxBackend
@@ -209,7 +209,7 @@ def _inputs(
     samples = model.make_samples(backends[""].signature, decode_sample, rows=rows)
     try:
         return first_that_runs(backends.values(), samples.candidates())
-    except ServeAppError as error:
+    except InferenceFailed as error:
         raise InferenceFailed(
             f"model {model.name!r} runs on no known input: {error.message}; {samples.advice}"
         ) from None

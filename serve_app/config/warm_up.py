@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, TypeAlias
 
@@ -21,6 +22,7 @@ DecodeRequest: TypeAlias = Callable[[str, ModelSignature, bytes], Tensors]
 """Decodes the JSON body of a V2 infer request: of the model of that name and signature."""
 
 _ARRAYS, _REQUEST = ".npz", ".json"
+_ONE_ARRAY = b"\x93NUMPY"
 
 Finite = Annotated[int, Field()] | Annotated[float, Field(allow_inf_nan=False)]
 
@@ -110,14 +112,18 @@ class WarmUpConfig(Section):
 
 
 def _arrays(content: bytes) -> Tensors:
+    if content.startswith(_ONE_ARRAY):
+        raise ConfigError(("is one array, not arrays by name; write it with numpy.savez",))
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ConfigError(("is one array, not arrays by name; write it with numpy.savez",))
+        stored = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        raise ConfigError(("is not a file that numpy.savez writes",)) from None
+    try:
+        with stored:
             return dict(stored)
-    except ValueError as error:
-        if "allow_pickle" in str(error) and content.startswith(b"PK"):
-            raise ConfigError(("holds Python objects; save texts as numpy's str, numbers as numbers",)) from None
-        raise ConfigError(("is not a file that numpy.savez writes",)) from None
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile):
-        raise ConfigError(("is not a file that numpy.savez writes",)) from None
+    except ValueError as error:  # what numpy says of objects, which it would unpickle
+        if "allow_pickle" not in str(error):
+            raise ConfigError(("is not a file that numpy.savez writes",)) from None
+        raise ConfigError(("holds Python objects; save texts as numpy's str, numbers as numbers",)) from None
+    except (OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile):
+        raise ConfigError(("is broken; write it again with numpy.savez",)) from None

@@ -18,7 +18,7 @@ from serve_app.inference.warmup import MakeInputs
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 
 _SEED: Final = 0
-FREE_SIZES: Final = (1, 16)
+_FREE_SIZES: Final = (1, 16)
 """Sizes to try for dimensions that may vary and of which nothing is said: a convolution does not fit into 1."""
 
 
@@ -57,11 +57,11 @@ class Samples:
         different: dict[tuple[object, ...], Filling] = {}
         for filling in FILLINGS:
             different.setdefault(tuple(filling.of(spec.datatype) for spec in own), filling)
-        for free_size in FREE_SIZES if self._may_vary() else FREE_SIZES[:1]:
+        for free_size in _FREE_SIZES if self._may_vary() else _FREE_SIZES[:1]:
             for filling in different.values():
                 yield self._maker(filling, free_size)
 
-    def draw(self, rows: int, seed: int, free_size: int = 1) -> Tensors:
+    def draw(self, rows: int, seed: int, like: Tensors | None = None) -> Tensors:
         """Rows that differ from each other, as requests would bring them. The same for the same seed.
 
         Configured samples give each of their rows before one is repeated; of configured ranges and values any may come.
@@ -71,7 +71,7 @@ class Samples:
         Args:
             rows: How many, at least 1. Inputs without rows get one sample.
             seed: Names the choice.
-            free_size: Size of a dimension that may vary, where nothing is configured.
+            like: Inputs that the model has run, for the sizes that nothing is configured of; by default 1.
         """
         rng = np.random.default_rng(seed)
         sample = self._pool[rng.integers(len(self._pool))] if self._pool else {}
@@ -81,7 +81,10 @@ class Samples:
             rule = self._rules.get(spec.name, _NO_RULE)
             if spec.name not in sample:
                 drawn = rule if rule.says_values else _own_rule(spec)
-                shape = shape_of(spec, rows, rule.shape, free_size, batched=self._rows)
+                inner = rule.shape
+                if inner is None and like is not None:
+                    inner = like[spec.name].shape[1 if has_rows(spec, rows=self._rows) else 0 :]
+                shape = shape_of(spec, rows, inner, batched=self._rows)
                 tensors[spec.name] = _random(rng, spec, drawn, shape)
                 continue
             array = sample[spec.name]

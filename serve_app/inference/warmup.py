@@ -146,7 +146,7 @@ def try_warm_up(
     began = clock()
     try:
         make_inputs = first_that_runs([backend], candidates, min(buckets, default=0), budget_s, clock)
-    except ServeAppError as error:
+    except InferenceFailed as error:
         return WarmUp([], None, error.message)
     executions: list[Execution] = []
 
@@ -188,24 +188,23 @@ def first_that_runs(
         clock: Seconds, monotonic.
 
     Raises:
-        ServeAppError: None runs; this is what the model said to the first of them.
+        InferenceFailed: None runs; the message is what the model said to the first of them.
     """
     until = clock() + budget_s
     builds = list(backends)
-    refusal: ServeAppError | None = None
+    refusal: str | None = None  # and not the error: it knows this frame
     for make_inputs in candidates:
         try:
             inputs = make_inputs(1, bucket)
             for backend in builds:
                 backend.run(inputs)
         except ServeAppError as error:
-            refusal = refusal or error
+            refusal = refusal or error.message
             if clock() >= until:
                 break
         else:
             return make_inputs
-    assert refusal is not None
-    raise refusal
+    raise InferenceFailed(refusal or "there is no input to try")
 
 
 def tensor_inputs(

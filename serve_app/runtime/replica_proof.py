@@ -14,7 +14,7 @@ from serve_app.inference.backend import Backend
 from serve_app.inference.joining.drawing import Varied
 from serve_app.inference.joining.experiment import try_joining, try_padding, untried
 from serve_app.inference.joining.records import Records
-from serve_app.inference.samples import FREE_SIZES, Samples
+from serve_app.inference.samples import Samples
 from serve_app.payloads import PROVEN, Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.joining import told
@@ -142,7 +142,7 @@ def _drawing(backend: Backend, processor: Processor | None, samples: Samples, ex
         smallest = min(processor.buckets, default=0)
         ways.append((lambda rows, _: processor.example(rows, smallest), ()))
     else:
-        ways += [(partial(_drawn, samples, size), samples.given) for size in FREE_SIZES]
+        ways.append((partial(samples.draw, like=example), samples.given))
         if example is not None:
             ways.append((partial(_repeated, example), samples.given))
             ways.append((partial(_repeated, example), tuple(example)))
@@ -158,10 +158,6 @@ def _drawing(backend: Backend, processor: Processor | None, samples: Samples, ex
             return draw
     assert refusal is not None
     raise refusal
-
-
-def _drawn(samples: Samples, free_size: int, rows: int, seed: int) -> Tensors:
-    return samples.draw(rows, seed, free_size)
 
 
 def _repeated(example: Tensors, rows: int, seed: int) -> Tensors:

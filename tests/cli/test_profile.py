@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import onnx_models
+import particular_models
 import pytest
 from typer.testing import CliRunner
 
@@ -175,6 +176,19 @@ def test_a_model_that_fails_is_named_by_its_shape(config: Path, tmp_path: Path) 
     code, output = profile(path)
     assert code == 1
     assert output.startswith(f"{path}: profile with 2 rows: the model failed on this input: ")
+
+
+def test_a_model_that_refuses_our_values_wants_samples(config: Path, tmp_path: Path) -> None:
+    """One line that says so; with a range it is measured."""
+    particular_models.ids(tmp_path / "models" / "ids" / "1" / "model.onnx")
+    code, output = profile(write(tmp_path, "\n        - {name: ids, path: models/ids}\n"))
+    assert (code, output.count("\n")) == (1, 1)
+    assert f"{tmp_path}/serve.yaml: model 'ids' runs on no known input: the model failed on this input: " in output
+    assert "; give inputs that it takes in the model's warm_up: samples, or a range or values for each input" in output
+
+    ranged = "{name: ids, path: models/ids, batching: {max_rows: 2}, warm_up: {inputs: {ids: {range: [1000, 1007]}}}}"
+    assert profile(write(tmp_path, f"\n        - {ranged}\n"))[0] == 0
+    assert {point.rows for point in read_profile("profiles/ids.json").shapes} == {1, 2}
 
 
 def test_the_server_is_told_of_another_models_profile(config: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_models
 import particular_models
 import pytest
+from onnx import TensorProto, helper
 
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.inference.fillings import FILLINGS, Filling, filled
@@ -96,7 +97,7 @@ def test_ranges_and_values_are_drawn_alike_at_every_start() -> None:
     tensors, again = first(of(rules), 4), first(of(rules), 4)
 
     assert (tensors["ids"].shape, set(tensors["ids"].ravel().tolist())) == ((4, 50), {5, 6})
-    assert (tensors["weight"].dtype, bool((np.abs(tensors["weight"]) <= 1).all())) == (np.float32, True)
+    assert (tensors["weight"].dtype, bool((np.abs(tensors["weight"]) <= 1).all())) == (np.dtype(np.float32), True)
     assert set(tensors["words"].ravel().tolist()) <= {"yes", "no"}
     assert {name: array.tolist() for name, array in tensors.items()} == {
         name: array.tolist() for name, array in again.items()
@@ -278,7 +279,9 @@ def test_rows_that_nothing_is_configured_of_differ(datatype: str) -> None:
     """Of every datatype, and in it."""
     signature = ModelSignature((TensorSpec("x", datatype, (-1, -1)),), ())
 
-    drawn = make_samples(signature, model="m").draw(4, 1, free_size=20)["x"]
+    like = {"x": np.empty((2, 20), DTYPES[datatype])}
+
+    drawn = make_samples(signature, model="m").draw(4, 1, like)["x"]
 
     assert (drawn.shape, drawn.dtype) == ((4, 20), DTYPES[datatype])
     assert len({str(row) for row in drawn.tolist()}) == 4
@@ -357,8 +360,6 @@ def test_a_failure_at_a_larger_shape_keeps_what_was_measured(
     tmp_path: Path, load: Callable[[Path], OnnxBackend]
 ) -> None:
     """And says where it happened."""
-    from onnx import TensorProto, helper
-
     path = onnx_models.write(
         tmp_path / "one.onnx",
         [helper.make_node("MatMul", ["x", "x"], ["y"])],

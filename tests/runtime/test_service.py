@@ -224,3 +224,14 @@ async def test_the_size_of_a_payload_without_a_body_is_counted() -> None:
     assert sent.nbytes == 1600
     sent.succeed()
     await asking
+
+
+async def test_the_status_tells_of_any_replica_that_is_not_warm() -> None:
+    """Nothing is said while there is none."""
+    service = make_service(Transport())
+    (model,) = service.models
+    said = []
+    for reasons in ([], [None], [None, "it fails"], [None, None], []):
+        service.on_warm_up(model, reasons)
+        said.append(service.status()["models"][model].get("warm_up"))
+    assert said == [None, {"warmed": True}, {"warmed": False, "reason": "it fails"}, {"warmed": True}, None]
