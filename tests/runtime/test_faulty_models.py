@@ -12,7 +12,7 @@ import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from benchmarks.faulty_models import BAD, KINDS, make
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.inference.outputs import DeclaredShapes, UnexpectedShape, not_finite
 from serve_app.payloads import Bundle, ModelSignature, Success, Tensors, TensorSpec, WireEntry
