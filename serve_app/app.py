@@ -119,6 +119,7 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
         layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
+        levels=config.classes.levels(),
     )
 
 
