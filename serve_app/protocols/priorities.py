@@ -25,12 +25,8 @@ class PriorityLevels:
 
     named: Mapping[int, Priority] = field(default_factory=lambda: {int(priority): priority for priority in Priority})
 
-    def of_number(self, number: int, where: str = "parameters.priority") -> Priority | None:
-        """The class of a number; ``None`` for the default.
-
-        Args:
-            number: As the client sent it.
-            where: Where it stood, for the message.
+    def of_number(self, number: int) -> Priority | None:
+        """The class of ``parameters.priority``; ``None`` for the default.
 
         Raises:
             InvalidRequest: It is below 0, or has more than 64 bits.
@@ -38,7 +34,7 @@ class PriorityLevels:
         if (priority := self.named.get(number)) is not None:
             return priority
         if not 0 <= number <= MAX_LEVEL:
-            raise InvalidRequest(f"{where}: expected {_EXPECTED}")
+            raise InvalidRequest(f"parameters.priority: expected {_EXPECTED}")
         return Priority.LOW if number else None
 
     def of_header(self, value: bytes) -> Priority | None:
@@ -50,9 +46,9 @@ class PriorityLevels:
         text = value.strip().lower()
         if (priority := _BY_WORD.get(text)) is not None:
             return priority
-        if not text.isdigit() or len(text) > _MOST_DIGITS:
-            raise InvalidRequest(f"X-Priority: expected high, normal or low, {_EXPECTED}")
-        return self.of_number(int(text), "X-Priority")
+        if text.isdigit() and len(text) <= _MOST_DIGITS and (number := int(text)) <= MAX_LEVEL:
+            return self.of_number(number)
+        raise InvalidRequest(f"X-Priority: expected high, normal or low, {_EXPECTED}")
 
     @property
     def highest(self) -> int:

@@ -88,4 +88,4 @@ def _advice(default_of: Priority | None) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return f"{max(0.0, seconds):.3g} s"
+    return f"{seconds:.0f} s" if seconds >= 10.0 else f"{max(0.0, seconds):.2g} s"
