@@ -144,6 +144,7 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
         layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
         joinable={variant: build.joinable for variant, build in builds.items()},
         fixed_rows=builds[""].fixed_rows is not None,
+        levels=config.classes.levels(),
     )
 
 

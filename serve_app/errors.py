@@ -13,8 +13,8 @@
     ├── PermissionDenied        decoded     the key may not use this model or class
     ├── RateLimited             bytes       the key was used more often than it may be
     ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
-    ├── DeadlineUnreachable     admitted    it cannot finish in time, so it is not started
-    ├── DeadlineExceeded        queued...   the deadline passed before the answer was ready
+    ├── DeadlineUnreachable     admitted    too much is ahead of it to finish in time, so it is not started
+    ├── DeadlineExceeded        admitted... the deadline passed before the answer was ready, or is too short for it
     ├── ModelUnavailable        dispatched  no replica can take the work
     ├── InferenceFailed         executed    the model's code failed on this entry
     └── ConfigError             start-up    the configuration is wrong; one readable line per fault
@@ -121,13 +121,13 @@ class QueueFull(ServeAppError):
 
 
 class DeadlineUnreachable(ServeAppError):
-    """The entry cannot finish before its deadline, so it was not accepted."""
+    """The entry cannot finish before its deadline because of the load, so it was not accepted."""
 
     code = "deadline_unreachable"
 
 
 class DeadlineExceeded(ServeAppError):
-    """The deadline passed before the answer was ready."""
+    """The deadline passed before the answer was ready, or not even an idle server could answer before it."""
 
     code = "deadline_exceeded"
 

@@ -185,10 +185,14 @@ class LocalServer:
             service.on_joinable(name, joining.verdicts)
         if cache is not None:
             cache.start()
-        self.keys = self._config.router.watched_keys()
+        self.keys = self._config.router.watched_keys(self._config.classes.levels())
         guard = None if self.keys is None else self.keys.guard
         self.app = create_app(service, self._settings, guard=guard)
-        grpc = GrpcListener(GrpcApp(service, self.app.bodies, guard), "127.0.0.1", 0)
+        grpc = GrpcListener(
+            GrpcApp(service, self.app.bodies, guard, typed_answers=self._config.router.grpc_outputs == "as_inputs"),
+            "127.0.0.1",
+            0,
+        )
         await grpc.start()
         self.grpc = f"127.0.0.1:{grpc.port}"
         if self.keys is not None:

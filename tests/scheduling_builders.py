@@ -33,9 +33,22 @@ def make_entry(
     arrival: float = 0.0,
     variant: str = "",
     exact: bool = False,
+    default_of: Priority | None = None,
 ) -> Entry:
     """An entry with an id of its own; ids ascend."""
-    return Entry(next(_ids), model, priority, arrival, deadline, rows, bucket, nbytes, variant=variant, exact=exact)
+    return Entry(
+        next(_ids),
+        model,
+        priority,
+        arrival,
+        deadline,
+        rows,
+        bucket,
+        nbytes,
+        variant=variant,
+        exact=exact,
+        default_of=default_of,
+    )
 
 
 def make_class(

@@ -13,10 +13,12 @@ from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
 from serve_app.config.locate import home
+from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.errors import ConfigError
 from serve_app.protocols.access.guard import Guard
+from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.runtime.key_watch import KeyFile, KeyWatch
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
@@ -64,6 +66,12 @@ class RouterConfig(Section):
 
     grpc_keepalive_s: Seconds = 60.0
     """A connection to `direct_grpc_port` on which nothing has come for this long is asked for a sign of life."""
+
+    grpc_outputs: Literal["raw", "as_inputs"] = "raw"
+    """How gRPC answers carry tensors where the request does not choose by `binary_data_output`.
+
+    `raw`: in `raw_output_contents`, as Triton does. `as_inputs`: typed where the inputs were, if all outputs can be.
+    """
 
     grpc_client_ping_s: Seconds = 10.0
     """How often a client of `direct_grpc_port` may ask for a sign of life; one that asks more often is disconnected."""
@@ -176,8 +184,11 @@ class RouterConfig(Section):
             return error.problems
         return ()
 
-    def watched_keys(self) -> KeyWatch | None:
+    def watched_keys(self, levels: PriorityLevels = DEFAULT_LEVELS) -> KeyWatch | None:
         """Read the file of API keys; ``None`` where there is none.
+
+        Args:
+            levels: What the numbers of priorities mean.
 
         Raises:
             ConfigError: It cannot be read or understood.
@@ -185,7 +196,7 @@ class RouterConfig(Section):
         if self.api_keys_file is None:
             return None
         file = KeyFile(home(os.environ) / self.api_keys_file, read_api_keys, keys_of)
-        make = partial(Guard, open_parts=self.open_without_key, routers=self.replicas)
+        make = partial(Guard, open_parts=self.open_without_key, routers=self.replicas, levels=levels)
         try:
             return KeyWatch(file, self.api_keys_check_s, make)
         except ConfigError as error:
@@ -234,6 +245,13 @@ class ClassesConfig(Section):
     low: ClassConfig = ClassConfig(queue=1536, timeout_ms=30000.0)
     """Work that can wait."""
 
+    priorities: PriorityNumbers = Field(default_factory=dict)
+    """Classes by the number that V2, gRPC and `X-Priority` name them by, e.g. `{3: normal, 4: low}`.
+
+    What is not named here stays: 1 is `high`, 2 is `normal`, 3 and all beyond are `low`; 0 is the default, `normal`. A
+    larger number may not be more urgent.
+    """
+
     @field_validator("high", "normal", "low", mode="before")
     @classmethod
     def _keep_defaults(cls, given: Any, info: ValidationInfo) -> Any:
@@ -254,6 +272,10 @@ class ClassesConfig(Section):
         if faults:
             raise misfit(faults)
         return self
+
+    def levels(self) -> PriorityLevels:
+        """What the numbers of priorities mean."""
+        return priority_levels(self.priorities)
 
     def by_priority(self) -> dict[Priority, ClassConfig]:
         """The classes by priority, the most urgent first."""

@@ -152,7 +152,7 @@ class RouterDeployment:
             open_administration=router.open_administration,
             door="http",
         )
-        self._keys = router.watched_keys()
+        self._keys = router.watched_keys(config.classes.levels())
         self._guard = None if self._keys is None else self._keys.guard
         if self._keys is not None:
             self._metrics.registry.register(KeysCollector(self._keys.guard))
@@ -166,6 +166,7 @@ class RouterDeployment:
             open_administration=router.open_administration,
             streams=router.grpc_streams,
             stream_idle_s=router.grpc_stream_idle_s,
+            typed_answers=router.grpc_outputs == "as_inputs",
         )
         listeners = self._listener(settings, log), self._grpc_listener()
         self._direct = DirectPorts([each for each in listeners if each is not None])

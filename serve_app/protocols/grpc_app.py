@@ -80,6 +80,7 @@ class GrpcApp:
         guard: Lets calls in by their API keys; ``None``: everybody is let in.
         log: Is told of requests that are refused before they reach the service.
         open_administration: Whether anybody may change the server, where there are no API keys.
+        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
         streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of strangers
             are not among them, but have room of their own (`STRANGERS`).
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
@@ -96,6 +97,7 @@ class GrpcApp:
         log: RequestLog | None = None,
         *,
         open_administration: bool = False,
+        typed_answers: bool = False,
         streams: int = 1024,
         stream_idle_s: float = 3600.0,
         reflection_idle_s: float = 10.0,
@@ -116,6 +118,7 @@ class GrpcApp:
             self._explain,
             administration(guard, open_administration),
             None if guard is None else guard.admit,
+            typed_answers=typed_answers,
         )
         self._health = Health(
             service,

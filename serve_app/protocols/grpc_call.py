@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.protocols.errors import code_of, retry_after, status_of
 from serve_app.protocols.options import CACHE_CONTROL, DOOR, MAX_TIMEOUT_S, Wish, header_wish
+from serve_app.protocols.priorities import PriorityLevels
 
 _M = TypeVar("_M", bound=Message)
 
@@ -100,13 +101,16 @@ class Call:
         call.asked_model, call.asked_id = None, ""
         return call
 
-    def wish(self) -> Wish:
+    def wish(self, levels: PriorityLevels) -> Wish:
         """The class and the deadline that the metadata name, and the client's own deadline where that is tighter.
+
+        Args:
+            levels: What the numbers of priorities mean.
 
         Raises:
             InvalidRequest: The metadata name none that there is.
         """
-        priority, timeout_s = header_wish(self.headers)
+        priority, timeout_s = header_wish(self.headers, levels)
         # Ray Serve's context has none: through it, a client's deadline arrives as a cancellation.
         time_remaining = getattr(self._context, "time_remaining", None)
         left = None if time_remaining is None else time_remaining()

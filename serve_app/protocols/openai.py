@@ -19,7 +19,7 @@ from serve_app.errors import InvalidRequest
 from serve_app.payloads import Embeddings, Texts
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.open_inference.wire import invalid
-from serve_app.protocols.options import header_wish, headers_of, patience_s, remaining, request_options
+from serve_app.protocols.options import header_wish, headers_of, levels_of, patience_s, remaining, request_options
 from serve_app.protocols.replies import answer_headers, dump_json, json_response
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -79,8 +79,9 @@ class _Endpoints:
         arrived = monotonic()
         headers = headers_of(request.scope["headers"])
         request.state.asked_model = ""
-        wish = header_wish(headers)
-        limit_s = patience_s(self._service.models.values(), wish)
+        models = self._service.models.values()
+        wish = header_wish(headers, levels_of(models))
+        limit_s = patience_s(models, wish)
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             large = self._bodies.is_large(len(content))
@@ -98,7 +99,7 @@ class _Endpoints:
         # The model's processor knows its width, and shortens vectors where they are made.
         parameters = {} if asked.dimensions is None else {"dimensions": asked.dimensions}
         answer = await self._service.submit(
-            info.name, Texts(texts, parameters), remaining(info, options, monotonic() - arrived)
+            info.name, Texts(texts, parameters), remaining(options, monotonic() - arrived)
         )
         embeddings: Embeddings = answer.value
         vectors = embeddings.vectors

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
+from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.protocols.service import ModelInfo, RequestOptions
 from serve_app.protocols.trace_context import parent_of
 from serve_app.scheduling.entry import Priority
@@ -26,13 +26,6 @@ _LONGEST_STATE: Final = 512
 
 Wish: TypeAlias = tuple[Priority | None, float | None]
 """A class, and seconds until the deadline, each ``None`` where none is named."""
-
-_BY_NUMBER: Final[Mapping[int, Priority | None]] = MappingProxyType(
-    {0: None, 1: Priority.HIGH, 2: Priority.NORMAL, 3: Priority.LOW}
-)
-_BY_HEADER: Final[Mapping[bytes, Priority]] = MappingProxyType(
-    {form: priority for priority in Priority for form in (priority.label.encode(), b"%d" % priority)}
-)
 
 
 def headers_of(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -64,7 +57,7 @@ def request_options(
         info: The model.
         headers: By lower-case name.
         nbytes: Bytes of the body in memory.
-        priority: ``parameters.priority`` of the body: 0 default, 1 high, 2 normal, 3 low.
+        priority: ``parameters.priority`` of the body: a number as `PriorityLevels` knows them; 0 for the default.
         timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
         variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
         fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
@@ -73,11 +66,9 @@ def request_options(
     Raises:
         InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
     """
-    chosen, timeout_s = header_wish(headers) if wish is None else wish
+    chosen, timeout_s = header_wish(headers, info.levels) if wish is None else wish
     if priority:
-        if priority not in _BY_NUMBER:
-            raise InvalidRequest("parameters.priority: expected 0 (default), 1 (high), 2 (normal) or 3 (low)")
-        chosen = _BY_NUMBER[priority]
+        chosen = info.levels.of_number(priority)
     if timeout_us:
         if not 0 < timeout_us <= MAX_TIMEOUT_S * 1e6:
             raise InvalidRequest(
@@ -120,7 +111,7 @@ def _in_trace(options: RequestOptions, headers: Mapping[bytes, bytes]) -> Reques
 
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
-    """Seconds from a request's arrival to its deadline: what it names, or the default of its class."""
+    """Seconds for reading a request's body: what it names, or what its class allows."""
     return _allowed_s(info, options.priority, options.timeout_s)
 
 
@@ -140,11 +131,12 @@ def patience_s(models: Iterable[ModelInfo], wish: Wish) -> float:
     return max(allowed)
 
 
-def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:
+def remaining(options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:
     """The options with the time that reading and decoding took charged to the deadline.
 
+    Where they name none, only the service knows it: it has to know what the request costs.
+
     Args:
-        info: The model.
         options: What the request asks for.
         elapsed_s: Seconds since it arrived.
         nbytes: Bytes that it holds now; ``None``: as before.
@@ -152,29 +144,38 @@ def remaining(info: ModelInfo, options: RequestOptions, elapsed_s: float, nbytes
     Raises:
         DeadlineExceeded: Nothing is left of it.
     """
-    left = _allowed_s(info, options.priority, options.timeout_s) - elapsed_s
-    if left <= 0.0:
-        raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
+    left = options.timeout_s
+    if left is not None:
+        left -= elapsed_s
+        if left <= 0.0:
+            raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
     # As `_replace`, which takes twice as long.
-    return RequestOptions(options.priority, left, options.nbytes if nbytes is None else nbytes, *options[3:])
+    return RequestOptions(
+        options.priority, left, options.nbytes if nbytes is None else nbytes, *options[3:-1], elapsed_s
+    )
 
 
 def _allowed_s(info: ModelInfo, priority: Priority | None, timeout_s: float | None) -> float:
     return info.default_timeout_s[priority or Priority.NORMAL] if timeout_s is None else timeout_s
 
 
-def header_wish(headers: Mapping[bytes, bytes]) -> Wish:
+def levels_of(models: Iterable[ModelInfo]) -> PriorityLevels:
+    """What the numbers of priorities mean where the body names the model itself: the same for all models."""
+    return next((info.levels for info in models), DEFAULT_LEVELS)
+
+
+def header_wish(headers: Mapping[bytes, bytes], levels: PriorityLevels) -> Wish:
     """The class and the deadline that the headers name.
+
+    Args:
+        headers: By lower-case name.
+        levels: What the numbers of priorities mean.
 
     Raises:
         InvalidRequest: A header names none that there is.
     """
-    priority: Priority | None = None
     named = headers.get(b"x-priority")
-    if named is not None:
-        priority = _BY_HEADER.get(named.strip().lower())
-        if priority is None:
-            raise InvalidRequest("X-Priority: expected high, normal or low (or 1, 2, 3)")
+    priority = None if named is None else levels.of_header(named)
     limit = headers.get(b"x-timeout-ms")
     return priority, None if limit is None else _header_timeout(limit)
 

@@ -26,7 +26,15 @@ from serve_app.protocols.content_type import (
     resolve,
 )
 from serve_app.protocols.media import Asked, PredictRequest, parse, parse_form, payload_of
-from serve_app.protocols.options import allowed_s, header_wish, headers_of, patience_s, remaining, request_options
+from serve_app.protocols.options import (
+    allowed_s,
+    header_wish,
+    headers_of,
+    levels_of,
+    patience_s,
+    remaining,
+    request_options,
+)
 from serve_app.protocols.replies import answer_headers, dump_json
 from serve_app.protocols.service import InferenceService, ModelInfo
 
@@ -104,8 +112,9 @@ class Predict:
         arrived = monotonic()
         request.state.asked_model = ""
         headers = headers_of(request.scope["headers"])
-        wish = header_wish(headers)
-        limit_s = patience_s(self._service.models.values(), wish)
+        models = self._service.models.values()
+        wish = header_wish(headers, levels_of(models))
+        limit_s = patience_s(models, wish)
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             parsed = await self._parse(request, media_type(headers), content)
@@ -133,7 +142,7 @@ class Predict:
         self, info: ModelInfo, headers: Mapping[bytes, bytes], asked: PredictRequest, nbytes: int, arrived: float
     ) -> Response:
         options = request_options(info, headers, nbytes, variant=asked.variant, fallback=asked.fallback)
-        answer = await self._service.submit(info.name, asked.payload, remaining(info, options, monotonic() - arrived))
+        answer = await self._service.submit(info.name, asked.payload, remaining(options, monotonic() - arrived))
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
         if asked.lone_text and "candidate_labels" in asked.payload.parameters:
             value = value[0]  # where one text is classified by labels of the request, clients expect one list of them

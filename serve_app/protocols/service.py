@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, Joinable, ModelSignature, Payload
+from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.scheduling.entry import Priority
 
 TENSORS = "tensors"
@@ -50,13 +51,15 @@ class ModelInfo(NamedTuple):
         signature: The tensors of the exact variant.
         max_rows: Rows that one batch may hold.
         max_request_rows: Rows that one request may hold.
-        default_timeout_s: Deadline per class where the request names none, seconds.
+        default_timeout_s: Deadline per class where the request names none, seconds; it gets more where the model takes
+            longer.
         labels: Class names, empty where the model has none.
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
         serving: How it is served.
         layout: Order of the axes of the one input of a model of pictures, ``NCHW`` or ``NHWC``; empty for others.
         joinable: By variant, whether its requests may share runs, as far as it is known now.
         fixed_rows: Whether the model's file fixes the number of rows of a run.
+        levels: What the numbers of priorities mean; the same for all models.
     """
 
     name: str
@@ -73,6 +76,7 @@ class ModelInfo(NamedTuple):
     layout: str = ""
     joinable: Mapping[str, Joinable] = {"": _PROVEN}
     fixed_rows: bool = False
+    levels: PriorityLevels = DEFAULT_LEVELS
 
     @property
     def rows(self) -> bool:
@@ -90,8 +94,8 @@ class RequestOptions(NamedTuple):
 
     Attributes:
         priority: The class; ``None`` for the default.
-        timeout_s: The tightest deadline that the request names, seconds from its arrival; ``None`` for the default
-            of its class.
+        timeout_s: The tightest deadline that the request names, seconds from now; ``None`` for the default: that of its
+            class, or more where the model takes long.
         nbytes: Bytes of the body, as it was held in memory.
         variant: Name of the model's variant to run; empty for the exact model.
         fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
@@ -102,6 +106,8 @@ class RequestOptions(NamedTuple):
         fresh: Whether the answer must be made for this request, and none that was given before.
         trace_state: W3C ``tracestate`` that came with ``trace_parent``.
         door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
+        spent_s: How long it has been here already, seconds, which counts against the default of its class.
+            ``timeout_s`` is without it.
     """
 
     priority: Priority | None = None
@@ -116,6 +122,7 @@ class RequestOptions(NamedTuple):
     fresh: bool = False
     trace_state: str = ""
     door: str = ""
+    spent_s: float = 0.0
 
 
 class Answer(NamedTuple):

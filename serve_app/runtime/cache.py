@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import Payload
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
+from serve_app.protocols.service import Answer, RequestOptions
 from serve_app.runtime.cache_key import CacheKeys
 from serve_app.runtime.cache_metrics import CacheMetrics, RedisMetrics
 from serve_app.runtime.cache_store import CacheStore, held_bytes
@@ -148,15 +148,20 @@ class ModelCache:
         self.store = CacheStore(settings.max_bytes, clock)
         self.trusted = True
 
-    async def answer(self, info: ModelInfo, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
+    async def answer(self, timeout_s: float, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
         """Answer one request from the cache, by the same one in flight, or by ``submit``.
+
+        Args:
+            timeout_s: How long that may take, seconds.
+            payload: What it asks.
+            options: How it wants to be treated.
+            submit: Has it executed.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
         arrival = self._clock()
         priority = options.priority or Priority.NORMAL
-        timeout_s = info.default_timeout_s[priority] if options.timeout_s is None else options.timeout_s
         if self._hashing.is_short(options.nbytes):
             key = self._keys.key(payload, options.variant)
         else:
@@ -205,7 +210,10 @@ class ModelCache:
         trusted, began = self.trusted, self._clock()
         if asker.deadline <= began:
             raise _too_late()
-        left = options._replace(timeout_s=asker.deadline - began)
+        if options.timeout_s is None:  # what its deadline is, and that it named none, is said again
+            left = options._replace(spent_s=options.spent_s + began - asker.arrival)
+        else:
+            left = options._replace(timeout_s=asker.deadline - began)
         answer = await submit(self._model, payload, left, None if lead is None else lead.queued)
         if lead is not None and lead.early is not None:
             return answer

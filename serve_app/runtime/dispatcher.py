@@ -26,6 +26,7 @@ from serve_app.runtime.send import ReplicaLost, Send
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.lateness import too_late
 from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Dispatcher:
         self._dispatched_at: dict[int, float] = {}
         self._wake_ups: dict[str, Dispatch] = {}
         self._bundles: set[asyncio.Task[None]] = set()
+        self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
         """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
@@ -104,6 +106,7 @@ class Dispatcher:
         nbytes: int,
         variant: str = "",
         exact: bool = False,
+        default_of: Priority | None = None,
         origin: Origin | None = None,
         queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
@@ -119,13 +122,14 @@ class Dispatcher:
             nbytes: Bytes that it holds.
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
+            default_of: The class whose default the deadline is; ``None`` where the request names one.
             origin: Where it comes from, for the replica.
             queued: Is told the entry once it is accepted.
 
         Raises:
             QueueFull: There is no room.
-            DeadlineUnreachable: It cannot finish in time.
-            DeadlineExceeded: It did not finish in time.
+            DeadlineUnreachable: It cannot finish in time, since others are before it.
+            DeadlineExceeded: It did not finish in time, or could not in any case.
             ServeAppError: Whatever else went wrong with it.
         """
         now = self._loop.time()
@@ -142,6 +146,7 @@ class Dispatcher:
             Work(payload, future, variant, origin),
             variant,
             exact=exact,
+            default_of=default_of,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
@@ -180,9 +185,16 @@ class Dispatcher:
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
         self._scheduler.on_replicas(model, replicas, self._loop.time())
+        self._tell_slowness(model)
         if replicas and (wake_up := self._wake_ups.pop(model, None)) is not None:
             self._end_wake_up(wake_up)
         self._schedule_pump()
+
+    def _tell_slowness(self, model: str) -> None:
+        """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
+        if model not in self._told_slow and (slowness := self._scheduler.slowness(model)) is not None:
+            self._told_slow.add(model)
+            logger.warning("%s", slowness)
 
     def on_silent(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
@@ -245,7 +257,12 @@ class Dispatcher:
         """Say whose fault it is that nothing was done about an entry in time."""
         if entry.attempts == 0 and self._scheduler.usable(entry.model) == 0:
             return ModelUnavailable(f"no replica of model {entry.model} could take the request in time", 1.0)
-        return DeadlineExceeded(message(entry))
+        return self._late(message(entry), entry)
+
+    def _late(self, what: str, entry: Entry) -> DeadlineExceeded:
+        """The error of an accepted entry whose deadline was not met: what came of it, and what to do."""
+        alone_s = self._scheduler.alone_s(entry.model, entry.rows, entry.bucket, entry.variant)
+        return DeadlineExceeded(too_late(what, entry, alone_s))
 
     def _set_timer(self) -> None:
         wake_at = self._scheduler.wake_at
@@ -409,6 +426,8 @@ class Dispatcher:
                             overload,
                         )
                     )
+            elif answer.code == DeadlineExceeded.code:
+                self._fail(entry, self._late(answer.message, entry))
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
@@ -485,14 +504,11 @@ def _misfit(dispatch: Dispatch, result: BundleResult) -> str | None:
 
 
 def _late(entry: Entry) -> str:
-    return (
-        f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms passed before the answer was ready;"
-        " send it with a longer timeout or a higher priority"
-    )
+    return f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms passed before the answer was ready"
 
 
 def _given_up(entry: Entry) -> str:
     return (
         f"the deadline of {(entry.deadline - entry.arrival) * 1000:.0f} ms could not be met any more, so the request"
-        " was not executed; send it with a longer timeout or a higher priority"
+        " was not executed"
     )

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
+from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.inference.batch import rows_of
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Cost, Processor
@@ -18,6 +18,7 @@ from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.runtime.trail import Trails, origin_of
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.lateness import default_timeout_s, read_too_long
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
@@ -135,7 +136,7 @@ class Service:
                 return await self._submit(model, payload, options)
             if not options.nbytes:
                 options = options._replace(nbytes=_nbytes(payload))
-            answer = await cache.answer(self._models[model], payload, options, self._submit)
+            answer = await cache.answer(self._timeout_s(model, payload, options), payload, options, self._submit)
             if self._trails is not None and answer.cache in _WITHOUT_WORK:
                 self._trails.answered_from_cache(model, options, answer)
             return answer
@@ -149,14 +150,15 @@ class Service:
     ) -> Answer:
         """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
         info = self._models.get(model) or self.find(model)
-        priority, timeout_s = options.priority or _NORMAL, options.timeout_s
-        if timeout_s is None:
-            timeout_s = info.default_timeout_s[priority]
+        priority = options.priority or _NORMAL
         rows, bucket = self._cost(info, payload)
         if rows > info.max_request_rows:
             raise InvalidRequest(
                 f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
             )
+        timeout_s, default_of = options.timeout_s, None
+        if timeout_s is None:
+            timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
         trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
         try:
             answer = await self._dispatcher.submit(
@@ -169,6 +171,7 @@ class Service:
                 nbytes=options.nbytes or _nbytes(payload),
                 variant=options.variant,
                 exact=not options.fallback,
+                default_of=default_of,
                 origin=origin_of(options) if trail is None else trail.origin,
                 queued=queued,
             )
@@ -320,6 +323,26 @@ class Service:
         """The metrics page of all routers in Prometheus' text format, and its content type."""
         page = await self._metrics_page()
         return page.encode(), CONTENT_TYPE
+
+    def _timeout_s(self, model: str, payload: Payload, options: RequestOptions) -> float:
+        """Seconds that a request has left: of the deadline that it names, or of its default."""
+        if options.timeout_s is not None:
+            return options.timeout_s
+        info = self._models[model]
+        return self._default_s(info, options.priority or _NORMAL, *self._cost(info, payload), options)
+
+    def _default_s(self, info: ModelInfo, priority: Priority, rows: int, bucket: int, options: RequestOptions) -> float:
+        """Seconds that are left of the default deadline: of what the class allows, or of more for a slow model.
+
+        Raises:
+            DeadlineExceeded: None are.
+        """
+        alone_s = self._scheduler.alone_s(info.name, rows, bucket, options.variant)
+        allowed_s = default_timeout_s(info.default_timeout_s[priority], alone_s)
+        left = allowed_s - options.spent_s
+        if left <= 0.0:
+            raise DeadlineExceeded(read_too_long(priority, allowed_s))
+        return left
 
     def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
         processor = self._processors.get(info.name)

@@ -11,6 +11,9 @@ An entry that is predicted to be a little late is queued all the same, since ent
 All of it comes from the latency model, which only executions feed. So that a model whose predictions are wrong is
 measured again, an entry whose own execution alone is predicted to be too long passes as a probe: every tenth, or one
 per second. Without a prediction, or without a replica to predict for, nothing is refused for its deadline.
+
+What an idle server could not do in time either is refused with `DeadlineExceeded`: trying again is of no use. What it
+could do is refused with `DeadlineUnreachable`, and when to try again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.lateness import too_short
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.queue import Ahead, Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
@@ -47,6 +51,11 @@ class Bounds:
         self._classes = dict(classes)
         self._total_bytes = limits.total_bytes
         self._shared_bytes = int(limits.total_bytes * (1.0 - limits.high_headroom))
+
+    @property
+    def timeouts_s(self) -> dict[Priority, float]:
+        """What the classes allow requests that name no deadline, seconds."""
+        return {priority: settings.timeout_s for priority, settings in self._classes.items()}
 
     def room(self, priority: Priority, nbytes: int) -> Priority | None:
         """The class with room for one more entry: this one, a lower one by demotion, or ``None``."""
@@ -129,10 +138,8 @@ def unreachable(entry: Entry, priority: Priority, model: ModelState, device: Dev
         if model.probes.allow(now):
             entry.probe = True
             return None
-        return Rejection(
-            DeadlineUnreachable.code,
-            f"this request takes about {own:.3f} s to execute and has {budget:.3f} s: allow it more time",
-        )
+        # Trying again would not help: it is the deadline that is too short, and not the load too high.
+        return Rejection(DeadlineExceeded.code, too_short(entry, own, budget))
     if not model.slots.usable:
         return None
     wait, shared = wait_s(model, device, priority, entry.deadline, now)

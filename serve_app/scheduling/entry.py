@@ -52,6 +52,7 @@ class Entry:
         attempts: How many bundles have carried it to a replica.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
+        default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class Entry:
         "avoid",
         "bucket",
         "deadline",
+        "default_of",
         "id",
         "lane",
         "model",
@@ -86,6 +88,7 @@ class Entry:
         variant: str = "",
         *,
         exact: bool = False,
+        default_of: Priority | None = None,
     ) -> None:
         self.id = id
         self.model = model
@@ -102,6 +105,7 @@ class Entry:
         self.attempts = 0
         self.avoid: str | None = None
         self.probe = False
+        self.default_of = default_of
 
     def twin(self, avoid: str) -> Entry:
         """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
@@ -116,6 +120,7 @@ class Entry:
             self.nbytes,
             self.payload,
             self.variant,
+            default_of=self.default_of,
         )
         copy.lane = self.lane
         copy.attempts = self.attempts

@@ -28,11 +28,13 @@ from serve_app.scheduling.admission import Bounds, already_late, drain_s, unknow
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
+from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
 from serve_app.scheduling.devices import Device, NextBundle
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.lateness import slower_than_classes
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.relief import DeviceLoad, Relief
@@ -366,6 +368,22 @@ class Scheduler:
     def latency(self, model: str, variant: str = "") -> LatencyModel:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
         return self._models[model].latencies.of(variant)
+
+    def alone_s(self, model: str, rows: int, bucket: int, variant: str = "") -> float:
+        """Predicted execution time of a request alone, seconds; 0.0 when unknown, or where there is no such model."""
+        known = self._models.get(model)
+        if known is None:
+            return 0.0
+        return execution_s(known.latencies.of(variant), rows, bucket, known.settings.max_rows)
+
+    def slowness(self, model: str) -> str | None:
+        """What to tell operators of a model that takes longer than classes allow; ``None`` where it does not."""
+        known = self._models[model]
+        buckets = known.latencies.exact.buckets
+        if not buckets:
+            return None
+        alone_s = known.latencies.exact.predict(1, buckets[0])
+        return slower_than_classes(model, alone_s, self._bounds.timeouts_s)
 
     def usable(self, model: str) -> int:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""

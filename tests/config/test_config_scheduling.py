@@ -8,8 +8,11 @@ import pytest
 
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
+from serve_app.protocols.priorities import PriorityLevels
+from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
 
+HIGH, NORMAL, LOW = Priority
 MIB = 1024**2
 INT8 = {"name": "int8", "path": "p"}
 TINY = {"name": "tiny", "path": "p"}
@@ -184,3 +187,48 @@ def test_memory_of_rows_that_counts_for_nothing_is_a_fault(groups: tuple[dict[st
         "args.models[1].resources.memory_per_row: counts for nothing unless the model is in a device group with"
         " memory; leave it out"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {1: HIGH, 2: NORMAL, 3: LOW}),
+        ({3: "normal", 4: "low"}, {1: HIGH, 2: NORMAL, 3: NORMAL, 4: LOW}),
+        ({"2": "high", "3": "normal"}, {1: HIGH, 2: HIGH, 3: NORMAL}),
+        ({2**64 - 1: "low"}, {1: HIGH, 2: NORMAL, 3: LOW, 2**64 - 1: LOW}),
+    ],
+)
+def test_numbers_of_priorities_name_classes(given: dict[Any, str], expected: dict[int, Priority]) -> None:
+    """Those that are not given keep theirs. As text, too: JSON has no other keys."""
+    args = parse_args({"models": [model()], "classes": {"priorities": given}})
+    assert args.classes.levels() == PriorityLevels(expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({10: "normal"}, ": 10 is normal, but 4, which is more urgent, is low: name it"),
+        ({1: "low"}, ": 2 is normal, but 1, which is more urgent, is low: name it"),
+        ({2: "high"}, ": one number must be normal, which is the class of requests that name none"),
+        ({4: "low", "4": "low"}, ": has 4 twice"),
+        ({4: "urgent"}, "[4]: must be 'high', 'normal' or 'low', got 'urgent'"),
+        *(
+            (
+                {number: "low"},
+                f": names numbers from 1 to 18446744073709551615; 0 is always the class normal; got {number!r}",
+            )
+            for number in (0, -1, 2**64, "x", True)
+        ),
+    ],
+)
+def test_numbers_of_priorities_that_make_no_sense_are_faults(given: dict[Any, str], fault: str) -> None:
+    """In one line that says what to change."""
+    assert problems({"models": [model()], "classes": {"priorities": given}}) == (f"args.classes.priorities{fault}",)
+
+
+def test_the_form_of_grpc_answers_is_raw_unless_set() -> None:
+    """As Triton's."""
+    assert parse_args({"models": [model()]}).router.grpc_outputs == "raw"
+    assert parse_args({"models": [model()], "router": {"grpc_outputs": "as_inputs"}}).router.grpc_outputs == "as_inputs"
+    (fault,) = problems({"models": [model()], "router": {"grpc_outputs": "typed"}})
+    assert fault == "args.router.grpc_outputs: must be 'raw' or 'as_inputs', got 'typed'"

@@ -28,6 +28,7 @@ with atheris.instrument_imports(include=["serve_app.protocols"]):
     from serve_app.protocols.open_inference.classification import classify
     from serve_app.protocols.open_inference.codec import ModelCodec
     from serve_app.protocols.options import header_wish, request_options
+    from serve_app.protocols.priorities import DEFAULT_LEVELS
 
 CODECS = [ModelCodec(info) for info in (DOUBLE, WIDE, MIRROR, SCORES, BRAIN, TEXT)]
 BODIES = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, inline_bytes=1 << 16, decode_threads=1)
@@ -68,7 +69,7 @@ def one_input(data: bytes) -> None:
             timeout_us=parameters.timeout,
             variant=parameters.variant,
             fallback=parameters.fallback,
-            wish=header_wish(headers),
+            wish=header_wish(headers, DEFAULT_LEVELS),
         )
         tensors = codec.decode(parsed)
         selection = codec.select(parsed)

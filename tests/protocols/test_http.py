@@ -73,9 +73,10 @@ async def test_infer_as_tritonclient_does(client: httpx.AsyncClient, algorithm: 
 @pytest.mark.parametrize(
     ("headers", "parameters", "expected"),
     [
-        ({}, {}, (None, 5.0)),
-        ({"X-Priority": "low"}, {}, (Priority.LOW, 30.0)),
-        ({"X-Priority": "low"}, {"priority": 1}, (Priority.HIGH, 1.0)),
+        ({}, {}, (None, None)),
+        ({"X-Priority": "low"}, {}, (Priority.LOW, None)),
+        ({"X-Priority": "low"}, {"priority": 1}, (Priority.HIGH, None)),
+        ({"X-Priority": "1"}, {"priority": 7}, (Priority.LOW, None)),
         ({"X-Timeout-Ms": "60000"}, {"timeout": 70_000_000}, (None, 60.0)),
         ({"X-Timeout-Ms": "60000"}, {"timeout": 50_000_000}, (None, 50.0)),
     ],
@@ -85,16 +86,17 @@ async def test_infer_options(
     service: NumpyService,
     headers: dict[str, str],
     parameters: dict[str, int],
-    expected: tuple[Priority | None, float],
+    expected: tuple[Priority | None, float | None],
 ) -> None:
-    """Priority and deadline reach the service, less the time that reading took."""
+    """Priority and deadline reach the service, less the time that reading took; that is told where none is named."""
     await client.post(INFER, json={**REQUEST, "parameters": parameters}, headers=headers)
 
     ((_, _, options),) = service.calls
     assert expected[0] == options.priority
     assert service.prechecks[0][1] == expected[0]
-    assert options.timeout_s is not None
-    assert 0.0 < options.timeout_s <= expected[1]
+    assert (options.timeout_s is None) == (expected[1] is None)
+    assert 0.0 < (options.timeout_s or 5.0) <= (expected[1] or 5.0)
+    assert options.spent_s > 0.0
 
 
 @pytest.mark.parametrize(

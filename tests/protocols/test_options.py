@@ -7,6 +7,7 @@ import pytest
 from protocols.protocol_service import DOUBLE
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
+from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.protocols.service import RequestOptions
 from serve_app.scheduling.entry import Priority
 
@@ -19,14 +20,19 @@ from serve_app.scheduling.entry import Priority
         (b"low", Priority.LOW),
         (b"1", Priority.HIGH),
         (b" 3 ", Priority.LOW),
+        (b"4", Priority.LOW),
+        (b"18446744073709551615", Priority.LOW),
+        (b"0", None),
     ],
 )
-def test_the_header_names_a_class(value: bytes, expected: Priority) -> None:
-    """By name or number."""
+def test_the_header_names_a_class(value: bytes, expected: Priority | None) -> None:
+    """By name or number; 0 is the default, and numbers without a class of their own are the lowest."""
     assert RequestOptions(expected, None, 5) == request_options(DOUBLE, {b"x-priority": value}, 5)
 
 
-@pytest.mark.parametrize("value", [b"", b"0", b"4", b"urgent", b"-1", b"1.0", b"\xff"])
+@pytest.mark.parametrize(
+    "value", [b"", b"18446744073709551616", b"9" * 5000, b"urgent", b"-1", b"1.0", b"\xb2", b"\xff"]
+)
 def test_an_unknown_class_in_the_header_is_refused(value: bytes) -> None:
     """The message names the header and what it takes."""
     with pytest.raises(InvalidRequest, match="X-Priority: expected high, normal or low"):
@@ -34,14 +40,22 @@ def test_an_unknown_class_in_the_header_is_refused(value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(0, None), (1, Priority.HIGH), (2, Priority.NORMAL), (3, Priority.LOW)]
+    ("number", "expected"),
+    [
+        (0, None),
+        (1, Priority.HIGH),
+        (2, Priority.NORMAL),
+        (3, Priority.LOW),
+        (4, Priority.LOW),
+        (2**64 - 1, Priority.LOW),
+    ],
 )
 def test_the_body_numbers_a_class(number: int, expected: Priority | None) -> None:
-    """As the protocol says, 0 is the default."""
+    """As the protocol says, 0 is the default, and 1 the most urgent; those without a class of their own are low."""
     assert expected == request_options(DOUBLE, {}, 0, priority=number).priority
 
 
-@pytest.mark.parametrize("number", [-1, 4, 10**30])
+@pytest.mark.parametrize("number", [-1, 2**64, 10**30])
 def test_an_unknown_class_in_the_body_is_refused(number: int) -> None:
     """The message names the field."""
     with pytest.raises(InvalidRequest, match=r"parameters\.priority: expected 0"):
@@ -99,15 +113,30 @@ def test_a_variant_must_exist() -> None:
 
 def test_reading_time_is_charged_to_the_deadline() -> None:
     """A client's deadline counts from the arrival of its request, not from when it was decoded."""
-    assert remaining(DOUBLE, RequestOptions(None, 2.0), 0.5).timeout_s == 1.5
+    assert remaining(RequestOptions(None, 2.0), 0.5).timeout_s == 1.5
     with pytest.raises(DeadlineExceeded):
-        remaining(DOUBLE, RequestOptions(None, 2.0), 2.0)
+        remaining(RequestOptions(None, 2.0), 2.0)
 
 
-@pytest.mark.parametrize(("priority", "left"), [(None, 4.5), (Priority.HIGH, 0.5), (Priority.LOW, 29.5)])
-def test_reading_time_is_charged_to_the_default_of_the_class(priority: Priority | None, left: float) -> None:
-    """Naming no deadline makes none later."""
-    assert remaining(DOUBLE, RequestOptions(priority), 0.5).timeout_s == left
+def test_reading_time_is_told_where_only_the_service_knows_the_deadline() -> None:
+    """Naming no deadline makes none later: the default depends on what the request costs, and is charged, too."""
+    named = RequestOptions(Priority.HIGH, None, 7, variant="int8", door="http")
+
+    assert named._replace(spent_s=0.5) == remaining(named, 0.5)
+    assert named._replace(spent_s=0.5, nbytes=9) == remaining(named, 0.5, 9)
+
+
+def test_numbers_mean_what_the_configuration_says() -> None:
+    """In the body as in the header; words stay."""
+    levels = PriorityLevels({1: Priority.HIGH, 2: Priority.HIGH, 3: Priority.NORMAL, 7: Priority.LOW})
+    info = DOUBLE._replace(levels=levels)
+    numbers = (0, 1, 2, 3, 7, 8)
+    expected = [None, Priority.HIGH, Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.LOW]
+
+    assert expected == [request_options(info, {}, 0, priority=number).priority for number in numbers]
+    assert expected == [request_options(info, {b"x-priority": b"%d" % number}, 0).priority for number in numbers]
+    assert request_options(info, {b"x-priority": b"low"}, 0, priority=2).priority is Priority.HIGH
+    assert request_options(info, {b"x-priority": b"normal"}, 0).priority is Priority.NORMAL
 
 
 @pytest.mark.parametrize(
@@ -120,4 +149,4 @@ def test_reading_time_is_charged_to_the_default_of_the_class(priority: Priority 
 )
 def test_the_headers_say_how_long_reading_may_take(headers: dict[bytes, bytes], seconds: float) -> None:
     """A deadline in the body is known only when it has been read."""
-    assert seconds == reading_s(DOUBLE, header_wish(headers))
+    assert seconds == reading_s(DOUBLE, header_wish(headers, DEFAULT_LEVELS))

@@ -351,7 +351,7 @@ async def test_what_a_class_was_answered_with_is_not_kept_nor_given_to_the_more_
 
     def ask(priority: Priority) -> asyncio.Future[Answer]:
         options = RequestOptions(priority, 30.0, 8)
-        return asyncio.ensure_future(cache.answer(line.service.find(MODEL), tensor(1), options, submit))
+        return asyncio.ensure_future(cache.answer(30.0, tensor(1), options, submit))
 
     normal, low, high = [ask(priority) for priority in (NORMAL, LOW, HIGH)]
     await settle()

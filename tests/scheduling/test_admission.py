@@ -171,6 +171,35 @@ def test_unreachable_deadline_is_refused_at_once() -> None:
     accept(scheduler, make_entry(deadline=0.5), now=0.1)
 
 
+def test_a_deadline_that_is_too_short_in_any_case_is_no_matter_of_load() -> None:
+    """Trying again is of no use, and nobody says when: not even where there is work ahead, too."""
+    scheduler = make_scheduler(profile=[(1, 0, 6.1)], early_drop=False, max_rows=1)
+    accept(scheduler, make_entry(deadline=5.0), make_entry(deadline=60.0))  # the first as a probe
+    named = scheduler.on_arrival(make_entry(deadline=5.0), 0.0)
+    default = scheduler.on_arrival(make_entry(deadline=5.0, default_of=NORMAL), 0.0)
+    loaded = scheduler.on_arrival(make_entry(LOW, deadline=7.0), 0.0)
+
+    assert named == (
+        "deadline_exceeded",
+        (
+            "the model takes about 6.1 s alone; this request allows 5 s: name a longer deadline (X-Timeout-Ms,"
+            " parameters.timeout)"
+        ),
+        None,
+    )
+    assert default == (
+        "deadline_exceeded",
+        (
+            "the model takes about 6.1 s alone; class normal allows 5 s: name a longer deadline (X-Timeout-Ms,"
+            " parameters.timeout) or raise classes.normal.timeout_ms"
+        ),
+        None,
+    )
+    assert _code(loaded) == "deadline_unreachable"
+    assert loaded is not None
+    assert loaded.retry_after_s == pytest.approx(11.3, abs=0.1)
+
+
 def test_replicas_share_the_backlog() -> None:
     """Twice the replicas, half the wait."""
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
@@ -248,8 +277,8 @@ def test_admission_predicts_with_the_variant_asked_for() -> None:
     accept(scheduler, make_entry(deadline=0.1), make_entry(deadline=0.9, variant="int8"))  # the first as a probe
 
     assert scheduler.on_arrival(make_entry(HIGH, 0.1, variant="int8"), 0.0) is None
-    assert _code(scheduler.on_arrival(make_entry(deadline=0.1), 0.0)) == "deadline_unreachable"
-    assert _code(scheduler.on_arrival(make_entry(deadline=0.1, variant="new"), 0.0)) == "deadline_unreachable"
+    assert _code(scheduler.on_arrival(make_entry(deadline=0.1), 0.0)) == "deadline_exceeded"
+    assert _code(scheduler.on_arrival(make_entry(deadline=0.1, variant="new"), 0.0)) == "deadline_exceeded"
 
 
 def _latest(scheduler: Scheduler, priority: Priority = NORMAL, budget: float = 0.01) -> float:
@@ -299,7 +328,7 @@ def test_no_tolerance_makes_up_for_the_own_execution() -> None:
     scheduler = make_scheduler(profile=AFFINE)
     outcomes = [_code(scheduler.on_arrival(make_entry(deadline=0.0079), 0.0)) for _ in range(20)]
 
-    assert outcomes == ([None] + ["deadline_unreachable"] * 9) * 2
+    assert outcomes == ([None] + ["deadline_exceeded"] * 9) * 2
     assert scheduler.on_arrival(make_entry(deadline=0.0081), 0.0) is None
 
 
@@ -321,8 +350,8 @@ def test_a_fallback_makes_a_deadline_reachable() -> None:
     accept(scheduler, make_entry(deadline=0.1, exact=True))  # as a probe
 
     assert scheduler.on_arrival(make_entry(HIGH, 0.1), 0.0) is None
-    assert _code(scheduler.on_arrival(make_entry(HIGH, 0.1, exact=True), 0.0)) == "deadline_unreachable"
-    assert _code(scheduler.on_arrival(make_entry(HIGH, 0.04), 0.0)) == "deadline_unreachable"
+    assert _code(scheduler.on_arrival(make_entry(HIGH, 0.1, exact=True), 0.0)) == "deadline_exceeded"
+    assert _code(scheduler.on_arrival(make_entry(HIGH, 0.04), 0.0)) == "deadline_exceeded"
 
 
 def test_models_of_a_group_wait_for_each_other() -> None:

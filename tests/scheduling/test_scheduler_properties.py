@@ -147,7 +147,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded", "model_unavailable"}
             assert rejection.code != "model_unavailable" or model == "m"
-            assert (rejection.code == "deadline_exceeded") == (timeout <= 0)
+            assert rejection.code == "deadline_exceeded" or timeout > 0
+            assert (rejection.retry_after_s is None) or rejection.code != "deadline_exceeded"
             assert entry.priority is priority
 
     @rule(

@@ -20,6 +20,7 @@ from serve_app.protocols.access.credentials import missing, presented
 from serve_app.protocols.access.keys import Key, digest_of
 from serve_app.protocols.access.meter import Meter
 from serve_app.protocols.options import header_wish
+from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.scheduling.entry import Priority
 
 Part: TypeAlias = Literal["docs", "metrics", "status"]
@@ -53,6 +54,7 @@ class Guard:
         keys: All keys.
         open_parts: What everybody may ask for.
         routers: How many processes share the keys' rates: each allows its part.
+        levels: What the numbers of priorities mean.
         now: A clock that only goes forward, seconds.
         wall: POSIX time, for keys that expire.
 
@@ -69,6 +71,7 @@ class Guard:
         *,
         open_parts: Iterable[Part] = ("docs",),
         routers: int = 1,
+        levels: PriorityLevels = DEFAULT_LEVELS,
         now: Callable[[], float] = monotonic,
         wall: Callable[[], float] = wall_clock,
     ) -> None:
@@ -78,6 +81,7 @@ class Guard:
         self._calls = _HEALTH_CALLS | ({_REFLECTION} if "docs" in parts else set())
         self.open_parts = parts
         self._routers = routers
+        self._levels = levels
         self._now, self._wall = now, wall
         self._keys: Mapping[bytes, Key] = {}
         self._meters: Mapping[bytes, Meter] = {}
@@ -139,7 +143,7 @@ class Guard:
             raise _limited(wait_s)
         self.counts[key.name, "admitted"] += 1
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
-            allowed_class(key, header_wish(headers)[0])  # the body need not be read to refuse this
+            allowed_class(key, header_wish(headers, self._levels)[0])  # the body need not be read to refuse this
 
     def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """As `admit`, for a path that may be open to everybody."""

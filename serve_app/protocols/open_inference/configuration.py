@@ -83,21 +83,28 @@ def _tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
 
 
 def _batching(info: ModelInfo) -> dict[str, Any]:
-    """Three levels, 1 the most urgent. A request may name a shorter or longer deadline than that of its class."""
+    """Levels from 1, the most urgent, to the last one that is named, which is of the lowest class, as all beyond it.
+
+    A request may name a shorter or longer deadline than that of its class.
+    """
+    levels = info.levels
+    policies = {
+        priority: {
+            "timeout_action": "REJECT",
+            "default_timeout_microseconds": round(seconds * 1e6),
+            "allow_timeout_override": True,
+            "max_queue_size": info.serving.queue_entries.get(priority, 0),
+        }
+        for priority, seconds in info.default_timeout_s.items()
+    }
     return {
         "preferred_batch_size": list(info.serving.row_sizes),
         "max_queue_delay_microseconds": 0,
         "preserve_ordering": False,
-        "priority_levels": len(Priority),
-        "default_priority_level": int(Priority.NORMAL),
+        "priority_levels": levels.highest,
+        "default_priority_level": levels.default,
+        "default_queue_policy": policies.get(Priority.LOW, {}),  # of the levels that are not listed
         "priority_queue_policy": {
-            str(int(priority)): {
-                "timeout_action": "REJECT",
-                "default_timeout_microseconds": round(info.default_timeout_s[priority] * 1e6),
-                "allow_timeout_override": True,
-                "max_queue_size": info.serving.queue_entries.get(priority, 0),
-            }
-            for priority in Priority
-            if priority in info.default_timeout_s
+            str(number): policies[priority] for number, priority in sorted(levels.named.items()) if priority in policies
         },
     }

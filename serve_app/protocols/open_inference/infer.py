@@ -54,7 +54,7 @@ class InferEndpoint:
         service, bodies = self._service, self._bodies
         codec = self._codec(service.find(model, version))
         info = codec.info
-        wish = header_wish(headers)
+        wish = header_wish(headers, info.levels)
         body = await self._read(receive, headers, reading_s(info, wish))
         try:
             header_length = headers.get(b"inference-header-content-length")
@@ -86,7 +86,7 @@ class InferEndpoint:
         selection = codec.select(parsed)
         # Numbers can take more room decoded than written.
         nbytes = max(len(body), held_bytes(tensors))
-        answer = await service.submit(model, tensors, remaining(info, options, monotonic() - arrived, nbytes))
+        answer = await service.submit(model, tensors, remaining(options, monotonic() - arrived, nbytes))
         encoded, length = await self._encode(codec, parsed, selection, answer)
         reply = [
             _JSON if length is None else _BINARY,

@@ -110,14 +110,16 @@ class MessageCodec:
 
     Args:
         info: The model.
+        typed_answers: Whether requests with typed inputs are answered with typed outputs, where they do not choose.
 
     Attributes:
         info: The model.
         walks: Whether decoding raw inputs takes time for every element. That of the others are views.
     """
 
-    def __init__(self, info: ModelInfo) -> None:
+    def __init__(self, info: ModelInfo, *, typed_answers: bool = False) -> None:
         self.info = info
+        self._typed_answers = typed_answers
         self._codec = ModelCodec(info)
         self.walks = self._codec.walks
         # By name, dtype and shape of every output, and variant: everything of an answer but its id and its tensors.
@@ -153,13 +155,13 @@ class MessageCodec:
         return codec.complete(tensors)
 
     def select(self, request: pb.ModelInferRequest, parameters: wire.RequestParameters) -> Selection:
-        """The outputs to send, in order, and whether they are raw: as the inputs are, unless the request says.
+        """The outputs to send, in order, and whether they are raw: the request says, or else the server's settings.
 
         Raises:
             InvalidRequest: A requested output does not exist or is asked for twice.
             Unsupported: An output asks for an extension that is not served here.
         """
-        raw = bool(request.raw_input_contents)
+        raw = bool(request.raw_input_contents) or not self._typed_answers
         if "binary_data_output" in request.parameters:
             raw = parameters.binary_data_output
         return self._codec.choose(_requested_outputs(request), binary=raw or self._codec.binary_only)

@@ -69,6 +69,7 @@ class InferenceRpc:
         explain: Makes errors presentable; needed where one ends a request of a stream and not the call.
         administer: Raises where the current call may not change the server.
         admit: Lets one request of a stream in by its metadata, or raises why not. ``None``: all are let in.
+        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
     """
 
     def __init__(
@@ -78,7 +79,10 @@ class InferenceRpc:
         explain: Explain,
         administer: Callable[[], None],
         admit: Callable[[Mapping[bytes, bytes]], None] | None = None,
+        *,
+        typed_answers: bool = False,
     ) -> None:
+        self._typed_answers = typed_answers
         self._administer = administer
         self._admit = admit
         self._service = service
@@ -154,7 +158,7 @@ class InferenceRpc:
                 timeout_us=parameters.timeout,
                 variant=parameters.variant,
                 fallback=parameters.fallback,
-                wish=call.wish(),
+                wish=call.wish(info.levels),
             )
             # Most of the work is still to be done.
             service.precheck(info.name, options.priority, len(body))
@@ -167,7 +171,7 @@ class InferenceRpc:
         selection, counts = codec.select(request, parameters), codec.classifications(request)
         del request  # which can be larger than its tensors, and the answer may take its time
         nbytes = max(len(body), held_bytes(tensors))
-        answer = await service.submit(info.name, tensors, remaining(info, options, monotonic() - arrived, nbytes))
+        answer = await service.submit(info.name, tensors, remaining(options, monotonic() - arrived, nbytes))
         value = answer.value
         if counts:
             value = await classified(value, counts, info, bodies)
@@ -274,7 +278,7 @@ class InferenceRpc:
     def _codec(self, info: ModelInfo) -> MessageCodec:
         codec = self._codecs.get(info.name)
         if codec is None or codec.info is not info:
-            codec = self._codecs[info.name] = MessageCodec(info)
+            codec = self._codecs[info.name] = MessageCodec(info, typed_answers=self._typed_answers)
         return codec
 
     def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:

@@ -60,7 +60,7 @@ class RequestParameters(msgspec.Struct, gc=False):
     """``parameters`` of a request.
 
     Attributes:
-        priority: 0 default, 1 high, 2 normal, 3 low.
+        priority: A number of `serve_app.protocols.priorities`; 0 for the default.
         timeout: Microseconds; 0 for the default.
         binary_data_output: Whether outputs without their own setting come as binary.
         variant: Name of the model's variant to run; empty for the exact model.

@@ -148,11 +148,13 @@ _REQUEST_HEADERS: Final = ("X-Priority", "X-Timeout-Ms", "X-Variant", "X-Fallbac
 
 def _parameters(models: Sequence[ModelInfo]) -> dict[str, Any]:
     variants = sorted({variant for info in models for variant in info.variants})
-    numbers = [str(int(priority)) for priority in Priority]
+    named = {"anyOf": [{"type": "string", "enum": _CLASSES}, {"type": "string", "pattern": "^[0-9]{1,19}$"}]}
     milliseconds = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S * 1e3}
     lighter = "A lighter build of the model" + ("" if variants else "; no model here has one")
     described = {
-        "X-Priority": _header("The class; normal by default", {"type": "string", "enum": [*_CLASSES, *numbers]}),
+        "X-Priority": _header(
+            "The class; normal by default. Or its number: 1 is the most urgent, 0 the default", named
+        ),
         "X-Timeout-Ms": _header("The deadline, milliseconds from now; each class has its default", milliseconds),
         "X-Variant": _header(lighter, {"type": "string", **({"enum": variants} if variants else {})}),
         "X-Fallback": _header(

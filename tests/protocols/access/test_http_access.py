@@ -10,9 +10,12 @@ import pytest
 from protocols.access.conftest import KEYS, Clock, Revoking, bearer
 from protocols.conftest import LIMITS
 from protocols.protocol_service import NumpyService
+from serve_app.errors import PermissionDenied
 from serve_app.protocols.access.guard import Guard
 from serve_app.protocols.http import create_app
+from serve_app.protocols.priorities import PriorityLevels
 from serve_app.protocols.request_log import RequestLog
+from serve_app.scheduling.entry import Priority
 
 INFER = "/v2/models/double/infer"
 PREDICT = "/v1/models/pictures/predict"
@@ -322,3 +325,11 @@ async def test_the_description_names_both_ways_to_send_a_key(client: httpx.Async
     assert infer["security"] == [{"bearer": []}, {"header": []}]
     assert {"401", "403", "429"} <= set(infer["responses"])
     assert "security" not in document["paths"]["/v2/health/ready"]["get"]
+
+
+def test_a_keys_classes_are_those_that_numbers_mean_here(clock: Clock) -> None:
+    """Else a key would be refused the class that it may use, or be let in with one that it may not."""
+    asked = {b"authorization": b"Bearer sa_modest", b"x-priority": b"1"}
+    with pytest.raises(PermissionDenied, match="may not use the class high"):
+        Guard(KEYS, now=clock, wall=clock).admit(asked)
+    Guard(KEYS, levels=PriorityLevels({1: Priority.LOW}), now=clock, wall=clock).admit(asked)

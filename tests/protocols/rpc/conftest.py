@@ -108,3 +108,14 @@ async def client(listener: GrpcListener) -> AsyncIterator[Client]:
     client = Client(listener.port)
     yield client
     await client.channel.close()
+
+
+@pytest.fixture
+async def typed_client(service: NumpyService, bodies: BodyReader) -> AsyncIterator[Client]:
+    """Talks to a server that answers typed tensors with typed tensors."""
+    listener = GrpcListener(GrpcApp(service, bodies, typed_answers=True), "127.0.0.1", 0)
+    await listener.start()
+    client = Client(listener.port)
+    yield client
+    await client.channel.close()
+    await listener.close(0.0)

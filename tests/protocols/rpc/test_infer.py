@@ -83,8 +83,10 @@ async def test_numbers_in_raw_inputs_are_views(client: Client, service: NumpySer
 
 
 @pytest.mark.parametrize("datatype", sorted(FIELDS))
-async def test_typed_tensors_come_back_typed(client: Client, datatype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer has the form of its request, with the value in the field of its datatype."""
+async def test_typed_tensors_come_back_typed_where_that_is_configured(
+    typed_client: Client, client: Client, datatype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer has the form of its request, with the value in the field of its datatype; else it is raw."""
     only = MIRROR._replace(
         signature=MIRROR.signature._replace(
             inputs=tuple(spec for spec in MIRROR.signature.inputs if spec.datatype == datatype),
@@ -95,9 +97,16 @@ async def test_typed_tensors_come_back_typed(client: Client, datatype: str, monk
     request = pb.ModelInferRequest(model_name="mirror")
     tensor = request.inputs.add(name=f"in_{datatype}", datatype=datatype, shape=SHAPE)
     getattr(tensor.contents, f"{FIELDS[datatype]}_contents").extend(VALUES[datatype])
-    answer = await client.infer(request)
+    answer = await typed_client.infer(request)
     assert not answer.raw_output_contents
     assert list(getattr(answer.outputs[0].contents, f"{FIELDS[datatype]}_contents")) == VALUES[datatype]
+    raw = await client.infer(request)
+    assert (list(raw.raw_output_contents), raw.outputs[0].HasField("contents")) == ([raw_of(datatype)], False)
+
+
+async def test_raw_tensors_come_back_raw_whatever_is_configured(typed_client: Client) -> None:
+    """Answers follow their requests."""
+    assert list((await typed_client.infer(request_of())).raw_output_contents) == [(FOUR * 2).tobytes()]
 
 
 async def test_a_request_can_choose_the_form_of_its_answer(client: Client) -> None:
@@ -166,7 +175,9 @@ async def test_answers_of_every_length(client: Client, size: int) -> None:
     [
         ({}, {}, (None, None, "", True)),
         ({"priority": (1, "int64")}, {"x-priority": "low"}, (Priority.HIGH, None, "", True)),
-        ({"priority": (3, "uint64")}, {}, (Priority.LOW, 30.0, "", True)),
+        ({"priority": (3, "uint64")}, {}, (Priority.LOW, None, "", True)),
+        ({"priority": (2**64 - 1, "uint64")}, {}, (Priority.LOW, None, "", True)),
+        ({"priority": (0, "uint64")}, {"x-priority": "9"}, (Priority.LOW, None, "", True)),
         ({}, {"x-priority": "low", "x-timeout-ms": "1500"}, (Priority.LOW, 1.5, "", True)),
         ({"timeout": (2_000_000, "int64")}, {"x-timeout-ms": "9000"}, (None, 2.0, "", True)),
         ({"timeout": (2_000_000, "uint64")}, {"x-timeout-ms": "1000"}, (None, 1.0, "", True)),
@@ -188,9 +199,9 @@ async def test_options(
     options = service.calls[0][2]
     priority, timeout_s, variant, fallback = expected
     assert (options.priority, options.variant, options.fallback) == (priority, variant, fallback)
-    limit = 5.0 if timeout_s is None else timeout_s
-    assert options.timeout_s is not None
-    assert 0 < options.timeout_s <= limit
+    assert (options.timeout_s is None) == (timeout_s is None)
+    assert 0 < (options.timeout_s or 5.0) <= (timeout_s or 5.0)
+    assert options.spent_s > 0.0
 
 
 async def test_the_clients_own_deadline_counts(client: Client, service: NumpyService) -> None:
@@ -229,7 +240,7 @@ async def test_a_client_that_leaves_cancels_its_work(client: Client, service: Nu
         (lambda r: [r.outputs.add(name="y") for _ in range(2)], "outputs[1].name: output 'y' is asked for twice"),
         (lambda r: r.parameters["priority"].__setattr__("string_param", "high"), "priority: expected int64_param"),
         (lambda r: r.parameters["priority"].__setattr__("bool_param", True), "priority: expected int64_param"),
-        (lambda r: r.parameters["priority"].__setattr__("int64_param", 4), "parameters.priority: expected 0 (default)"),
+        (lambda r: r.parameters["priority"].__setattr__("int64_param", -1), "parameters.priority: expected 0 (the"),
         (lambda r: r.parameters["timeout"].__setattr__("int64_param", -1), "parameters.timeout: expected microseconds"),
         (lambda r: r.parameters["variant"].__setattr__("string_param", "big"), "has no variant 'big'"),
         (lambda r: r.parameters["fallback"].__setattr__("int64_param", 1), "parameters.fallback: expected bool_param"),

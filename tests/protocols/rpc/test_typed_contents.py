@@ -57,7 +57,7 @@ class Watching(NumpyService):
 @contextlib.asynccontextmanager
 async def serving(service: Watching) -> AsyncIterator[Client]:
     """A client of a server."""
-    listener = GrpcListener(GrpcApp(service, service.bodies), "127.0.0.1", 0)
+    listener = GrpcListener(GrpcApp(service, service.bodies, typed_answers=True), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)
     try:

@@ -1,0 +1,71 @@
+"""Which classes the numbers mean by which clients of Triton name priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from serve_app.config.faults import misfit, shown
+from serve_app.protocols.priorities import DEFAULT_LEVELS, MAX_LEVEL, PriorityLevels
+from serve_app.scheduling.entry import Priority
+
+_CLASSES: Final = {priority.label: priority for priority in Priority}
+
+
+def _numbers(given: Any) -> Any:
+    """Take numbers that are texts, too: in JSON, as on Kubernetes, no key is a number."""
+    if not isinstance(given, Mapping):
+        return given
+    named: dict[int, Any] = {}
+    for key, name in given.items():
+        number = int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
+        if type(number) is not int or not 1 <= number <= MAX_LEVEL:
+            raise misfit([((), f"names numbers from 1 to {MAX_LEVEL}; 0 is always the class normal; got {shown(key)}")])
+        if number in named:
+            raise misfit([((), f"has {number} twice")])
+        named[number] = name
+    if all(isinstance(name, str) and name in _CLASSES for name in named.values()):
+        _check_order(priority_levels(named))
+    return named
+
+
+def _check_order(levels: PriorityLevels) -> None:
+    """See to it that a larger number is never more urgent, and that one means the class of most requests."""
+    before, least = 0, Priority.HIGH
+    for number, priority in sorted(levels.named.items()):
+        if number > before + 1:
+            before, least = before + 1, Priority.LOW  # what lies between is named by nobody
+        if priority < least:
+            raise misfit(
+                [((), f"{number} is {priority.label}, but {before}, which is more urgent, is {least.label}: name it")]
+            )
+        before, least = number, priority
+    if Priority.NORMAL not in levels.named.values():
+        raise misfit([((), "one number must be normal, which is the class of requests that name none")])
+
+
+def priority_levels(named: Mapping[int, str]) -> PriorityLevels:
+    """What the numbers mean: those that are named, and the defaults.
+
+    Args:
+        named: Names of classes by number.
+    """
+    if not named:
+        return DEFAULT_LEVELS
+    return PriorityLevels({**DEFAULT_LEVELS.named, **{number: _CLASSES[name] for number, name in named.items()}})
+
+
+PriorityNumbers: TypeAlias = Annotated[
+    dict[int, Literal["high", "normal", "low"]],
+    BeforeValidator(_numbers),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "patternProperties": {"^[1-9][0-9]*$": {"type": "string", "enum": list(_CLASSES)}},
+        }
+    ),
+]
+"""Names of classes by number."""
