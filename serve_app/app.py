@@ -10,14 +10,15 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
+from serve_app.config import ROUTER, AppArgs, ModelConfig, ModelLocation, parse_args
 from serve_app.config.identity import identities
 from serve_app.config.profile import read_profile
+from serve_app.config.tensors import input_formats, output_labels
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.inference.signature import read_signature
-from serve_app.payloads import Execution
+from serve_app.payloads import Execution, ModelSignature
 from serve_app.processors.image import ImageProcessor
 from serve_app.protocols.service import ModelInfo, ModelServing
 
@@ -39,7 +40,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     config = parse_args(args)
     infos = describe_models(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.
-    pinned = [model.model_copy(update={"version": int(infos[model.name].version)}) for model in config.models]
+    pinned = [
+        model.model_copy(update={"version": int(info.version)}) if info.numbered else model
+        for model in config.models
+        for info in (infos[model.name],)
+    ]
     known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
     models = {
         model.name: _model_deployment(model, config).bind(model, identities=known.get(model.name, {}))
@@ -119,7 +124,32 @@ def _describe(model: ModelConfig, config: AppArgs) -> ModelInfo:
         variants=tuple(variant for variant in locations if variant),
         serving=_serving(model, config),
         layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
+        file=exact.file,
+        numbered=exact.numbered,
+        **_said_of_tensors(model, signature, exact),
     )
+
+
+def _said_of_tensors(model: ModelConfig, signature: ModelSignature, location: ModelLocation) -> dict[str, Any]:
+    """What the configuration, or a file beside the model, says of the tensors of a model without a processor."""
+    if model.processor is not None:
+        return {}
+    problems: list[str] = []
+    told: dict[str, Any] = {}
+    try:
+        found = output_labels(model.labels, signature, location.sidecars())
+        told |= {"output_labels": found.labels, "label_files": found.files}
+        if found.note:
+            _log.log(logging.INFO if found.labels else logging.WARNING, "model %r: %s", model.name, found.note)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        told["formats"] = input_formats(model.format, signature)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(tuple(f"model {model.name!r}: {problem}" for problem in problems))
+    return told
 
 
 def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
@@ -146,7 +176,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
     if model.resources.gpus and (model.resources.device == "cuda" or ray.cluster_resources().get("GPU", 0) > 0):
         actor_options["num_gpus"] = model.resources.gpus
     return serve.deployment(ModelDeployment).options(
-        name=model.name,
+        name=model.deployment,
         ray_actor_options=actor_options,
         # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
         max_ongoing_requests=4 * model.batching.window * config.router.replicas,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import ModelSignature, Payload
@@ -50,6 +51,11 @@ class ModelInfo(NamedTuple):
         variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
         serving: How it is served.
         layout: Order of the axes of the one input of a model of pictures, ``NCHW`` or ``NHWC``; empty for others.
+        formats: The same by input, as far as the configuration of a model of plain tensors says it.
+        output_labels: Names for the values of a row by output, where they are not the model's ``labels``.
+        label_files: The files that those are from.
+        file: Name of the model's file.
+        numbered: Whether it is one of several versions, each in a folder of its own.
     """
 
     name: str
@@ -64,6 +70,20 @@ class ModelInfo(NamedTuple):
     variants: tuple[str, ...] = ()
     serving: ModelServing = ModelServing()
     layout: str = ""
+    formats: Mapping[str, str] = {}
+    output_labels: Mapping[str, tuple[str, ...]] = {}
+    label_files: Mapping[str, str] = {}
+    file: str = "model.onnx"
+    numbered: bool = True
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """Names for the values of a row of an output, or none. They count where there is one for each value."""
+        return self.output_labels.get(output, self.labels)
+
+    @property
+    def segment(self) -> str:
+        """Its name as one segment of a URL, percent-encoded."""
+        return quote(self.name, safe="")
 
 
 class RequestOptions(NamedTuple):

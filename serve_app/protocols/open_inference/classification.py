@@ -34,15 +34,15 @@ def check_classification(spec: TensorSpec, count: int, where: str) -> None:
         raise InvalidRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no highest values")
 
 
-def classify(tensors: Tensors, counts: Mapping[str, int], labels: Sequence[str]) -> Tensors:
+def classify(tensors: Tensors, counts: Mapping[str, int], labels: Mapping[str, Sequence[str]]) -> Tensors:
     """Replace outputs by their classes.
 
     Args:
         tensors: The model's outputs.
         counts: By the name of an output: how many classes to tell.
-        labels: The model's class names, or none.
+        labels: By the name of each of those: names for its values, or none.
     """
-    return {**tensors, **{name: top_classes(tensors[name], count, labels) for name, count in counts.items()}}
+    return {**tensors, **{name: top_classes(tensors[name], count, labels[name]) for name, count in counts.items()}}
 
 
 def top_classes(array: npt.NDArray[Any], count: int, labels: Sequence[str] = ()) -> npt.NDArray[np.object_]:

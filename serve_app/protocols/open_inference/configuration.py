@@ -28,7 +28,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
         "input": [
             {
                 **_tensor(spec),
-                "format": f"FORMAT_{info.layout or 'NONE'}",
+                "format": f"FORMAT_{info.formats.get(spec.name) or info.layout or 'NONE'}",
                 "is_shape_tensor": False,
                 "allow_ragged_batch": False,
                 "optional": False,
@@ -36,7 +36,8 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
             for spec in info.signature.inputs
         ],
         "output": [
-            {**_tensor(spec), "label_filename": "", "is_shape_tensor": False} for spec in info.signature.outputs
+            {**_tensor(spec), "label_filename": info.label_files.get(spec.name, ""), "is_shape_tensor": False}
+            for spec in info.signature.outputs
         ],
         "dynamic_batching": _batching(info),
         "instance_group": [
@@ -47,7 +48,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
                 "gpus": [],
             }
         ],
-        "default_model_filename": "model.onnx",
+        "default_model_filename": info.file,
         "metric_tags": {},
         "parameters": {
             name: {"string_value": value}

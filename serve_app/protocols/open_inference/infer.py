@@ -125,9 +125,10 @@ class InferEndpoint:
 
 async def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo, bodies: BodyReader) -> Tensors:
     """As `classify`: outputs that are large in a thread."""
+    labels = {name: info.labels_of(name) for name in counts}
     if bodies.is_large(_SORTING * held_bytes({name: tensors[name] for name in counts})):
-        return await bodies.offload(classify, tensors, counts, info.labels)
-    return classify(tensors, counts, info.labels)
+        return await bodies.offload(classify, tensors, counts, labels)
+    return classify(tensors, counts, labels)
 
 
 def held_bytes(tensors: Tensors) -> int:
