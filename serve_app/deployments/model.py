@@ -79,7 +79,8 @@ class ModelDeployment:
         self._held = Gauge(
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)
         )
-        self._held.set_default_tags({"model": config.name})
+        # Ray's metrics take ASCII only.
+        self._held.set_default_tags({"model": config.name if config.name.isascii() else config.deployment})
         tracer = configured_tracer()
         self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
         self._links = LinkServer(config.name, self._run) if LinkServer.supported() else None
