@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from serve_app.app import describe_models
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
+from serve_app.protocols.open_inference.configuration import model_config
 from serve_app.protocols.service import ModelInfo
 
 FOUR = ["red", "green", "blue", "none"]
@@ -166,3 +167,14 @@ def test_a_format_that_does_not_fit_is_one_line(heads: Path, given: Any, expecte
 def test_every_fault_is_told(pictures: Path) -> None:
     """Of labels and of formats, at once."""
     assert len(problems(pictures, labels=["a"], format={"nothing": "NCHW"})) == 2
+
+
+def test_tritons_clients_read_labels_and_formats(pictures: Path) -> None:
+    """In the model's configuration, in Triton's words."""
+    (pictures / "names.txt").write_text("\n".join(FOUR), encoding="utf-8")
+    config = model_config(describe(pictures, labels={"logits": "names.txt"}, format="NHWC"))
+    assert [tensor["format"] for tensor in config["input"]] == ["FORMAT_NHWC"]
+    assert [tensor["label_filename"] for tensor in config["output"]] == ["names.txt"]
+    config = model_config(describe(pictures, labels=FOUR))
+    assert [tensor["format"] for tensor in config["input"]] == ["FORMAT_NONE"]
+    assert [tensor["label_filename"] for tensor in config["output"]] == [""]
