@@ -10,9 +10,10 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
+from serve_app.config import ROUTER, AppArgs, ModelConfig, ModelLocation, parse_args
 from serve_app.config.identity import identities
 from serve_app.config.profile import read_profile
+from serve_app.config.tensors import input_formats, output_labels
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, ServeAppError
@@ -41,7 +42,11 @@ def build(args: dict[str, Any]) -> serve.Application:
     described = read_models(config)
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     # Replicas that start later must not pick up a version that appeared in the meantime.
-    pinned = [model.model_copy(update={"version": int(infos[model.name].version)}) for model in config.models]
+    pinned = [
+        model.model_copy(update={"version": int(info.version)}) if info.numbered else model
+        for model in config.models
+        for info in (infos[model.name],)
+    ]
     known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
     models = {
         model.name: _model_deployment(model, config).bind(
@@ -118,6 +123,7 @@ def _read(model: ModelConfig) -> dict[str, Description]:
     exact = builds[""]
     model.make_processor(exact.signature, locations[""])
     model.make_samples(exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
+    _said_of_tensors(model, exact, locations[""])
     profile = model.read_profile(locations)
     for note in () if profile is None else model.profile_notes(profile):
         _log.warning("%s", note)
@@ -145,7 +151,41 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
         joinable={variant: build.joinable for variant, build in builds.items()},
         fixed_rows=builds[""].fixed_rows is not None,
         levels=config.classes.levels(),
+        file=exact.file,
+        numbered=exact.numbered,
+        **_said_of_tensors(model, builds[""], exact),
     )
+
+
+def _said_of_tensors(model: ModelConfig, build: Description, location: ModelLocation) -> dict[str, Any]:
+    """What the configuration, or a file beside the model, says of the tensors of a model without a processor.
+
+    Raises:
+        ConfigError: It does not fit the tensors.
+    """
+    if model.processor is not None:
+        return {}
+    signature = build.signature
+    if not build.joinable.rows:  # an output as a whole has the classes that a row has elsewhere
+        signature = signature._replace(
+            outputs=tuple(spec._replace(shape=(-1, *spec.shape)) for spec in signature.outputs)
+        )
+    problems: list[str] = []
+    told: dict[str, Any] = {}
+    try:
+        found = output_labels(model.labels, signature, location.sidecars())
+        told |= {"output_labels": found.labels, "label_files": found.files}
+        if found.note:
+            _log.log(logging.INFO if found.labels else logging.WARNING, "model %r: %s", model.name, found.note)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        told["formats"] = input_formats(model.format, build.signature)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(tuple(f"model {model.name!r}: {problem}" for problem in problems))
+    return told
 
 
 def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
@@ -166,7 +206,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
     if model.resources.gpus and (model.resources.device == "cuda" or ray.cluster_resources().get("GPU", 0) > 0):
         actor_options["num_gpus"] = model.resources.gpus
     return serve.deployment(ModelDeployment).options(
-        name=model.name,
+        name=model.deployment,
         ray_actor_options=actor_options,
         # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
         max_ongoing_requests=4 * model.batching.window * config.router.replicas,

@@ -10,7 +10,7 @@ import onnx_models
 import pytest
 import yaml
 from collector import without_cycles
-from deployments import fallback_model
+from deployments import fallback_model, named_models
 from deployments.own_models import bring
 from hypothesis import settings
 from serve_process import ROOT, ServeProcess
@@ -59,7 +59,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[onnx_model
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """The demo's models, as configured, three tiny ones, three as users bring them, and one with a fallback.
+    """The demo's models, as configured, three tiny ones, three of a user's, one with a fallback, two with free names.
 
     One real server for all tests that only ask it things.
     """
@@ -71,6 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
         args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
     args["models"] += [*bring(folder / "own"), fallback_model.bring(folder / "fallback")]
+    args["models"] += named_models.bring(folder / "named")
     direct, direct_grpc = free_ports(2)
     args["router"] = {"max_body": "4MiB", "direct_port": direct, "direct_grpc_port": direct_grpc}
     for model in args["models"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from serve_app.app import build, describe_models
 from serve_app.config import ROUTER, parse_args
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
 from serve_app.config.profile_points import Point, fit_points
+from serve_app.deployments import replica_directory
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Execution
@@ -29,6 +31,40 @@ def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) 
     (config,) = models["m"]._bound_deployment.init_args
     assert infos["m"].version == "7"
     assert config.locations()[""].version == "7"
+
+
+@pytest.mark.parametrize("path", ["m", "m/net.onnx"])
+def test_a_model_without_versions_is_version_1(tmp_path: Path, path: str) -> None:
+    """For clients; there is no version to keep replicas to."""
+    onnx_models.make(tmp_path / "m" / "net.onnx", "add_one")
+    application = build({"models": [{"name": "m", "path": str(tmp_path / path)}]})
+    _, infos, models = application._bound_deployment.init_args
+    (config,) = models["m"]._bound_deployment.init_args
+    assert (infos["m"].version, infos["m"].file) == ("1", "net.onnx")
+    assert config.locations()[""].model_file == tmp_path / "m" / "net.onnx"
+
+
+def test_deployments_are_called_as_plainly_as_they_have_to_be(tmp_path: Path) -> None:
+    """Models are called as their clients call them, and one may be called like the router."""
+    onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
+    names = ("ResNet50", "ResNet50 v2.1", "router")
+    router = build({"models": [{"name": name, "path": str(tmp_path / "m")} for name in names]})._bound_deployment
+    _, infos, models = router.init_args
+    assert tuple(infos) == tuple(models) == names
+    deployments = [models[name]._bound_deployment.name for name in names]
+    assert deployments == ["ResNet50", "ResNet50-v2.1~d6b4332903", "router~74c9560404"]
+    assert router.name == ROUTER
+
+
+async def test_a_router_reports_load_by_deployment_and_takes_replicas_for_models(tmp_path: Path) -> None:
+    """Serve knows deployments, clients know models, and the router both."""
+    onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
+    config = parse_args({"models": [{"name": "ResNet50 v2.1", "path": str(tmp_path / "m")}]})
+    router = RouterDeployment(config, describe_models(config), {}, priors={})
+    assert await router.record_autoscaling_stats() == {"load_ResNet50-v2.1~d6b4332903": 0.0}
+    replica_directory.directory.publish("ResNet50-v2.1~d6b4332903", {"r1": {}})
+    await asyncio.sleep(0)
+    assert router._service.status()["models"]["ResNet50 v2.1"]["replicas"] == ["r1"]
 
 
 def test_routers_and_replicas_agree_on_what_is_cached(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from serve_app import __version__
 from serve_app.cli import keys
 from serve_app.cli.simulate import simulate
 from serve_app.errors import ConfigError, ServeAppError
+
+if TYPE_CHECKING:
+    from serve_app.config import ModelConfig
 
 app = typer.Typer(
     help="A multi-model inference server on Ray Serve that schedules every request by priority and deadline.",
@@ -85,8 +88,12 @@ def validate(
         raise _invalid(config, error) from None
     for line in file.open_ports():
         _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
-    names = ", ".join(model.name for model in file.args.models)
+    names = ", ".join(_named(model) for model in file.args.models)
     typer.echo(f"{config}: valid; models: {names}")
+
+
+def _named(model: ModelConfig) -> str:
+    return model.name if model.deployment == model.name else f"{model.name} (deployment {model.deployment})"
 
 
 @app.command()
@@ -121,7 +128,7 @@ def profile(
     everything: Annotated[bool, typer.Option("--all", help="Measure every model.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="File to write; by default profiles/<model>.json.", show_default=False),
+        typer.Option(help="File to write; by default profiles/<deployment>.json.", show_default=False),
     ] = None,
     rows: Annotated[
         str | None,
@@ -161,7 +168,7 @@ def profile(
 
 @app.command()
 def convert(
-    path: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, as in a configuration.")],
+    path: Annotated[str, typer.Argument(metavar="MODEL", help="A model's path, as in a configuration.")],
     precision: Annotated[Literal["fp16"], typer.Option(help="What to compute in.")] = "fp16",  # noqa: ARG001
     output: Annotated[
         Path | None, typer.Option(help="Folder to write; by default MODEL-fp16.", show_default=False)

@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from serve_app.config import resolve_model
+from serve_app.config import ModelLocation, resolve_model
+from serve_app.config.locate import SUFFIX
 from serve_app.errors import ConfigError
+from serve_app.inference.external_data import external_data
 from serve_app.inference.half import convert_to_fp16
 
 
@@ -15,8 +17,8 @@ def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) ->
     """Write a model in FP16, with the files that lie beside it: labels, tokenizers, licences.
 
     Args:
-        path: The model's folder, as in a configuration.
-        output: The folder to write; by default the model's with ``-fp16`` behind it.
+        path: The model's path, as in a configuration.
+        output: The folder to write; by default the model's, or its file's name, with ``-fp16`` behind it.
         environ: Environment variables.
 
     Returns:
@@ -26,25 +28,47 @@ def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) ->
         ConfigError: The model is not there or cannot be converted, or the folder is there already.
     """
     location = resolve_model(path, None, environ)
-    whole = location.folder.parent
-    folder = output or whole.with_name(f"{whole.name}-fp16")
+    is_file = not location.numbered and path.lower().endswith(SUFFIX)
+    whole = location.root
+    default = whole / f"{location.model_file.stem}-fp16" if is_file else whole.with_name(f"{whole.name}-fp16")
+    folder = output or default
     if folder.exists():
         raise ConfigError((f"{folder} is there already: name another with --output, or remove it",))
     partial = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
 
+    try:
+        if location.numbered:
+            _copy_folder(location, partial)
+        else:
+            _copy_beside(location, partial)
+        target = partial / location.model_file.relative_to(whole)
+        convert_to_fp16(location.model_file, target, model=location.model_file.stem if is_file else whole.name)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _copy_folder(location: ModelLocation, target: Path) -> None:
+    """Copy a folder of versions without models and without the other versions."""
+
     def left_out(at: str, names: list[str]) -> list[str]:
-        if Path(at) == whole:  # a manifest lists the files that a build has made, and these are others
+        if Path(at) == location.root:  # a manifest lists the files that a build has made, and these are others
             return [
                 name for name in names if name == "manifest.json" or name in set(location.versions) - {location.version}
             ]
         return [name for name in names if name == "tensorrt" or Path(name).suffix in {".onnx", ".data"}]
 
-    shutil.copytree(whole, partial, ignore=left_out)
-    try:
-        target = partial / location.version / location.model_file.name
-        convert_to_fp16(location.model_file, target, model=whole.name)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
+    shutil.copytree(location.root, target, ignore=left_out)
+
+
+def _copy_beside(location: ModelLocation, target: Path) -> None:
+    """Copy what belongs to a model without versions, but for the model itself and its weights."""
+    target.mkdir(parents=True)
+    weights = {location.file, *external_data(location.model_file)}
+    for file in location.files():
+        name = str(file.relative_to(location.folder))
+        if name not in weights:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target / name)

@@ -77,7 +77,7 @@ def profile_file(
         out: Where tables go.
         everything: Measure every model.
         output: The profile of a single model; by default where the configuration expects it, or
-            ``profiles/<model>.json`` in ``SERVE_APP_HOME``.
+            ``profiles/<name of its deployment>.json`` in ``SERVE_APP_HOME``.
         plot: Also draw it, beside the profile.
 
     Raises:
@@ -248,7 +248,7 @@ def _chosen(models: Sequence[ModelConfig], names: Sequence[str], *, everything: 
 def _default_output(model: ModelConfig) -> Path:
     if model.profile is not None and not is_remote(model.profile):
         return home(os.environ) / model.profile
-    return home(os.environ) / "profiles" / f"{model.name}.json"
+    return home(os.environ) / "profiles" / f"{model.deployment}.json"
 
 
 def _has_gpu() -> bool:

@@ -15,12 +15,12 @@ from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_docum
 from serve_app.config.locate import ModelLocation, cache_folder, resolve_model
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import (
-    ROUTER,
     TENSORS,
     HealthConfig,
     ModelConfig,
     VariantConfig,
 )
+from serve_app.config.names import ROUTER, deployment_name
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.router import ClassConfig, ClassesConfig, RouterConfig
 
@@ -46,6 +46,7 @@ __all__ = [
     "ServeFile",
     "VariantConfig",
     "cache_folder",
+    "deployment_name",
     "load_file",
     "parse_args",
     "parse_document",

@@ -18,6 +18,7 @@ from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.locate import is_remote, resolve_model
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
+from serve_app.config.names import deployment_name
 from serve_app.config.overload import OverloadConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
@@ -66,6 +67,12 @@ class AppArgs(Section):
                     (("models", number, "name"), f"{shown(model.name)} is also the name of models[{seen[model.name]}]")
                 )
             seen.setdefault(model.name, number)
+        deployments = {name: deployment_name(name) for name in seen}
+        faults.extend(  # two hashes begin alike once in a million million pairs; Serve would mix the two models up
+            (("models", seen[name], "name"), f"its deployment would be called {shown(deployment)} as another's; rename")
+            for name, deployment in deployments.items()
+            if list(deployments.values()).count(deployment) > 1
+        )
         faults.extend(
             (
                 ("classes", priority.label, "queue_bytes"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import msgspec
 
@@ -46,17 +45,8 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
 
 def _digest(location: ModelLocation) -> bytes:
     digest = hashlib.sha256(location.version.encode())
-    for name, file in sorted(_files(location)):
+    for name, file in sorted((str(file.relative_to(location.root)), file) for file in location.files()):
         with file.open("rb") as opened:
             digest.update(msgspec.json.encode((name, file.stat().st_size)))
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.digest()
-
-
-def _files(location: ModelLocation) -> Iterator[tuple[str, Path]]:
-    """The files of a version, and those beside the versions, which belong to all."""
-    model = location.folder.parent
-    for item in (location.folder, *(item for item in model.iterdir() if not item.name.isdecimal())):
-        for file in item.rglob("*") if item.is_dir() else (item,):
-            if file.is_file():
-                yield str(file.relative_to(model)), file

@@ -26,9 +26,19 @@ from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.locate import ModelLocation, home, resolve_model
+from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
 from serve_app.config.profile import Profile, check_profile, read_profile
 from serve_app.config.resources import ResourcesConfig
-from serve_app.config.values import Positive, Seconds, Section, checked_name
+from serve_app.config.tensors import (
+    Format,
+    FormatByInput,
+    Labels,
+    LabelsByOutput,
+    checked_format,
+    checked_labels,
+    label_files,
+)
+from serve_app.config.values import Positive, Seconds, Section
 from serve_app.config.warm_up import DecodeRequest, WarmUpConfig
 from serve_app.errors import ConfigError
 from serve_app.inference.description import Description, describe_build
@@ -43,9 +53,6 @@ from serve_app.scheduling.settings import ModelScheduling
 
 TENSORS = "tensors"
 """The task of a model that takes and gives plain tensors: it has no processor."""
-
-ROUTER = "router"
-"""Name of the router deployment, which no model may have."""
 
 
 class HealthConfig(Section):
@@ -78,7 +85,7 @@ class VariantConfig(Section):
     """Another build of a model: cheaper and less exact. It lives in the same replicas."""
 
     name: str
-    """Its name, unique within the model."""
+    """Its name, unique within the model: printable ASCII without `/` and `,`, as it travels in `X-Variant`."""
 
     path: str = Field(min_length=1)
     """Its folder, as in the model's `path`."""
@@ -86,23 +93,42 @@ class VariantConfig(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        return checked_name(name)
+        return checked_variant_name(name)
 
 
 class ModelConfig(Section):
     """One model."""
 
     name: str
-    """Its name in URLs, metrics and `serve status`: lower-case letters, digits, `-`, `_` and `.`."""
+    """Its name for clients, in URLs, metrics and logs: any printable characters but `/`, up to 255 bytes.
+
+    `serve status` shows the name of its deployment: the same where that is letters, digits, `-`, `_` and `.`.
+    """
 
     task: str = TENSORS
     """`tensors`, or the Hugging Face task whose media it takes, e.g. `image-classification`."""
 
     path: str = Field(min_length=1)
-    """Folder that holds `<version>/model.onnx`: relative to `SERVE_APP_HOME`, absolute, or any fsspec URI."""
+    """Folder that holds `<version>/model.onnx`, or `model.onnx` itself, or an `.onnx` file.
+
+    Relative to `SERVE_APP_HOME`, absolute, or any fsspec URI.
+    """
 
     version: Positive | None = None
-    """Version to serve; by default the highest there is."""
+    """Version to serve, of a folder of versions; by default the highest there is."""
+
+    labels: Labels | LabelsByOutput | None = None
+    """Names for the values of an output, of a model of plain tensors: a list, or a file beside the model.
+
+    By output, or for the one that they fit. Requests for classes then get `value:index:label`. By default `labels.txt`
+    where it lies beside the model. Models of media have `processor.labels`.
+    """
+
+    format: Format | FormatByInput | None = None
+    """Order of the axes of inputs that hold pictures, of a model of plain tensors, for clients that ask for it.
+
+    By input, or for the one that can be a picture. Models of media have `processor.layout`.
+    """
 
     batching: ModelBatchingConfig = ModelBatchingConfig()
     """How rows are put into batches, and when they may be. `none`: never."""
@@ -143,9 +169,7 @@ class ModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if name == ROUTER:
-            raise ValueError(f"{shown(name)} is the name of the router; choose another")
-        return checked_name(name)
+        return checked_model_name(name)
 
     @field_validator("task")
     @classmethod
@@ -161,6 +185,16 @@ class ModelConfig(Section):
     @classmethod
     def _read_batching(cls, given: Any) -> Any:
         return {"join": "never"} if given == "none" else given
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _check_labels(cls, given: Any) -> Any:
+        return None if given is None else checked_labels(given)
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _check_format(cls, given: Any) -> Any:
+        return None if given is None else checked_format(given)
 
     @field_validator("processor", mode="before")
     @classmethod
@@ -183,6 +217,11 @@ class ModelConfig(Section):
             if variant.name in seen:
                 faults.append((("variants", number, "name"), f"{shown(variant.name)} is used twice"))
             seen.add(variant.name)
+        faults += [
+            ((key,), f"is for models of task {TENSORS}; a model of pictures has {instead}")
+            for key, instead in (("labels", "processor.labels"), ("format", "processor.layout"))
+            if self.task != TENSORS and getattr(self, key) is not None
+        ]
         faults += fallback_faults(self.fallbacks, [variant.name for variant in self.variants])
         sizes, known = self.resources.row_sizes, row_buckets(self.batching.max_rows)
         for number, size in enumerate(sizes if isinstance(sizes, tuple) else ()):
@@ -295,8 +334,13 @@ class ModelConfig(Section):
         Raises:
             ConfigError: Something is not there; names the path.
         """
-        exact = resolve_model(self.path, self.version, environ)
+        exact = resolve_model(self.path, self.version, environ, self._named_files())
         return {"": exact} | {variant.name: resolve_model(variant.path, None, environ) for variant in self.variants}
+
+    def _named_files(self) -> tuple[str, ...]:
+        """Files beside the model that this configuration names, relative to the model's folder."""
+        names = (*label_files(self.labels), *label_files(getattr(self.processor, "labels", None)))
+        return tuple(name for name in names if not name.startswith("/") and ".." not in name.split("/"))
 
     def make_processor(self, signature: ModelSignature, location: ModelLocation) -> Processor | None:
         """Make the model's processor, or ``None`` for a model that takes tensors only.
@@ -312,7 +356,7 @@ class ModelConfig(Section):
             return None
         options = self.processor.model_dump(exclude_unset=True)
         try:
-            return create_processor(self.task, signature, location.folder, options)
+            return create_processor(self.task, signature, location.sidecars(), options)
         except ConfigError as error:
             raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
 
@@ -380,6 +424,11 @@ class ModelConfig(Section):
             if variant.name not in profile.variants
         ]
         return tuple(f"model {self.name!r}: profile: {self.profile} {note}" for note in notes)
+
+    @property
+    def deployment(self) -> str:
+        """Name of its deployment."""
+        return deployment_name(self.name)
 
     @property
     def caches(self) -> bool:

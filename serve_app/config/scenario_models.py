@@ -12,7 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from serve_app.config.batching import BatchingConfig, fallback_faults
 from serve_app.config.faults import Location, misfit, shown
-from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section, checked_name
+from serve_app.config.names import checked_model_name, checked_variant_name
+from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section
 from serve_app.scheduling.settings import BreakerSettings
 from serve_app.simulation.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
 
@@ -96,7 +97,7 @@ class SimulatedVariantConfig(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        return checked_name(name)
+        return checked_variant_name(name)
 
 
 class SimulatedAutoscalingConfig(Section):
@@ -167,7 +168,7 @@ class SimulatedModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        return checked_name(name)
+        return checked_model_name(name)
 
     @model_validator(mode="after")
     def _check(self) -> SimulatedModelConfig:

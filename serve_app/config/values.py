@@ -31,7 +31,7 @@ class Section(BaseModel):
 
 
 def checked_name(name: str) -> str:
-    """The name itself. Raises ``ValueError`` when it cannot stand in URLs, metrics and deployment names."""
+    """The name itself. Raises ``ValueError`` when it is no plain one. Models' are freer: `serve_app.config.names`."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"must be 1 to 63 lower-case letters, digits, '-', '_' or '.',"

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 ROUTER = "router"
-"""Name of the router's deployment. No model may have it."""
+"""Name of the router's deployment. No model's deployment has it."""
 
 _PREFIX = "load_"
 
 
-def load_metric(model: str) -> str:
-    """The name under which the router reports a model's rows, queued and running."""
-    return _PREFIX + model
+def load_metric(deployment: str) -> str:
+    """The name under which the router reports the rows, queued and running, of the model of a deployment."""
+    return _PREFIX + deployment
 
 
 def scale_by_queue(

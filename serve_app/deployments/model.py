@@ -131,13 +131,15 @@ class ModelDeployment:
         self._held = Gauge(
             "serve_app_replica_memory_bytes", "Memory of the host that a replica holds alone.", tag_keys=("model",)
         )
-        self._held.set_default_tags({"model": config.name})
         self._verified = Gauge(
             "serve_app_replica_verified_requests",
             "Requests that a replica has run again alone, by whether their answers were the same.",
             tag_keys=("model", "outcome"),
         )
-        self._verified.set_default_tags({"model": config.name})
+        # Ray's metrics take ASCII only.
+        tags = {"model": config.name if config.name.isascii() else config.deployment}
+        self._held.set_default_tags(tags)
+        self._verified.set_default_tags(tags)
         tracer = configured_tracer()
         self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
         self._links = LinkServer(config.name, self._run) if LinkServer.supported() else None

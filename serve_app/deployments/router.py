@@ -13,7 +13,7 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.config import AppArgs
+from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explained
 from serve_app.deployments.grpc_ingress import answers_grpc
@@ -66,8 +66,8 @@ class RouterDeployment:
 
     Args:
         config: The application's validated arguments.
-        infos: Every model's description, by name.
-        handles: A handle to every model's deployment, by name.
+        infos: Every model's description, by the model's name.
+        handles: A handle to every model's deployment, by the model's name.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
         identities: By model and variant, of the models whose answers are kept.
@@ -87,6 +87,7 @@ class RouterDeployment:
         join_serve_log()
         self._config = config
         self._loop = asyncio.get_running_loop()
+        self._model_of = {deployment_name(model): model for model in infos}
         self._node = ray.get_runtime_context().get_node_id()
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
         self._by_reference_above = config.router.by_reference_above
@@ -317,7 +318,7 @@ class RouterDeployment:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Rows queued and running per model, for the application's autoscaling policy."""
-        return {load_metric(model.name): float(self._scheduler.load(model.name)) for model in self._config.models}
+        return {load_metric(model.deployment): float(self._scheduler.load(model.name)) for model in self._config.models}
 
     async def render_metrics(self) -> tuple[str, str]:
         """This router's name and its page of metrics."""
@@ -372,8 +373,8 @@ class RouterDeployment:
 
     def _on_replicas(self, deployment: str, replicas: Replicas) -> None:
         # May come from the handle's own thread.
-        if deployment in self._service.models:
-            self._loop.call_soon_threadsafe(self._take_replicas, deployment, replicas)
+        if (model := self._model_of.get(deployment)) is not None:
+            self._loop.call_soon_threadsafe(self._take_replicas, model, replicas)
 
     def _take_replicas(self, model: str, replicas: Replicas) -> None:
         addresses: dict[str, str] = {}

@@ -23,6 +23,7 @@ from serve_app.inference.device import (
     tensorrt_profile,
     tensorrt_provider,
 )
+from serve_app.inference.external_data import external_data
 from serve_app.inference.settings import OnnxSettings
 from serve_app.inference.signature import SessionSignature, inspect_model, open_session, signature_of
 from serve_app.payloads import ModelSignature
@@ -199,8 +200,9 @@ class _Maker:
         return {size: self._open(device, limit) for size, limit in zip(sizes, limits, strict=True)}
 
     def _weight_bytes(self) -> int:
-        """About what the weights of one session take: the model's file, and those beside it that may hold weights."""
-        return sum(file.stat().st_size for file in self._settings.model_file.parent.iterdir() if file.is_file())
+        """About what the weights of one session take: the model's file, and those beside it that hold its weights."""
+        file = self._settings.model_file
+        return sum(part.stat().st_size for part in (file, *(file.parent / name for name in external_data(file))))
 
     def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
         """Make a session on this device, or on the CPU where CUDA has no device to run on."""

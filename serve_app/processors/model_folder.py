@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from serve_app.errors import ConfigError
+
+SIDECARS: Final = (
+    "config.json",
+    "preprocessor_config.json",
+    "labels.txt",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "1_Pooling/config.json",
+)
+"""Every file that processors look for beside a model without being told its name."""
 
 
 class ModelFolder:
@@ -14,10 +27,12 @@ class ModelFolder:
 
     Args:
         path: The model's folder, or one of its version folders.
+        versioned: Which of the two it is; ``None``: its name tells.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._places = (path, path.parent) if path.name.isdigit() else (path,)
+    def __init__(self, path: Path, *, versioned: bool | None = None) -> None:
+        versioned = path.name.isdigit() if versioned is None else versioned
+        self._places = (path, path.parent) if versioned else (path,)
 
     def find(self, name: str) -> Path | None:
         """Where the file is, or ``None``."""

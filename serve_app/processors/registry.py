@@ -26,7 +26,9 @@ from serve_app.processors.processor import Processor
 from serve_app.processors.text_classification import TextClassificationProcessor
 
 
-def create_processor(task: str, signature: ModelSignature, folder: Path, options: Mapping[str, Any]) -> Processor:
+def create_processor(
+    task: str, signature: ModelSignature, folder: Path | ModelFolder, options: Mapping[str, Any]
+) -> Processor:
     """Make the processor of a model.
 
     Args:
@@ -48,7 +50,7 @@ def create_processor(task: str, signature: ModelSignature, folder: Path, options
         parsed = kind.model_validate(options)
     except ValidationError as error:
         raise ConfigError(_problems(error)) from None
-    files = ModelFolder(folder)
+    files = ModelFolder(folder) if isinstance(folder, Path) else folder
     match parsed:
         case ImageOptions():
             return ImageProcessor.create(signature, files, parsed)

@@ -121,7 +121,7 @@ def check_content_type(info: ModelInfo, kind: Kind, content_type: str, *, final:
     """
     if kind == "tensors":
         raise InvalidRequest(
-            f"model {info.name!r} takes tensors, not media: send them to POST /v2/models/{info.name}/infer"
+            f"model {info.name!r} takes tensors, not media: send them to POST /v2/models/{info.segment}/infer"
         )
     if content_type in {JSON, MULTIPART}:
         return

@@ -100,7 +100,9 @@ def choose(service: InferenceService, asked: Asked) -> ModelInfo:
 def _urls(service: InferenceService, names: Any) -> str:
     infos = [service.find(name) for name in names]
     return ", ".join(
-        f"POST /v2/models/{info.name}/infer" if info.task == "tensors" else f"POST /models/{info.name} ({info.task})"
+        f"POST /v2/models/{info.segment}/infer"
+        if info.task == "tensors"
+        else f"POST /models/{info.segment} ({info.task})"
         for info in infos
     )
 
@@ -173,7 +175,7 @@ class _Endpoints:
         def check(asked: PredictRequest) -> None:
             came = _task_of(info, asked)
             if came != task:
-                raise InvalidRequest(f"this is a request for {came}; send it to /models/{info.name}/pipeline/{came}")
+                raise InvalidRequest(f"this is a request for {came}; send it to /models/{info.segment}/pipeline/{came}")
 
         return await self._predict.by(request, info, check)
 

@@ -31,7 +31,7 @@ def routes(service: InferenceService) -> list[Route]:
 
 def example(info: ModelInfo, base_url: str) -> str:
     """A shell line that sends this model something it takes."""
-    predict = f"{base_url}/v1/models/{info.name}/predict"
+    predict = f"{base_url}/v1/models/{info.segment}/predict"
     match kind_of(info.task):
         case "image":
             return f"curl {predict} -H 'Content-Type: image/png' --data-binary @picture.png"
@@ -40,7 +40,7 @@ def example(info: ModelInfo, base_url: str) -> str:
         case "text":
             return f"curl {predict} -H 'Content-Type: application/json' -d '{{\"inputs\": \"any text\"}}'"
         case "tensors":
-            return _tensor_example(info, f"{base_url}/v2/models/{info.name}/infer")
+            return _tensor_example(info, f"{base_url}/v2/models/{info.segment}/infer")
 
 
 def row_of_zeros(info: ModelInfo) -> tuple[list[dict[str, Any]], int]:

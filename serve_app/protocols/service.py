@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, Joinable, ModelSignature, Payload
@@ -60,6 +61,11 @@ class ModelInfo(NamedTuple):
         joinable: By variant, whether its requests may share runs, as far as it is known now.
         fixed_rows: Whether the model's file fixes the number of rows of a run.
         levels: What the numbers of priorities mean; the same for all models.
+        formats: The same by input, as far as the configuration of a model of plain tensors says it.
+        output_labels: Names for the values of a row by output, where they are not the model's ``labels``.
+        label_files: The files that those are from.
+        file: Name of the model's file.
+        numbered: Whether it is one of several versions, each in a folder of its own.
     """
 
     name: str
@@ -77,6 +83,11 @@ class ModelInfo(NamedTuple):
     joinable: Mapping[str, Joinable] = {"": _PROVEN}
     fixed_rows: bool = False
     levels: PriorityLevels = DEFAULT_LEVELS
+    formats: Mapping[str, str] = {}
+    output_labels: Mapping[str, tuple[str, ...]] = {}
+    label_files: Mapping[str, str] = {}
+    file: str = "model.onnx"
+    numbered: bool = True
 
     @property
     def rows(self) -> bool:
@@ -87,6 +98,15 @@ class ModelInfo(NamedTuple):
     def least_rows(self) -> int:
         """The fewest rows of a request. Processors and runs of a fixed number of rows need one."""
         return 1 if self.fixed_rows or self.task != TENSORS else 0
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """Names for the values of a row of an output, or none. They count where there is one for each value."""
+        return self.output_labels.get(output, self.labels)
+
+    @property
+    def segment(self) -> str:
+        """Its name as one segment of a URL, percent-encoded."""
+        return quote(self.name, safe="")
 
 
 class RequestOptions(NamedTuple):

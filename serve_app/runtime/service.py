@@ -355,7 +355,7 @@ class Service:
                 rows = (shape and shape[0]) or rows_of(payload) or 1
             return Cost(rows, 0 if processor is None else processor.bucket(payload))
         if processor is None:
-            raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.name}/infer")
+            raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
         return processor.estimate(payload)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import onnx_models
 import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import app
+from serve_app.config import resolve_model
 
 
 @pytest.fixture
@@ -43,3 +45,27 @@ def test_what_is_there_is_not_overwritten(model: Path) -> None:
     assert done.exit_code == 2
     assert done.output.endswith(f"{other} is there already: name another with --output, or remove it\n")
     assert sorted(path.name for path in model.parent.iterdir()) == ["other", "pictures"]
+
+
+def written(folder: Path) -> list[str]:
+    """Every file of a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("models/flat", "models/flat-fp16"), ("models/flat/net.onnx", "models/flat/net-fp16")]
+)
+def test_a_model_without_versions_becomes_a_flat_folder(model: Path, path: str, expected: str) -> None:
+    """With what belongs to it, and without its weights in FP32."""
+    flat = model.parent / "flat"
+    whole = onnx.load(onnx_models.make(flat / "net.onnx", "convolution"))
+    onnx.save(whole, flat / "net.onnx", save_as_external_data=True, location="net.onnx_data", size_threshold=0)
+    (flat / "labels.txt").write_text("a\nb\n", encoding="utf-8")
+    (flat / "photo.jpg").write_bytes(b"x")
+    home = model.parent.parent
+
+    done = CliRunner().invoke(app, ["convert", path])
+
+    assert (done.exit_code, done.output) == (0, f"wrote {home / expected}\n")
+    assert written(home / expected) == ["labels.txt", "net.onnx"]
+    assert resolve_model(expected, None, {"SERVE_APP_HOME": str(home)}).file == "net.onnx"

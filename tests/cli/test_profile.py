@@ -224,3 +224,15 @@ def test_measuring_imports_no_ray(config: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0 False"
     assert json.loads((tmp_path / "profiles" / "first.json").read_text("utf-8"))["model"] == "first"
+
+
+def test_a_file_with_a_free_name_is_measured_and_found_again(config: Path, tmp_path: Path) -> None:
+    """The profile is called as the model's deployment is, and knows the model by its name."""
+    model = "{name: ResNet50 v2.1, path: models/first/1/model.onnx, batching: {max_rows: 1}"
+    code, output = profile(write(tmp_path, f"\n        - {model}}}\n"))
+    assert code == 0, output
+    name = "profiles/ResNet50-v2.1~d6b4332903.json"
+    found = read_profile(name)
+    assert (found.model, found.version) == ("ResNet50 v2.1", "1")
+    checked = CliRunner().invoke(app, ["validate", str(write(tmp_path, f"\n        - {model}, profile: {name}}}\n"))])
+    assert checked.output.endswith("serve.yaml: valid; models: ResNet50 v2.1 (deployment ResNet50-v2.1~d6b4332903)\n")

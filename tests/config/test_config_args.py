@@ -87,15 +87,39 @@ def with_model(**keys: Any) -> dict[str, Any]:
             id="misspelt task",
         ),
         pytest.param(
-            with_model(name="Bad Name"),
-            "args.models[0].name: must be 1 to 63 lower-case letters, digits, '-', '_' or '.',"
-            " with a letter or digit at both ends, got 'Bad Name'",
-            id="name with a space",
+            with_model(name="bad/name"),
+            "args.models[0].name: must be printable characters without '/', got 'bad/name'",
+            id="name of two segments",
         ),
         pytest.param(
-            with_model(name="router"),
-            "args.models[0].name: 'router' is the name of the router; choose another",
-            id="reserved name",
+            with_model(name="*"),
+            "args.models[0].name: must not be '*', which stands for every model in a file of API keys",
+            id="name of every model",
+        ),
+        pytest.param(
+            with_model(variants=[{"name": "é", "path": "v"}]),
+            "args.models[0].variants[0].name: must be ASCII without ',': it travels in the header X-Variant, got 'é'",
+            id="variant that no header can name",
+        ),
+        pytest.param(
+            with_model(labels=["a", 1]),
+            "args.models[0].labels: every label must be text, got 1; write it in quotes",
+            id="label that is a number",
+        ),
+        pytest.param(
+            with_model(labels={"y": 5}),
+            "args.models[0].labels: y: must be a list or the name of a file, got 5",
+            id="no labels of an output",
+        ),
+        pytest.param(
+            with_model(format="NCWH"),
+            "args.models[0].format: must be NCHW or NHWC, or a mapping from inputs to these, got 'NCWH'",
+            id="misspelt format",
+        ),
+        pytest.param(
+            with_model(task="image-classification", format="NCHW"),
+            "args.models[0].format: is for models of task tensors; a model of pictures has processor.layout",
+            id="format of a model of pictures",
         ),
         pytest.param(
             {"models": [model(), model()]},

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_models
 import pytest
 from protocols.authority import Authority
@@ -172,3 +173,28 @@ def test_a_socket_has_its_database_in_the_query() -> None:
     assert settings is not None
     assert settings.redis is not None
     assert settings.redis.url == "unix:///run/redis.sock?db=1"
+
+
+def _identity(path: Path, **changes: Any) -> str:
+    config = parse_args({"models": [{"name": "m", "path": str(path), **changes}]}).models[0]
+    return identities(config, config.locations())[""]
+
+
+def test_the_identity_of_a_file_is_of_what_belongs_to_it(tmp_path: Path) -> None:
+    """Its weights elsewhere and the files that processors read count; what else lies around it does not."""
+    folder = tmp_path / "m"
+    model = onnx.load(onnx_models.make(folder / "a.onnx", "image_logits"))
+    onnx.save(model, folder / "a.onnx", save_as_external_data=True, location="a.bin", size_threshold=0)
+    first = _identity(folder / "a.onnx")
+    assert _identity(folder) == first  # the only model of a flat folder
+
+    onnx_models.make(folder / "b.onnx", "add_one")
+    (folder / "photo.jpg").write_bytes(b"x")
+    assert _identity(folder / "a.onnx") == first
+
+    found = [first]
+    for name in ("a.bin", "tokenizer.json", "names.txt"):
+        with (folder / name).open("ab") as file:
+            file.write(b"more")
+        found.append(_identity(folder / "a.onnx", labels="names.txt"))
+    assert len(set(found)) == len(found)

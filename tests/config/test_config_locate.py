@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import onnx
+import onnx_models
 import pytest
 
+from serve_app import processors
 from serve_app.config import ModelLocation, parse_args, resolve_model
 from serve_app.errors import ConfigError
+from serve_app.processors.model_folder import SIDECARS
 
 
 def make_version(folder: Path, version: str, content: bytes = b"onnx") -> Path:
@@ -77,7 +82,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     make_version(make_version(tmp_path / "m", "1"), "2")
     variables = environ(tmp_path)
     assert problem("none", None, variables) == f"none: no such folder (looked for {tmp_path}/none)"
-    assert problem("empty", None, variables) == "empty: holds no <version>/model.onnx"
+    assert problem("empty", None, variables) == (
+        "empty: holds no <version>/model.onnx, no model.onnx and no other file *.onnx"
+    )
     assert problem("m", 3, variables) == "m: has no version '3'; there is 1, 2"
 
 
@@ -133,4 +140,139 @@ def test_a_remote_model_that_is_missing_is_named(tmp_path: Path, memory: fsspec.
     assert problem("memory://bucket/m", 2, variables) == "memory://bucket/m: has no version '2'; there is 1"
     assert problem("nonsense://m", None, variables) == (
         "nonsense://m: cannot be read: ValueError: Protocol not known: nonsense"
+    )
+
+
+# --- Without versions -----------------------------------------------------------------------------------------------
+
+
+def make_outside(file: Path, weights: str) -> Path:
+    """A model that keeps its weights in another file."""
+    model = onnx.load(onnx_models.make(file, "image_logits"))
+    onnx.save(model, file, save_as_external_data=True, location=weights, size_threshold=0)
+    return file
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "resnet50.onnx", "ResNet 50.ONNX"])
+def test_a_flat_folder_is_version_1(tmp_path: Path, name: str) -> None:
+    """It holds the model itself, whatever its file is called where there is no other."""
+    file = onnx_models.make(tmp_path / "m" / name, "add_one")
+    found = resolve_model("m", None, environ(tmp_path))
+    assert (found.model_file, found.version, found.versions, found.numbered) == (file, "1", ("1",), False)
+
+
+def test_model_onnx_is_the_model_of_a_flat_folder(tmp_path: Path) -> None:
+    """Whatever other models lie beside it."""
+    for name in ("a.onnx", "model.onnx", "z.onnx"):
+        onnx_models.make(tmp_path / "m" / name, "add_one")
+    assert resolve_model("m", None, environ(tmp_path)).file == "model.onnx"
+
+
+def test_a_file_is_a_model(tmp_path: Path) -> None:
+    """Also one among others, and one in a folder of versions."""
+    for name in ("a.onnx", "b.onnx", "1/model.onnx"):
+        onnx_models.make(tmp_path / "m" / name, "add_one")
+    for name in ("a.onnx", "1/model.onnx"):
+        found = resolve_model(f"m/{name}", None, environ(tmp_path))
+        assert (found.model_file, found.version, found.versions) == (tmp_path / "m" / name, "1", ("1",))
+
+
+def test_versions_count_more_than_what_lies_above_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model beside versions is not used, and that is told."""
+    make_version(tmp_path / "m", "3")
+    onnx_models.make(tmp_path / "m" / "other.onnx", "add_one")
+    assert resolve_model("m", None, environ(tmp_path)).version == "3"
+    assert caplog.messages == ["m: is a folder of versions; not used: other.onnx"]
+
+
+def test_what_is_no_model_without_versions_is_named(tmp_path: Path) -> None:
+    """Several models, another kind of file, no file, and a version of what has none."""
+    for name in ("two/a.onnx", "two/b.onnx", "flat/model.onnx"):
+        onnx_models.make(tmp_path / name, "add_one")
+    (tmp_path / "two" / "labels.txt").touch()
+    variables = environ(tmp_path)
+    assert problem("two", None, variables) == (
+        "two: holds several models and no model.onnx: name one in the path (a.onnx, b.onnx)"
+    )
+    assert problem("two/labels.txt", None, variables) == "two/labels.txt: is a file, and not an ONNX model (*.onnx)"
+    assert problem("two/c.onnx", None, variables) == f"two/c.onnx: no such file (looked for {tmp_path}/two/c.onnx)"
+    for path, file in (("flat", "model.onnx"), ("two/a.onnx", "a.onnx")):
+        assert problem(path, 2, variables) == (
+            f"{path}: has no versions, only {file}; leave version out, or put the file into 2/model.onnx"
+        )
+
+
+def test_what_belongs_to_a_file_is_not_what_lies_around_it(tmp_path: Path) -> None:
+    """Its weights, what processors look for, and what the configuration names: no other model, nor anything else."""
+    file = make_outside(tmp_path / "m" / "a.onnx", "a.weights")
+    onnx_models.make(tmp_path / "m" / "b.onnx", "add_one")
+    for name in ("b.weights", "labels.txt", "names.txt", "photo.jpg"):
+        (tmp_path / "m" / name).write_bytes(b"x")
+    (tmp_path / "m" / "1_Pooling").mkdir()
+    (tmp_path / "m" / "1_Pooling" / "config.json").write_bytes(b"{}")
+    found = resolve_model(str(file), None, environ(tmp_path), ["names.txt"])
+    assert sorted(str(each.relative_to(tmp_path / "m")) for each in found.files()) == [
+        "1_Pooling/config.json",
+        "a.onnx",
+        "a.weights",
+        "labels.txt",
+        "names.txt",
+    ]
+
+
+def test_every_file_that_processors_look_for_belongs_to_a_model() -> None:
+    """By the names that they write down."""
+    sources = (Path(processors.__file__).parent).glob("*.py")
+    looked_for = re.compile(r'folder\.(?:find|json|json_list|lines)\(\s*"([^"]+)"')
+    assert {name for source in sources for name in looked_for.findall(source.read_text())} == set(SIDECARS)
+
+
+def test_a_flat_folder_called_by_a_number_has_no_files_above_it(tmp_path: Path) -> None:
+    """What lies beside a folder of versions belongs to it; what lies beside a flat folder does not."""
+    onnx_models.make(tmp_path / "2024" / "model.onnx", "add_one")
+    make_version(tmp_path / "m", "1")
+    for folder in (tmp_path, tmp_path / "m"):
+        (folder / "labels.txt").write_bytes(b"a\n")
+    flat, numbered = (resolve_model(path, None, environ(tmp_path)) for path in ("2024", "m"))
+    assert (flat.sidecars().lines("labels.txt"), numbered.sidecars().lines("labels.txt")) == (None, ["a"])
+
+
+@pytest.mark.parametrize(("path", "file"), [("m/a.onnx", "a.onnx"), ("m", "model.onnx")])
+def test_a_remote_model_without_versions_is_copied(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem, path: str, file: str
+) -> None:
+    """With its weights and what belongs to it, and without what lies around it; again when it has changed."""
+    made = make_outside(tmp_path / "made" / file, "w.bin")
+    others = {} if file == "model.onnx" else {"/bucket/m/b.onnx": b"b"}
+    memory.pipe(
+        {
+            f"/bucket/m/{file}": made.read_bytes(),
+            "/bucket/m/w.bin": (made.parent / "w.bin").read_bytes(),
+            "/bucket/m/labels.txt": b"a\n",
+            "/bucket/m/1_Pooling/config.json": b"{}",
+            "/bucket/m/photo.jpg": b"x",
+            **others,
+        }
+    )
+    found = resolve_model(f"memory://bucket/{path}", None, environ(tmp_path))
+    assert (found.file, found.version, found.numbered) == (file, "1", False)
+    assert sorted(str(each.relative_to(found.folder)) for each in found.folder.rglob("*") if each.is_file()) == sorted(
+        [file, "1_Pooling/config.json", "labels.txt", "w.bin"]
+    )
+    assert resolve_model(f"memory://bucket/{path}", None, environ(tmp_path)) == found
+    memory.pipe(f"/bucket/m/{file}", onnx_models.make(tmp_path / "other.onnx", "add_one").read_bytes())
+    again = resolve_model(f"memory://bucket/{path}", None, environ(tmp_path))
+    assert again.model_file.read_bytes() == (tmp_path / "other.onnx").read_bytes()
+
+
+def test_a_remote_file_that_is_missing_is_named(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
+    """As a folder is, and a version of what has none."""
+    memory.pipe({"/bucket/m/a.onnx": b"", "/bucket/m/b.onnx": b""})
+    variables = environ(tmp_path)
+    assert problem("memory://bucket/c.onnx", None, variables) == "memory://bucket/c.onnx: no such file"
+    assert problem("memory://bucket/m", None, variables) == (
+        "memory://bucket/m: holds several models and no model.onnx: name one in the path (a.onnx, b.onnx)"
+    )
+    assert problem("memory://bucket/m/a.onnx", 1, variables) == (
+        "memory://bucket/m/a.onnx: has no versions, only a.onnx; leave version out, or put the file into 1/model.onnx"
     )

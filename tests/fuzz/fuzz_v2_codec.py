@@ -75,7 +75,9 @@ def one_input(data: bytes) -> None:
         selection = codec.select(parsed)
         names = (spec.name for spec in codec.info.signature.outputs)
         outputs = classify(
-            dict(zip(names, tensors.values(), strict=True)), codec.classifications(parsed.request.outputs), ()
+            dict(zip(names, tensors.values(), strict=True)),
+            (counts := codec.classifications(parsed.request.outputs)),
+            dict.fromkeys(counts, ()),
         )
         codec.encode(parsed.request.id, selection, outputs)
     except ServeAppError as error:

@@ -504,7 +504,8 @@ def _feed(body: bytes, header_length: bytes | None, model: str) -> None:
         tensors = codec.decode(parsed)
         selection = codec.select(parsed)
         outputs = {spec.name: tensors[name] for spec, name in zip(codec.info.signature.outputs, tensors, strict=True)}
-        classified = classify(outputs, codec.classifications(parsed.request.outputs), codec.info.labels)
+        counts = codec.classifications(parsed.request.outputs)
+        classified = classify(outputs, counts, {name: codec.info.labels_of(name) for name in counts})
         codec.encode(parsed.request.id, selection, classified)
     except (InvalidRequest, Unsupported) as error:
         orjson.dumps(error.message)

@@ -26,7 +26,7 @@ class Walk:
         self.sizes = sizes
         self._opsets = opsets
         self.obstacle: Value | None = None
-        """The first that was met. ONNX Runtime also runs nodes that no output needs, and those may fail by the batch."""
+        """The first that was met. ONNX Runtime also runs nodes that no output needs; they may fail by the batch."""
 
     def outputs(self, graph: Any, scope: Scope) -> list[Value]:
         """Values of a graph's outputs.

@@ -34,19 +34,21 @@ def check_classification(spec: TensorSpec, count: int, where: str) -> None:
         raise InvalidRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no highest values")
 
 
-def classify(tensors: Tensors, counts: Mapping[str, int], labels: Sequence[str], *, rows: bool = True) -> Tensors:
+def classify(
+    tensors: Tensors, counts: Mapping[str, int], labels: Mapping[str, Sequence[str]], *, rows: bool = True
+) -> Tensors:
     """Replace outputs by their classes.
 
     Args:
         tensors: The model's outputs.
         counts: By the name of an output: how many classes to tell.
-        labels: The model's class names, or none.
+        labels: By the name of each of those: names for its values, or none.
         rows: Whether dimension 0 is rows; otherwise an output as a whole is one row, and its classes have no rows.
     """
     classes = {
-        name: top_classes(tensors[name], count, labels)
+        name: top_classes(tensors[name], count, labels[name])
         if rows
-        else top_classes(tensors[name].reshape(1, -1), count, labels)[0]
+        else top_classes(tensors[name].reshape(1, -1), count, labels[name])[0]
         for name, count in counts.items()
     }
     return {**tensors, **classes}

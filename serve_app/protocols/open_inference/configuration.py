@@ -30,7 +30,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
         "input": [
             {
                 **_tensor(spec, batched=batched and not optional),
-                "format": f"FORMAT_{info.layout or 'NONE'}",
+                "format": f"FORMAT_{info.formats.get(spec.name) or info.layout or 'NONE'}",
                 "is_shape_tensor": False,
                 "allow_ragged_batch": False,
                 "optional": optional,
@@ -39,7 +39,11 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
             for spec in specs
         ],
         "output": [
-            {**_tensor(spec, batched=batched), "label_filename": "", "is_shape_tensor": False}
+            {
+                **_tensor(spec, batched=batched),
+                "label_filename": info.label_files.get(spec.name, ""),
+                "is_shape_tensor": False,
+            }
             for spec in signature.outputs
         ],
         "dynamic_batching": _batching(info),
@@ -51,7 +55,7 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
                 "gpus": [],
             }
         ],
-        "default_model_filename": "model.onnx",
+        "default_model_filename": info.file,
         "metric_tags": {},
         "parameters": {
             name: {"string_value": value}

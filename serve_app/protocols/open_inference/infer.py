@@ -126,9 +126,10 @@ class InferEndpoint:
 
 async def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo, bodies: BodyReader) -> Tensors:
     """As `classify`: outputs that are large in a thread."""
+    labels = {name: info.labels_of(name) for name in counts}
     if bodies.is_large(_SORTING * held_bytes({name: tensors[name] for name in counts})):
-        return await bodies.offload(partial(classify, rows=info.rows), tensors, counts, info.labels)
-    return classify(tensors, counts, info.labels, rows=info.rows)
+        return await bodies.offload(partial(classify, rows=info.rows), tensors, counts, labels)
+    return classify(tensors, counts, labels, rows=info.rows)
 
 
 def held_bytes(tensors: Tensors) -> int:

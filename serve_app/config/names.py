@@ -1,0 +1,71 @@
+"""The names of models: the public one, which clients use, and that of the deployment, which is derived from it.
+
+A public name is free text: it stands in URLs (percent-encoded), in gRPC messages, metrics and logs. Ray Serve's
+deployments, its processes and its log files need something plainer, and so do our own files: `deployment_name`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from serve_app.config.faults import shown
+
+ROUTER: Final = "router"
+"""Name of the router's deployment. A model may be called so; its deployment is then called otherwise."""
+
+MOST_BYTES: Final = 255
+"""The longest public name, in UTF-8."""
+
+_FITS: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_READABLE: Final = 48
+_HASH_DIGITS: Final = 10
+
+
+def checked_public_name(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        ValueError: It cannot be one segment of a URL, or would not be readable in logs and metrics.
+    """
+    if not name or len(name.encode("utf-8", "surrogatepass")) > MOST_BYTES:
+        raise ValueError(f"must have 1 to {MOST_BYTES} bytes of UTF-8, got {shown(name)}")
+    if name != name.strip():
+        raise ValueError(f"must not begin or end with a blank, got {shown(name)}")
+    if "/" in name or not name.isprintable():
+        raise ValueError(f"must be printable characters without '/', got {shown(name)}")
+    if name in {".", ".."}:
+        raise ValueError(f"must not be {shown(name)}: in a URL it would lead elsewhere")
+    return name
+
+
+def checked_model_name(name: str) -> str:
+    """As `checked_public_name`, of a model. ``*`` stands for all models in a file of API keys, and is refused."""
+    if name == "*":
+        raise ValueError("must not be '*', which stands for every model in a file of API keys")
+    return checked_public_name(name)
+
+
+def checked_variant_name(name: str) -> str:
+    """As `checked_public_name`, of a variant: ASCII without commas, since it travels in the header X-Variant."""
+    if not name.isascii() or "," in name:
+        raise ValueError(f"must be ASCII without ',': it travels in the header X-Variant, got {shown(name)}")
+    return checked_public_name(name)
+
+
+def deployment_name(model: str) -> str:
+    """The name of a model's deployment.
+
+    It is the model's own where that is 1 to 63 ASCII letters, digits, ``-``, ``_`` or ``.`` with a letter or digit at
+    both ends, and not the router's. Otherwise it is what is readable of it, ``~``, and the begin of its SHA-256. No
+    name that is used as it is holds a ``~``, so the two kinds never meet.
+
+    Args:
+        model: Its public name.
+    """
+    if _FITS.fullmatch(model) and model != ROUTER:
+        return model
+    readable = _UNFIT.sub("-", model)[:_READABLE].strip("._-") or "model"
+    return f"{readable}~{hashlib.sha256(model.encode()).hexdigest()[:_HASH_DIGITS]}"
