@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import numpy as np
 from local_server import LocalServer
@@ -124,6 +125,7 @@ def _judge_served(
         with LocalServer(server_args([args[name] for name in served])) as server:
             for name, candidate in served.items():
                 _judge_one(server, name, candidate, tally, rng, rounds)
+            tally.runs += _runs(server)
     except AssertionError:
         raise
     except Exception as error:  # whatever keeps a server from starting that was validated
@@ -155,6 +157,13 @@ def _judge_one(
             details.setdefault(outcome, f"{ask.way} {_shapes(request.inputs)}: {detail}")
     worst = next((outcome for outcome in (Outcome.WRONG, Outcome.REFUSED_REQUEST) if found[outcome]), Outcome.RIGHT)
     tally.add(candidate.name, worst, f"{found[worst]} of {found.total()}, e.g. {details.get(worst, '')}")
+
+
+def _runs(server: LocalServer) -> int:
+    """How often it has run its models."""
+    with urlopen(f"{server.url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("serve_app_batch_rows_count{"))
 
 
 def _choice(rng: np.random.Generator, candidate: Candidate, turn: int) -> list[int]:

@@ -32,7 +32,7 @@ class Tally:
         details: What went wrong: the model, the outcome and a line.
         requests: Answers that were compared.
         beyond: Requests that were answered though ONNX Runtime alone cannot run them.
-        sharing: Runs of a model, and requests that they carried.
+        runs: Runs of the models that answered them; what shares a batch shares a run.
     """
 
     title: str
@@ -41,6 +41,7 @@ class Tally:
     not_counted: Counter[str] = field(default_factory=Counter)
     details: list[tuple[str, Outcome, str]] = field(default_factory=list)
     requests: int = 0
+    runs: int = 0
     beyond: int = 0
 
     @property
@@ -71,6 +72,7 @@ class Tally:
         lines = [f"## {self.title}", "", "| what became of it | models |", "|---|---|"]
         lines += [f"| {outcome} | {self.models[outcome]} |" for outcome in Outcome]
         lines += [f"| counted | {self.counted} |", f"| answers compared | {self.requests} |"]
+        lines += [f"| runs that they took | {self.runs} |"]
         lines += [f"| answered, though ONNX Runtime alone cannot run it | {self.beyond} |"]
         for head, counts in (("refused before serving", self.reasons), ("not counted", self.not_counted)):
             if counts:
