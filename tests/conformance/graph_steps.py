@@ -387,16 +387,23 @@ def ones_for_small(graph: Graph) -> None:
         graph.add(graph.node("Cast", [turned], to=TensorProto.FLOAT)[0], value, kind="float", bound=1.0)
 
 
-ELEMENTWISE: tuple[Step, ...] = (unary, with_constant, threshold, cast, negate, ones_for_small)
-"""Whatever these do to inputs that begin with rows, each row is computed alone."""
-
-STEPS: tuple[Step, ...] = (
-    *ELEMENTWISE,
+ROW_WISE: tuple[Step, ...] = (
+    unary,
+    with_constant,
+    threshold,
+    cast,
+    negate,
+    ones_for_small,
     two,
     matmul,
     gemm,
     layer_normalization,
     convolution,
+)
+"""Of inputs whose first axis is rows these compute each row alone, in whatever order they come."""
+
+STEPS: tuple[Step, ...] = (
+    *ROW_WISE,
     reduction,
     softmax,
     cumulative_sum,

@@ -15,6 +15,8 @@ _LARGEST = 100.0
 """What values are multiplied with at most."""
 _ANSWER_BYTES = 256 * 1024
 """Larger answers are left out: they would take time, and say nothing more."""
+_REQUEST_BYTES = 4 * 1024**2
+"""Likewise larger requests, of which few would fit into the server's limits at once."""
 _FLOATS = frozenset({np.dtype(kind) for kind in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16)})
 
 
@@ -59,6 +61,8 @@ def requests_of(
     made: list[Request] = []
     left = {True: number, False: refused}
     for inputs in (*own, *_candidates(own[0], rng)):
+        if _nbytes(inputs) > _REQUEST_BYTES:
+            continue
         expected = answer(alone, inputs)
         runs = expected is not None
         if not left[runs] or (expected is not None and _nbytes(expected) > _ANSWER_BYTES):

@@ -121,14 +121,14 @@ def _judge_served(
 ) -> None:
     if not served:
         return
+    found = Tally(tally.title)
     try:
         with LocalServer(server_args([args[name] for name in served])) as server:
             for name, candidate in served.items():
-                _judge_one(server, name, candidate, tally, rng, rounds)
-            tally.runs += _runs(server)
-    except AssertionError:
-        raise
-    except Exception as error:  # whatever keeps a server from starting that was validated
+                _judge_one(server, name, candidate, found, rng, rounds)
+            found.runs += _runs(server)
+        tally.merge(found)
+    except Exception as error:  # whatever keeps a server that was validated from starting, or from answering at all
         if len(served) == 1:
             (candidate,) = served.values()
             tally.add(candidate.name, Outcome.FAILED_LATER, f"{type(error).__name__}: {error}")
@@ -146,17 +146,17 @@ def _judge_one(
         [Ask(name, request.inputs, _way(request, client, turn)) for client, request in enumerate(asked)]
         for turn, asked in enumerate(chosen)
     ]
-    found: Counter[Outcome] = Counter()
+    ended: Counter[Outcome] = Counter()
     details: dict[Outcome, str] = {}
     for asked, ways, replies in zip(chosen, asks, ask_together(server, asks), strict=True):
         for request, ask, reply in zip(asked, ways, replies, strict=True):
             tally.requests += request.expected is not None
             tally.beyond += request.expected is None and reply.status == 200
             outcome, detail = _outcome(request, reply)
-            found[outcome] += 1
+            ended[outcome] += 1
             details.setdefault(outcome, f"{ask.way} {_shapes(request.inputs)}: {detail}")
-    worst = next((outcome for outcome in (Outcome.WRONG, Outcome.REFUSED_REQUEST) if found[outcome]), Outcome.RIGHT)
-    tally.add(candidate.name, worst, f"{found[worst]} of {found.total()}, e.g. {details.get(worst, '')}")
+    worst = next((outcome for outcome in (Outcome.WRONG, Outcome.REFUSED_REQUEST) if ended[outcome]), Outcome.RIGHT)
+    tally.add(candidate.name, worst, f"{ended[worst]} of {ended.total()}, e.g. {details.get(worst, '')}")
 
 
 def _runs(server: LocalServer) -> int:

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_SHOWN = 25
+_SHOWN = 60
+"""Faults in a table, the worst first."""
 
 
 class Outcome(StrEnum):
@@ -18,6 +19,9 @@ class Outcome(StrEnum):
     REFUSED_REQUEST = "valid request refused"
     REFUSED_MODEL = "refused before serving"
     FAILED_LATER = "fails later though validated"
+
+
+_WORST = (Outcome.FAILED_LATER, Outcome.WRONG, Outcome.REFUSED_REQUEST)
 
 
 @dataclass
@@ -62,6 +66,15 @@ class Tally:
         elif outcome is not Outcome.RIGHT:
             self.details.append((model, outcome, detail))
 
+    def merge(self, other: Tally) -> None:
+        """Add all of another one's."""
+        for name in ("models", "reasons", "not_counted"):
+            getattr(self, name).update(getattr(other, name))
+        self.details += other.details
+        self.requests += other.requests
+        self.runs += other.runs
+        self.beyond += other.beyond
+
     def faults(self) -> list[str]:
         """What may not be: everything but right answers and models that were refused with a reason."""
         found = [f"{model}: {outcome}: {detail}" for model, outcome, detail in self.details]
@@ -79,8 +92,9 @@ class Tally:
                 lines += ["", f"| {head}, because | models |", "|---|---|"]
                 lines += [f"| {reason} | {number} |" for reason, number in counts.most_common()]
         if self.details:
-            lines += ["", *(f"- {model}: {outcome}: {detail}" for model, outcome, detail in self.details[:_SHOWN])]
-            lines += [f"- and {len(self.details) - _SHOWN} more"] if len(self.details) > _SHOWN else []
+            worst = sorted(self.details, key=lambda detail: _WORST.index(detail[1]))
+            lines += ["", *(f"- {model}: {outcome}: {detail}" for model, outcome, detail in worst[:_SHOWN])]
+            lines += [f"- and {len(worst) - _SHOWN} more"] if len(worst) > _SHOWN else []
         return "\n".join([*lines, ""])
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from conformance.alone import Alone
 from conformance.asking import CLIENTS
-from conformance.graph_steps import ELEMENTWISE, STEPS
+from conformance.graph_steps import ROW_WISE, STEPS
 from conformance.random_graphs import INPUTS, ROWS_ONLY, Graph, Inputs, Pick, Step, random_graph, random_inputs
 from conformance.row_requests import Request, answer, is_deterministic
 from conformance.serving import Candidate, judge
@@ -74,9 +74,9 @@ def test_without_the_proof_wrong_answers_are_found_at_once(tmp_path: Path) -> No
         _search(STEPS, tmp_path, requests=_SAMPLE, unverified=True, shrink=False)
 
 
-def test_what_is_computed_by_element_is_joined_and_right(tmp_path: Path) -> None:
+def test_what_is_computed_row_by_row_is_joined_and_right(tmp_path: Path) -> None:
     """The judge finds nothing where nothing is wrong, and it is not for want of neighbours: few runs carry them all."""
-    tally = _search(ELEMENTWISE, tmp_path, requests=_SAMPLE // 4, inputs=ROWS_ONLY)
+    tally = _search(ROW_WISE, tmp_path, requests=_SAMPLE // 4, inputs=ROWS_ONLY)
     assert (tally.counted, True) == (tally.models[Outcome.RIGHT], tally.runs < tally.requests / 2), tally.table()
 
 
@@ -141,10 +141,7 @@ def _serve(graph: Graph, number: int, folder: Path, tally: Tally, *, unverified:
     one = Tally("one graph")
     candidate = Candidate("graph", model.SerializeToString(), requests)
     judge([candidate], folder, one, rng, rounds=_ROUNDS, unverified=unverified)
-    tally.models += one.models
-    tally.reasons += one.reasons
-    tally.requests += one.requests
-    tally.runs += one.runs
+    tally.merge(one)
     told = "\n".join([*one.faults(), onnx.printer.to_text(model)])
     if one.models[Outcome.WRONG]:
         raise WrongAnswer(told)
