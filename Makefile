@@ -153,6 +153,10 @@ layers: env
 test: env models clients ## Run the tests (TESTS=... chooses)
 	@$(BIN)/python -m pytest $(TESTS)
 
+.PHONY: test-thorough
+test-thorough: env ## Show that batches change no answer: all of onnx's cases, 100,000 requests to random graphs (10 minutes)
+	@SERVE_APP_THOROUGH=1 $(BIN)/python -m pytest -s tests/conformance
+
 .PHONY: fuzz-http
 fuzz-http: env ## Ask the HTTP side whatever its description allows and forbids, 10 minutes (FUZZ_SECONDS, URL)
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python tests/fuzz_http.py --seconds "$(FUZZ_SECONDS)" \

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx_models
 import tokenizers
@@ -44,6 +44,7 @@ from serve_app.scheduling.scheduler import Scheduler
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
+_T = TypeVar("_T")
 
 
 def every_kind_of_model(folder: Path) -> dict[str, Any]:
@@ -157,13 +158,21 @@ class LocalServer:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do something in the server's own event loop, and wait for it.
+
+        What clients send there in one turn has all arrived before the server reads any of it.
+        """
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:  # told to who waits in `__enter__`
-            self._fault = error
+        except BaseException as error:
+            if self._started.is_set():
+                raise
+            self._fault = error  # told to who waits in `__enter__`
             self._started.set()
-            raise
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
