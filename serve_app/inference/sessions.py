@@ -202,7 +202,8 @@ class _Maker:
     def _weight_bytes(self) -> int:
         """About what the weights of one session take: the model's file, and those beside it that hold its weights."""
         file = self._settings.model_file
-        return sum(part.stat().st_size for part in (file, *(file.parent / name for name in external_data(file))))
+        parts = (file, *(file.parent / name for name in external_data(file)))
+        return sum(part.stat().st_size for part in parts if part.is_file())  # what is missing, the session tells
 
     def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
         """Make a session on this device, or on the CPU where CUDA has no device to run on."""
