@@ -121,6 +121,24 @@ def rows_of(tensors: Tensors) -> int:
     raise InvalidRequest(f"all inputs must have the same number of rows (dimension 0); found: {found}")
 
 
+def broadcast_rows(tensors: Tensors) -> tuple[int, bool]:
+    """The number of rows of an entry, and whether it can be joined to others.
+
+    As ONNX's operators do, a model may repeat the one row of an input for all rows of the others. Such an entry is run
+    by itself.
+
+    Raises:
+        InvalidRequest: As `rows_of`, and not for that reason.
+    """
+    try:
+        return rows_of(tensors), True
+    except InvalidRequest:
+        counts = {len(array) if array.ndim else -1 for array in tensors.values()} - {1}
+        if len(counts) != 1 or min(counts) < 0:
+            raise
+        return counts.pop(), False
+
+
 def pieces(rows: int, max_rows: int) -> Iterator[slice]:
     """Cut rows into slices of at most ``max_rows``."""
     for start in range(0, rows, max_rows):
@@ -301,7 +319,10 @@ def _run_whole(
         ran.executions.append(Execution(rows, bucket, clock() - start))
         ran.add([position], [rows], outputs)
     except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
-        ran.fail(position, _as_answer(error))
+        answer = _as_answer(error)
+        if rows > 1 and any(len(array) != rows for array in tensors.values() if array.ndim):
+            answer = InvalidRequest(f"inputs have 1 and {rows} rows, and the model does not take them so: {answer}")
+        ran.fail(position, answer)
 
 
 def run_assembled(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from threading import Lock
 from types import MappingProxyType
 
-from serve_app.inference.batch import rows_of
+from serve_app.inference.batch import broadcast_rows
 from serve_app.payloads import Joinable, Tensors
 
 logger = logging.getLogger(__name__)
@@ -54,11 +54,10 @@ class Joining:
             InvalidRequest: Its tensors do not have the same number of rows, as those of this model must.
         """
         verdict = self._verdicts.get(variant, _UNKNOWN)
-        if not verdict.rows:
+        if not verdict.rows or len(tensors) > self._inputs.get(variant, len(tensors)):
             return 1, True
-        rows = rows_of(tensors)
-        whole = not rows or not verdict.joins or len(tensors) > self._inputs.get(variant, len(tensors))
-        return rows or 1, whole
+        rows, even = broadcast_rows(tensors)
+        return rows or 1, not (rows and even and verdict.joins)
 
     def change(self, variant: str, verdict: Joinable) -> None:
         """Take another verdict, from the next batch on, and tell it to the routers with their next answers."""

@@ -301,13 +301,13 @@ def test_missing_inputs_are_all_named() -> None:
 
 
 def test_inputs_must_agree_on_rows() -> None:
-    """Dimension 0 is rows, the same for all inputs."""
+    """Dimension 0 is rows, as many in all inputs; a model may repeat a single one."""
     inputs = [
-        {"name": "in_BOOL", "shape": [1, 1, 2], "datatype": "BOOL", "data": [True, False]},
+        {"name": "in_BOOL", "shape": [3, 1, 2], "datatype": "BOOL", "data": [True, False] * 3},
         {"name": "in_INT8", "shape": [2, 1, 2], "datatype": "INT8", "data": [1, 2, 3, 4]},
     ]
 
-    with pytest.raises(InvalidRequest, match=re.escape("inputs[1].shape: 2 rows, but inputs[0] has 1")):
+    with pytest.raises(InvalidRequest, match=re.escape("inputs[1].shape: 2 rows, but inputs[0] has 3")):
         _decode({"inputs": inputs}, "mirror")
 
 

@@ -40,7 +40,25 @@ _TABLES: dict[str, Table] = {
 
 
 _SINCE_7 = frozenset(
-    ["Add", "And", "AveragePool", "BatchNormalization", "Div", "Dropout", "Equal", "Gemm", "Greater", "Less", "Mul", "Or", "PRelu", "Pow", "Sub", "Upsample", "Xor"]
+    [
+        "Add",
+        "And",
+        "AveragePool",
+        "BatchNormalization",
+        "Div",
+        "Dropout",
+        "Equal",
+        "Gemm",
+        "Greater",
+        "Less",
+        "Mul",
+        "Or",
+        "PRelu",
+        "Pow",
+        "Sub",
+        "Upsample",
+        "Xor",
+    ]
 )
 
 

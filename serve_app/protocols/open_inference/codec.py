@@ -28,7 +28,7 @@ from serve_app.protocols.open_inference.tensors import (
     element_type,
     encode_binary,
 )
-from serve_app.protocols.service import ModelInfo
+from serve_app.protocols.service import TENSORS, ModelInfo
 
 Decoder: TypeAlias = msgspec.json.Decoder[wire.InferRequest[Any]]
 """Decodes the JSON of a request."""
@@ -431,12 +431,16 @@ class ModelCodec:
             )
 
     def _check_rows(self, where: str, shape: tuple[int, ...], plan: InputPlan, before: Tensors) -> None:
-        """Check that an input has as many rows as one before it. Raises `InvalidRequest`."""
+        """Check that an input has as many rows as one before it, or one of them one row. Raises `InvalidRequest`.
+
+        A model may repeat one row for all of another input, as ONNX's operators do.
+        """
         first = next((name for name in before if self._inputs[name].rows), None)
         if first is None:
             return
         rows, axis = before[first].shape[self._inputs[first].axis], plan.axis
-        if shape[axis] != rows:
+        alone = self.info.task == TENSORS and not self.info.fixed_rows
+        if shape[axis] != rows and not (alone and 1 in (shape[axis], rows)):
             index = list(before).index(first)
             raise InvalidRequest(
                 f"{where}.shape: {shape[axis]} rows, but inputs[{index}] has {rows}; dimension {axis} is rows"
