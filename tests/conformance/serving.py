@@ -17,11 +17,7 @@ from conformance.row_requests import Request
 from conformance.tally import Outcome, Tally
 from serve_app.app import describe_models
 from serve_app.config import parse_args
-from serve_app.config.batching import BatchingConfig
 from serve_app.errors import ConfigError
-
-_UNVERIFIED = "unverified"
-"""The key that lets a model's requests be joined though nothing proves that this changes no answer."""
 
 
 class Candidate(NamedTuple):
@@ -44,12 +40,12 @@ def model_args(name: str, folder: Path, *, unverified: bool = False) -> dict[str
     Args:
         name: In URLs.
         folder: Of its versions.
-        unverified: Whether to join its requests without proof. A server that has no key for that does so anyway.
+        unverified: Whether to join its requests without proof.
     """
     # A breaker would refuse valid requests after others had failed: here each is judged by itself.
     made: dict[str, Any] = {"name": name, "path": str(folder), "breaker": {"enabled": False}}
-    if unverified and _UNVERIFIED in BatchingConfig.model_fields:
-        made["batching"] = {_UNVERIFIED: "allow"}
+    if unverified:
+        made["batching"] = {"unverified": "allow"}
     return made
 
 
