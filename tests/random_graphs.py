@@ -126,7 +126,7 @@ def _transpose(graph: Graph) -> None:
 
 
 def _factors(graph: Graph, size: int) -> list[int]:
-    target = []
+    target: list[int] = []
     while size > 1 and len(target) < 3:
         factor = graph.random.choice([f for f in (1, 2, 4, 8, size) if size % f == 0])
         target.append(factor)
