@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 from row_experiments import Case, experiment
 
-from serve_app.inference.joining import prove_rows_of
+from serve_app.inference.joining.proof import prove_rows_of
 
 RANDOM = np.random.default_rng(7)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from serve_app.inference.joining import RowProof, prove_rows_of
+from serve_app.inference.joining.proof import RowProof, prove_rows_of
 
 PROVEN = RowProof(True, "every operator treats rows one by one")
 

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from serve_app.inference.joining import RowProof, prove_rows, prove_rows_of
+from serve_app.inference.joining.proof import RowProof, prove_rows, prove_rows_of
 
 PROVEN = RowProof(True, "every operator treats rows one by one")
 MODELS = Path(__file__).parents[3] / "models"

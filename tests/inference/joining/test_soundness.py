@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_graphs import ROWS, random_graph
 from row_experiments import Case, backend_cases, experiment
 
-from serve_app.inference.joining import prove_rows_of
+from serve_app.inference.joining.proof import prove_rows_of
 
 THOROUGH = pytest.mark.skipif(
     not os.environ.get("SERVE_APP_THOROUGH"), reason="minutes: SERVE_APP_THOROUGH=1 pytest tests/inference/joining"
