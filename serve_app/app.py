@@ -123,7 +123,7 @@ def _read(model: ModelConfig) -> dict[str, Description]:
     exact = builds[""]
     model.make_processor(exact.signature, locations[""])
     model.make_samples(exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
-    _said_of_tensors(model, exact, locations[""])
+    _said_of_tensors(model, exact, locations[""], tell=False)
     profile = model.read_profile(locations)
     for note in () if profile is None else model.profile_notes(profile):
         _log.warning("%s", note)
@@ -157,7 +157,9 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
     )
 
 
-def _said_of_tensors(model: ModelConfig, build: Description, location: ModelLocation) -> dict[str, Any]:
+def _said_of_tensors(
+    model: ModelConfig, build: Description, location: ModelLocation, *, tell: bool = True
+) -> dict[str, Any]:
     """What the configuration, or a file beside the model, says of the tensors of a model without a processor.
 
     Raises:
@@ -175,7 +177,7 @@ def _said_of_tensors(model: ModelConfig, build: Description, location: ModelLoca
     try:
         found = output_labels(model.labels, signature, location.sidecars())
         told |= {"output_labels": found.labels, "label_files": found.files}
-        if found.note:
+        if found.note and tell:
             _log.log(logging.INFO if found.labels else logging.WARNING, "model %r: %s", model.name, found.note)
     except ConfigError as error:
         problems += error.problems

@@ -185,6 +185,8 @@ class ModelCodec:
         self._inputs = {spec.name: _plan(spec, rows=info.rows) for spec in signature.inputs}
         self._needed = tuple(self._inputs)
         self._inputs |= {spec.name: _plan(spec, rows=False) for spec in signature.optional}
+        # Of others, ONNX's operators may repeat rows or take them apart: such a request is run by itself.
+        self._even = info.task != TENSORS or info.fixed_rows
         self._axes = {spec.name: spec.axis for spec in signature.outputs if spec.axis}
         self._outputs = {spec.name: spec for spec in info.signature.outputs}
         self.binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
@@ -267,7 +269,7 @@ class ModelCodec:
         if datatype != plan.spec.datatype:
             raise self._wrong_datatype(where, datatype, plan.spec)
         self._check_shape(where, shape, plan)
-        if before and plan.rows:
+        if before and plan.rows and self._even:
             self._check_rows(where, shape, plan, before)
         return plan, where
 
@@ -431,16 +433,12 @@ class ModelCodec:
             )
 
     def _check_rows(self, where: str, shape: tuple[int, ...], plan: InputPlan, before: Tensors) -> None:
-        """Check that an input has as many rows as one before it, or one of them one row. Raises `InvalidRequest`.
-
-        A model may repeat one row for all of another input, as ONNX's operators do.
-        """
+        """Check that an input has as many rows as one before it, where they cannot differ. Raises `InvalidRequest`."""
         first = next((name for name in before if self._inputs[name].rows), None)
         if first is None:
             return
         rows, axis = before[first].shape[self._inputs[first].axis], plan.axis
-        alone = self.info.task == TENSORS and not self.info.fixed_rows
-        if shape[axis] != rows and not (alone and 1 in (shape[axis], rows)):
+        if shape[axis] != rows:
             index = list(before).index(first)
             raise InvalidRequest(
                 f"{where}.shape: {shape[axis]} rows, but inputs[{index}] has {rows}; dimension {axis} is rows"
