@@ -204,6 +204,10 @@ UNKNOWN = {
         "it has several",
     ),
     "vector of features": ("(float[n] x) => (float y) { y = ai.onnx.ml.Normalizer(x) }", "reads 1 axes"),
+    "scales by block": (
+        """(int8[n,4] x) => (float y) <float[1,2] s = {1, 2}> { y = DequantizeLinear<axis = 1, block_size = 2>(x, s) }""",
+        "a fixed number of rows",
+    ),
     "what no output needs": (
         """(float[n,4] x) => (float y) <float[2,1] c = {1, 2}> { z = Add(x, c) y = Relu(x) }""",
         "though no output needs it",
