@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from serve_app.inference.joining.constant_shapes import shaped
 from serve_app.inference.joining.constants import folded
 from serve_app.inference.joining.control import Scope, controlled
 from serve_app.inference.joining.dimensions import Dim
@@ -111,7 +112,12 @@ class Walk:
             found = _attempt(computed, op)
             if found is not None:
                 return [found]
-        return None if Kind.SIZES in kinds else [op.constant(output) for output in range(len(op.outputs))]
+        if Kind.SIZES in kinds:
+            return None
+        inferred = [op.constant(output) for output in range(len(op.outputs))]
+        if inferred[0].shape is None or any(dim.literal is None for dim in inferred[0].shape):
+            return [_attempt(shaped, op) or inferred[0], *inferred[1:]]
+        return inferred
 
 
 def _attempt(rule: Any, op: Operation) -> Value | None:

@@ -112,8 +112,11 @@ def _quantize(op: Operation) -> Value:
         if value.rank == 1 and not op.integer("block_size", 0):
             if op.axis(1, rows.rank) == rows.axis:
                 raise Mixes("has a scale of its own for each place in the batch")
-        else:
+        elif value.rank == rows.rank and value.dims[rows.axis] == rows.dims[rows.axis]:
             broadcast(op, [rows, value])
+        else:
+            # Scales by block are as many as the elements along every axis but one, and do not broadcast.
+            raise Unknown("has scales for a fixed number of rows")
     return op.same(rows)
 
 

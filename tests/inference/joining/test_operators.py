@@ -82,6 +82,42 @@ KEPT = {
     "loss of each": '(float[n,3] x, int64[n] z) => (float y) { y = SoftmaxCrossEntropyLoss<reduction = "none">(x, z) }',
 }
 
+EXPORTED = {
+    "class token expanded to the rows": """(float[n,t,2] x) => (float y) <float[1,1,2] c={1,2}, int64[1] z={0}, int64[1] m={-1}, int64[3] neg={-1,-1,-1}, int64[1] three={3}> {
+ s=Shape(x) b=Gather(s,z) d=Concat<axis=0>(b,m,m) ones=ConstantOfShape<value=int64[1]{1}>(three) mm=Mul(ones,neg) e=Equal(d,mm) w=Where(e,ones,d) t=Expand(c,w) y=Concat<axis=1>(t,x) }""",
+    "attention mask": """(int64[n,t] x, int64[n,t] m) => (float y) <float[5,2] w={1,2,3,4,5,6,7,8,9,0}, int64[2] ax={1,2}, float one={1}, float big={-1000}> {
+ h=Gather(w,x) u=Unsqueeze(m,ax) f=Cast<to=1>(u) g=Sub(one,f) k=Mul(g,big) ht=Transpose<perm=[0,2,1]>(h) q=MatMul(h,ht) o=Constant<value_ints=[1]>() q4=Unsqueeze(q,o) a=Add(q4,k) y=Softmax(a) }""",
+    "expanded mask": """(int64[n,t] m, float[n,h,t,t] q) => (float y) <int64 i0={0}, int64 i1={1}, int64[1] z={0}, int64[1] ax={1}, int64[2] axs={1,2}> {
+ s=Shape(m) b=Gather(s,i0) t=Gather(s,i1) u=Unsqueeze(m,axs) b1=Unsqueeze(b,z) t1=Unsqueeze(t,z) o=Constant<value_ints=[1]>() d=Concat<axis=0>(b1,o,t1,t1) e=Expand(u,d) f=Cast<to=1>(e) y=Add(q,f) }""",
+    "pads of an exporter": """(float[n,1,w] x) => (float y) <int64[2] p={1,1}, int64[1] k4={4}, int64[2] r={-1,2}, int64[1] m={-1}, int64[1] z={0}, int64[1] mn={-9223372036854775807}> {
+ c=ConstantOfShape<value=int64[1]{0}>(k4) d=Concat<axis=0>(p,c) e=Reshape(d,r) f=Slice(e,m,mn,z,m) g=Transpose<perm=[1,0]>(f) h=Reshape(g,m) i=Cast<to=7>(h) y=Pad(x,i) }""",
+    "state made of the shape": """(float[n,t,1] x) => (float y) <float[1,4,1] w={1,1,1,1}, float[1,4,1] r={1,1,1,1}, int64 i0={0}, int64[1] z={0}, int64[1] one={1}, float c0={0}, int64[1] ax1={1}> {
+ s=Shape(x) b=Gather(s,i0) bu=Unsqueeze(b,z) d=Concat<axis=0>(one,bu,one) h0=Expand(c0,d) xt=Transpose<perm=[1,0,2]>(x) a,h,c=LSTM<hidden_size=1>(xt,w,r,,,h0,h0) q=Squeeze(a,ax1) y=Transpose<perm=[1,0,2]>(q) }""",
+    "attention heads": """(float[n,t,8] x) => (float y) <int64 i0={0}, int64 i1={1}, int64[1] z={0}, int64[1] two={2}, int64[1] four={4}, int64[1] e8={8}> {
+ s=Shape(x) b=Gather(s,i0) t=Gather(s,i1) b1=Unsqueeze(b,z) t1=Unsqueeze(t,z) d=Concat<axis=0>(b1,t1,two,four) v=Reshape(x,d) p=Transpose<perm=[0,2,1,3]>(v) q=Transpose<perm=[0,2,1,3]>(p) g=Concat<axis=0>(b1,t1,e8) y=Reshape(q,g) }""",
+    "heads merged with the rows": """(float[n,t,8] x) => (float y) <int64 i0={0}, int64 i1={1}, int64[1] z={0}, int64 two={2}, int64[1] four={4}, int64[1] m={-1}, int64[1] e8={8}, int64[1] tw={2}> {
+ s=Shape(x) b=Gather(s,i0) t=Gather(s,i1) b1=Unsqueeze(b,z) t1=Unsqueeze(t,z) d=Concat<axis=0>(b1,t1,tw,four) v=Reshape(x,d) p=Transpose<perm=[0,2,1,3]>(v) bh=Mul(b,two) bh1=Unsqueeze(bh,z) dd=Concat<axis=0>(bh1,m,four) r=Reshape(p,dd) rt=Transpose<perm=[0,2,1]>(r) a=MatMul(r,rt) so=Softmax(a) o=MatMul(so,r) d2=Concat<axis=0>(b1,tw,m,four) ov=Reshape(o,d2) ot=Transpose<perm=[0,2,1,3]>(ov) g=Concat<axis=0>(b1,m,e8) y=Reshape(ot,g) }""",
+    "resized like another": """(float[n,1,h,w] x, float[n,1,hh,ww] z) => (float y) <int64[1] i0={0}, int64[1] i2={2}, int64[1] i4={4}> {
+ s=Shape(x) a=Slice(s,i0,i2) q=Shape(z) b=Slice(q,i2,i4) d=Concat<axis=0>(a,b) y=Resize<mode="linear">(x,,,d) }""",
+    "shuffled channels": """(float[n,4,h,w] x) => (float y) <int64 i0={0}, int64 i2={2}, int64 i3={3}, int64[1] z={0}, int64[1] two={2}, int64[1] m={-1}> {
+ s=Shape(x) b=Gather(s,i0) h=Gather(s,i2) w=Gather(s,i3) b1=Unsqueeze(b,z) h1=Unsqueeze(h,z) w1=Unsqueeze(w,z) d=Concat<axis=0>(b1,two,two,h1,w1) v=Reshape(x,d) p=Transpose<perm=[0,2,1,3,4]>(v) e=Concat<axis=0>(b1,m,h1,w1) y=Reshape(p,e) }""",
+    "position embedding": """(int64[n,t] x) => (float y) <float[5,2] w={1,2,3,4,5,6,7,8,9,0}, int64[1,5] ids={0,1,2,3,4}, int64[1] i0={0}, int64[1] i1={1}, int64[1] i2={2}> {
+ s=Shape(x) t=Slice(s,i1,i2) p=Slice(ids,i0,t,i1) pe=Gather(w,p) e=Gather(w,x) y=Add(e,pe) }""",
+    "positions expanded to the rows": """(int64[n,t] x) => (float y) <float[5,2] w={1,2,3,4,5,6,7,8,9,0}, int64 i0={0}, int64 i1={1}, int64[1] z={0}> {
+ s=Shape(x) t=Gather(s,i1) r=Range(i0,t,i1) u=Unsqueeze(r,z) p=Expand(u,s) pe=Gather(w,p) e=Gather(w,x) y=Add(e,pe) }""",
+    "masked mean": """(float[n,t,2] x, int64[n,t] m) => (float y) <int64[1] m1={-1}, int64[1] one={1}, float eps={0.0001}> {
+ u=Unsqueeze(m,m1) s=Shape(x) e=Expand(u,s) f=Cast<to=1>(e) g=Mul(x,f) a=ReduceSum<keepdims=0>(g,one) b=ReduceSum<keepdims=0>(f,one) c=Clip(b,eps) y=Div(a,c) }""",
+    "flattened by shape": """(float[n,2,4,4] x) => (float y) <int64 i0={0}, int64[1] z={0}, int64[1] m={-1}, float[32,3] w={1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> {
+ s=Shape(x) b=Gather(s,i0) b1=Unsqueeze(b,z) d=Concat<axis=0>(b1,m) f=Reshape(x,d) y=MatMul(f,w) }""",
+    "flattened to a number": """(float[n,1,9,9] x) => (float y) <int64[2] s={-1,98}, float[2,1,3,3] w={1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> { c=Conv(x,w) y=Reshape(c,s) }""",
+    "last token": """(float[n,t,2] x, int64[n,t] m) => (float y) <int64[1] a={1}, int64 one={1}, int64[1] z={0}> {
+ l=ReduceSum<keepdims=0>(m,a) k=Sub(l,one) i=Unsqueeze(k,a) y=GatherND<batch_dims=1>(x,i) }""",
+    "cut in half": """(float[n,t,4] x) => (float y) <int64 i1={1}, int64[1] z={0}, int64 two={2}, int64[1] one={1}, int64[1] zero={0}> {
+ s=Shape(x) t=Gather(s,i1) h=Div(t,two) h1=Unsqueeze(h,z) y=Slice(x,zero,h1,one) }""",
+    "windows of a picture": """(float[n,8,8,2] x) => (float y) <int64[6] a={-1,2,4,2,4,2}, int64[3] b={-1,16,2}, int64[6] c={-1,2,2,4,4,2}, int64[4] d={-1,8,8,2}> {
+ r=Reshape(x,a) p=Transpose<perm=[0,1,3,2,4,5]>(r) w=Reshape(p,b) t=Softmax<axis=1>(w) q=Reshape(t,c) o=Transpose<perm=[0,1,3,2,4,5]>(q) y=Reshape(o,d) }""",
+}
+
 MIXED = {
     "rows and columns": ("(float[n,4] x) => (float y) { t = Transpose(x) y = Add(x, t) }", "rows of one axis"),
     "constant by place": ("(float[n,1] x) => (float y) <float[2,1] c = {1, 2}> { y = Add(x, c) }", "for each place"),
@@ -168,6 +204,10 @@ UNKNOWN = {
         "it has several",
     ),
     "vector of features": ("(float[n] x) => (float y) { y = ai.onnx.ml.Normalizer(x) }", "reads 1 axes"),
+    "scales by block": (
+        """(int8[n,4] x) => (float y) <float[1,2] s = {1, 2}> { y = DequantizeLinear<axis = 1, block_size = 2>(x, s) }""",
+        "a fixed number of rows",
+    ),
     "what no output needs": (
         """(float[n,4] x) => (float y) <float[2,1] c = {1, 2}> { z = Add(x, c) y = Relu(x) }""",
         "though no output needs it",
@@ -179,6 +219,12 @@ UNKNOWN = {
 def test_rows_stay_apart(graph: str) -> None:
     """Operators beside the rows' axis keep rows apart."""
     assert prove(graph) == PROVEN
+
+
+@pytest.mark.parametrize("graph", EXPORTED.values(), ids=EXPORTED.keys())
+def test_what_exporters_write_is_proven(graph: str) -> None:
+    """Idioms of exporters, which compute shapes from shapes, keep rows apart."""
+    assert prove(graph, 17) == PROVEN
 
 
 @pytest.mark.parametrize(("graph", "reason"), MIXED.values(), ids=MIXED.keys())
