@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from serve_app.config import resolve_model
 from serve_app.errors import ConfigError
 from serve_app.inference.half import convert_to_fp16
+from serve_app.inference.int8.convert import convert_to_int8
 
 
-def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) -> Path:
-    """Write a model in FP16, with the files that lie beside it: labels, tokenizers, licences.
+def convert_model(
+    path: str,
+    output: Path | None,
+    environ: Mapping[str, str],
+    precision: Literal["fp16", "int8"] = "fp16",
+    samples: Sequence[Path] = (),
+) -> tuple[Path, list[str]]:
+    """Write a model in another precision, with the files that lie beside it: labels, tokenizers, licences.
 
     Args:
         path: The model's folder, as in a configuration.
-        output: The folder to write; by default the model's with ``-fp16`` behind it.
+        output: The folder to write; by default the model's with the precision behind it.
         environ: Environment variables.
+        precision: What to compute in.
+        samples: NPZ files of inputs, for int8.
 
     Returns:
-        The folder.
+        The folder, and what the reader should know of the model in it.
 
     Raises:
         ConfigError: The model is not there or cannot be converted, or the folder is there already.
     """
     location = resolve_model(path, None, environ)
     whole = location.folder.parent
-    folder = output or whole.with_name(f"{whole.name}-fp16")
+    folder = output or whole.with_name(f"{whole.name}-{precision}")
     if folder.exists():
         raise ConfigError((f"{folder} is there already: name another with --output, or remove it",))
     partial = folder.with_name(f".{folder.name}.part")
@@ -43,8 +53,12 @@ def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) ->
     shutil.copytree(whole, partial, ignore=left_out)
     try:
         target = partial / location.version / location.model_file.name
-        convert_to_fp16(location.model_file, target, model=whole.name)
+        if precision == "int8":
+            lines = convert_to_int8(location.model_file, target, samples, model=whole.name).lines()
+        else:
+            convert_to_fp16(location.model_file, target, model=whole.name)
+            lines = []
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder
+    return folder, lines
