@@ -95,39 +95,42 @@ class _Rewriter:
         divided_by = self._balance.get(tensor)
         weights = product.weights if divided_by is None else product.weights * divided_by[:, None]
         integers, scale = quantize_columns(weights)
-        right, column = self._constant(f"{output}/weights", integers), self._constant(f"{output}/columns", scale)
+        right, column = (
+            self._constant(f"product/{output}/weights", integers),
+            self._constant(f"product/{output}/columns", scale),
+        )
         one, zero = self._constant("one", np.float32(1)), self._constant("zero", np.uint8(_ZERO))
-        sums = [f"int8/{tensor}/integers", right, one, column, zero]
-        rows = [f"int8/{output}/sums", f"int8/{tensor}/scale_of_row"]
-        self._node("MatMulIntegerToFloat", sums, f"int8/{output}/sums", domain="com.microsoft")
+        sums = [f"int8/left/{tensor}/integers", right, one, column, zero]
+        rows = [f"int8/product/{output}/sums", f"int8/left/{tensor}/scale_of_row"]
+        self._node("MatMulIntegerToFloat", sums, f"int8/product/{output}/sums", domain="com.microsoft")
         if plain and product.bias:
-            self._node("Mul", rows, f"int8/{output}/product")
+            self._node("Mul", rows, f"int8/product/{output}/product")
             bias = product.bias
             if product.bias_factor != 1.0:
-                factor = self._constant(f"{output}/beta", np.float32(product.bias_factor))
-                bias = self._node("Mul", [bias, factor], f"int8/{output}/bias")
-            self._node("Add", [f"int8/{output}/product", bias], output)
+                factor = self._constant(f"product/{output}/beta", np.float32(product.bias_factor))
+                bias = self._node("Mul", [bias, factor], f"int8/product/{output}/bias")
+            self._node("Add", [f"int8/product/{output}/product", bias], output)
         elif plain:
             self._node("Mul", rows, output)
         else:
             width = self._constant(f"width{integers.shape[1]}", np.array([integers.shape[1]], np.int64))
-            self._node("Mul", rows, f"int8/{output}/product")
-            self._node("Concat", [f"int8/{tensor}/outer", width], f"int8/{output}/shape", axis=0)
-            self._node("Reshape", [f"int8/{output}/product", f"int8/{output}/shape"], output)
+            self._node("Mul", rows, f"int8/product/{output}/product")
+            self._node("Concat", [f"int8/left/{tensor}/outer", width], f"int8/product/{output}/shape", axis=0)
+            self._node("Reshape", [f"int8/product/{output}/product", f"int8/product/{output}/shape"], output)
 
     def _scale_rows(self, tensor: str, depth: int, *, plain: bool) -> None:
         """Quantise (..., K) as (rows, K), the largest magnitude of a row as 127, once per tensor."""
         if tensor in self._scaled:
             return
         self._scaled.add(tensor)
-        name = f"int8/{tensor}"
+        name = f"int8/left/{tensor}"
         values = tensor
         if not plain:
             first, last = (self._constant(f"at{at}", np.array([at], np.int64)) for at in (0, -1))
             self._node("Shape", [tensor], f"{name}/shape")
             self._node("Slice", [f"{name}/shape", first, last], f"{name}/outer")
         if tensor in self._balance:
-            inverse = self._constant(f"{tensor}/balance", (1 / self._balance[tensor]).astype(np.float32))
+            inverse = self._constant(f"left/{tensor}/balance", (1 / self._balance[tensor]).astype(np.float32))
             values = self._node("Mul", [values, inverse], f"{name}/balanced")
         if not plain:
             flat = self._constant(f"flat{depth}", np.array([-1, depth], np.int64))
@@ -159,12 +162,12 @@ class _Rewriter:
             self._looked_up.add(source)
             scale = (np.abs(table).max(axis=1, keepdims=True) / np.float32(127)).astype(np.float32)
             scale[scale == 0] = 1
-            self._constant(f"{source}/table", np.rint(table / scale).astype(np.int8))
-            self._constant(f"{source}/scales", scale)
-        self._node("Gather", [f"int8/{source}/table", indices], f"int8/{output}/integers")
-        self._node("Gather", [f"int8/{source}/scales", indices], f"int8/{output}/scale")
-        self._node("Cast", [f"int8/{output}/integers"], f"int8/{output}/values", to=1)
-        self._node("Mul", [f"int8/{output}/values", f"int8/{output}/scale"], output)
+            self._constant(f"table/{source}/integers_of_table", np.rint(table / scale).astype(np.int8))
+            self._constant(f"table/{source}/scales", scale)
+        self._node("Gather", [f"int8/table/{source}/integers_of_table", indices], f"int8/table/{output}/integers")
+        self._node("Gather", [f"int8/table/{source}/scales", indices], f"int8/table/{output}/scale")
+        self._node("Cast", [f"int8/table/{output}/integers"], f"int8/table/{output}/values", to=1)
+        self._node("Mul", [f"int8/table/{output}/values", f"int8/table/{output}/scale"], output)
 
     def _node(self, operator: str, inputs: list[str], output: str, **settings: Any) -> str:
         name = output if output.startswith(ADDED) else f"{ADDED}{output}"
