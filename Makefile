@@ -236,6 +236,10 @@ bench-scheduler: env ## Measure what the scheduler's decisions cost
 bench-request: env ## Measure what one small request costs the router
 	@$(BIN)/python -m benchmarks.request_path
 
+.PHONY: bench-int8
+bench-int8: env models ## Compare ways to compute minilm in 8 bits: speed, accuracy, what neighbours change
+	@$(BIN)/python -m benchmarks.int8
+
 .PHONY: bench-preprocessing
 bench-preprocessing: env models ## Measure what decoding, resizing, tokenizing and resampling cost
 	@$(BIN)/python -m benchmarks.preprocessing
