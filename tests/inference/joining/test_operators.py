@@ -69,6 +69,8 @@ KEPT = {
         s = Transpose<perm = [1,0,2]>(x) a, h, c = LSTM<hidden_size = 1>(s, w, r) y = Squeeze(h, o) }""",
     "quantized": """(float[n,4] x) => (float y) <float s = {0.1}, uint8 z = {128}> {
         q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""",
+    "quantized with a scale per row": """(float[n,4] x) => (float y) <int64[1] a = {1}> {
+        m = ReduceMax<keepdims = 0>(x, a) q = QuantizeLinear<axis = 0>(x, m) y = DequantizeLinear<axis = 0>(q, m) }""",
     "trees": """(float[n,2] x) => (float y) { y = ai.onnx.ml.TreeEnsembleRegressor<n_targets = 1>(x) }""",
     "scaler": "(float[n,2] x) => (float y) { y = ai.onnx.ml.Scaler<offset = [1.0, 2.0]>(x) }",
     "gelu of ONNX Runtime": "(float[n,4] x) => (float y) <float[4] b = {1,2,3,4}> { y = com.microsoft.BiasGelu(x, b) }",
@@ -207,6 +209,11 @@ UNKNOWN = {
     "scales by block": (
         """(int8[n,4] x) => (float y) <float[1,2] s = {1, 2}> { y = DequantizeLinear<axis = 1, block_size = 2>(x, s) }""",
         "a fixed number of rows",
+    ),
+    "scales of rows along another axis": (
+        """(float[n,4] x) => (float y) <int64[1] a = {1}> {
+            m = ReduceMax<keepdims = 0>(x, a) q = QuantizeLinear<axis = 1>(x, m) y = DequantizeLinear<axis = 0>(q, m) }""",
+        "not as a scale for each of the same rows",
     ),
     "what no output needs": (
         """(float[n,4] x) => (float y) <float[2,1] c = {1, 2}> { z = Add(x, c) y = Relu(x) }""",
