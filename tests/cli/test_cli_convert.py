@@ -61,7 +61,9 @@ def test_int8_says_what_was_done(model: Path) -> None:
     np.savez(samples, x=np.random.default_rng(1).standard_normal((4, 64), np.float32))
 
     done = CliRunner().invoke(app, ["convert", "--int8", "models/pictures", "--samples", str(samples)])
-    again = CliRunner().invoke(app, ["convert", "models/pictures", "--precision", "int8", "--output", "models/other"])
+    again = CliRunner().invoke(
+        app, ["convert", "models/pictures", "--precision", "int8", "--output", str(model.parent / "b")]
+    )
 
     folder = model.with_name("pictures-int8")
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
