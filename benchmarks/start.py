@@ -152,8 +152,8 @@ def report(models: int, starts: list[ManyStart], machine: Machine) -> str:
     header = ["workers", "each start, s", "median, s", *(f"CPU: {role}, s" for role in _ROLES), "memory, MiB"]
     return f"""# Starting {models} small models
 
-Seconds from `serve-app run` to a right answer of every one of {models} models of {_INPUTS} x {_HIDDEN} x {_OUTPUTS} weights with
-three lines of configuration each, CPU time until then and memory then. `make bench-start` makes this page. "forked" is how
+Seconds from `serve-app run` to an answer of every one of {models} models ({_INPUTS} x {_HIDDEN} x {_OUTPUTS}, three
+lines of configuration each), CPU time until then and memory then. `make bench-start` makes this page. "forked" is how
 `serve-app run` starts workers ([operations](../operations.md#many-models)), "Ray's own" is `--no-fork`.
 
 {table(header, rows)}

@@ -5,9 +5,10 @@ same in every worker, and a hundred megabytes that they could share. This proces
 starts workers by `start_worker`, which hands a worker's command line, environment and standard streams to this process;
 it forks, and the child goes on as the worker.
 
-What makes that safe: this process has one thread, no connection and no session. ONNX Runtime, which may start a thread
-when it is imported, is imported by the child at its first use. A worker that needs another environment than this
-process imported with, or another command than Ray's own for Python, is left to Ray.
+What makes that safe: this process has one thread, no connection and no session. Where it has another thread (ONNX
+Runtime starts one when it is imported, to report to its maker, unless ORT_DISABLE_TELEMETRY is 1), it starts nobody. A
+worker that needs another environment than this process imported with, or another command than Ray's own for Python, is
+left to Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import runpy
@@ -41,7 +41,6 @@ IMPORTS = (
 )
 """What workers need."""
 
-_LAZY = "onnxruntime"
 _MAY_DIFFER = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "OMP_NUM_THREADS"})
 _TITLE_ROOM = 512
 _WAITING = 256
@@ -141,11 +140,6 @@ def carry_out(order: Order) -> None:
 
 
 def _import(names: Sequence[str]) -> None:
-    spec = importlib.util.find_spec(_LAZY)
-    if spec is not None and spec.loader is not None:
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        sys.modules[_LAZY] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[_LAZY])
     for name in names:
         importlib.import_module(name)
     gc.collect()

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SOCKET_VARIABLE = "SERVE_APP_FORK_SERVER"
@@ -23,23 +24,24 @@ FORKED = b"forked"
 def main() -> None:
     """Start the worker that the command line describes."""
     path = os.environ.get(SOCKET_VARIABLE)
-    if path and ask(path, sys.argv[1:]):
+    if path and ask(path, sys.argv[1:], os.environ):
         return
     script = str(rays_own("setup_worker.py"))
     os.execv(sys.executable, [sys.executable, script, *sys.argv[1:]])  # noqa: S606 - as the raylet would
 
 
-def ask(path: str, arguments: list[str]) -> bool:
-    """Ask for a worker with this process's environment, folder and standard streams.
+def ask(path: str, arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Ask for a worker with this process's folder and standard streams.
 
     Args:
         path: The fork server's socket.
         arguments: What the raylet has given to Ray's script.
+        environ: The worker's environment.
 
     Returns:
         Whether it has been started.
     """
-    order = {"arguments": arguments, "environ": dict(os.environ), "folder": str(Path.cwd())}
+    order = {"arguments": list(arguments), "environ": dict(environ), "folder": str(Path.cwd())}
     data = json.dumps(order).encode()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

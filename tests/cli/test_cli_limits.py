@@ -90,7 +90,8 @@ def test_other_ways_to_start_are_told_what_to_set() -> None:
             ' RAY_SERVE_HAPROXY_MAXCONN: "6272" in controller_options.runtime_env.env_vars'
         ),
         (
-            "replicas and routers reserve 12.75 CPUs at the start: `serve-app run` makes room for what resources.cpus"
-            " is by default, whatever the machine has; for `serve run` and KubeRay the cluster must have them, or set less"
+            "replicas and routers reserve 12.75 CPUs at the start: `serve-app run` makes room for what"
+            " resources.cpus is by default, whatever the machine has; for `serve run` and KubeRay the"
+            " cluster must have them, or set less"
         ),
     )
