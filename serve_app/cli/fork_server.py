@@ -41,7 +41,8 @@ IMPORTS = (
 )
 """What workers need."""
 
-_MAY_DIFFER = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "OMP_NUM_THREADS"})
+# None of them is read while something is imported.
+_MAY_DIFFER = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT"})
 _TITLE_ROOM = 512
 _WAITING = 256
 _END_WITHIN_S = 5.0
@@ -160,15 +161,17 @@ def _read(connection: socket.socket, before: Mapping[str, str], streams: list[in
     environ = {**given["environ"], **context.pop("env_vars", {})}
     if context.get("py_executable") == sys.executable:
         del context["py_executable"]
-    differing = {name for name in {*environ, *before} if environ.get(name) != before.get(name)}
+    differing = {name for name in {*environ, *before} if environ.get(name) != before.get(name)} - _MAY_DIFFER
     ours = (
         known.language == "PYTHON"
         and not any(context.values())
         and Path(arguments[0]) == rays_own("default_worker.py")
-        and differing <= _MAY_DIFFER
+        and not differing
         and len(list(Path("/proc/self/task").iterdir())) == 1
         and len(streams) == 3
     )
+    if not ours:
+        print(f"a worker is not forked: {sorted(differing)} {context}", file=sys.stderr, flush=True)
     return Order(arguments, environ, given["folder"], streams) if ours else None
 
 
