@@ -62,7 +62,7 @@ def build(args: dict[str, Any]) -> serve.Application:
             "metrics_interval_s": 1.0,
             "look_back_period_s": 5.0,
         },
-        max_ongoing_requests=config.router.max_ongoing_requests,
+        max_ongoing_requests=config.ongoing_requests,
         ray_actor_options={"num_cpus": config.router.cpus},
         health_check_period_s=5.0,
         # Serve first waits for what came by its own ports, then the router closes the others.

@@ -47,6 +47,9 @@ def run(
     dashboard: Annotated[
         bool, typer.Option(help="Start Ray's dashboard too, which `serve status` and `serve deploy` ask.")
     ] = True,
+    fork: Annotated[
+        bool, typer.Option(help="Fork worker processes from one that has imported everything: quicker, less memory.")
+    ] = True,
 ) -> None:
     """Check CONFIG and serve it in the foreground; Ctrl-C, or `serve-app stop` elsewhere, ends it."""
     from serve_app.cli.run import environment, run_file  # noqa: PLC0415 - keeps the other commands quick
@@ -61,7 +64,7 @@ def run(
             file = check_file(config)
         except ConfigError as error:
             raise _invalid(config, error) from None
-        raise typer.Exit(run_file(config, file, _err, dashboard=dashboard))
+        raise typer.Exit(run_file(config, file, _err, dashboard=dashboard, fork=fork))
 
 
 @app.command()
@@ -81,6 +84,7 @@ def validate(
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
+    from serve_app.cli.limits import cluster_notes  # noqa: PLC0415
 
     try:
         file = check_file(config, look_for_models=models)
@@ -88,6 +92,9 @@ def validate(
         raise _invalid(config, error) from None
     for line in file.open_ports():
         _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
+    for line in cluster_notes(file, len(os.sched_getaffinity(0))):
+        _err.print("note: ", end="")
+        _err.print(line, highlight=False, markup=False, soft_wrap=True)
     names = ", ".join(_named(model) for model in file.args.models)
     typer.echo(f"{config}: valid; models: {names}")
 
