@@ -25,6 +25,7 @@ from rich.console import Console
 from serve_app.cli import start_worker
 from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.fork_server import fork_server
+from serve_app.cli.joinable import joinable_lines
 from serve_app.cli.limits import run_limits
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
@@ -302,6 +303,8 @@ class _Watcher:
                 self._console.print(f"[green]ready:[/] {url}  [dim]after {time.monotonic() - began:.1f} s[/]")
                 for line in _more_ways_in(self._file, host):
                     self._console.print(line)
+                for line in joinable_lines(host, port, self._file.route_prefix.rstrip("/")):
+                    self._console.print(line, highlight=False, soft_wrap=True)
                 self._console.print(
                     "[dim]Ctrl-C ends it. In another shell: `serve-app stop`,"
                     f" `RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']} serve status`[/]",

@@ -137,9 +137,9 @@ class ModelDeployment:
             tag_keys=("model", "outcome"),
         )
         # Ray's metrics take ASCII only.
-        tags = {"model": config.name if config.name.isascii() else config.deployment}
-        self._held.set_default_tags(tags)
-        self._verified.set_default_tags(tags)
+        named = config.name if config.name.isascii() else config.deployment
+        for gauge in (self._held, self._verified):
+            gauge.set_default_tags({"model": named})  # which Serve adds its own to
         tracer = configured_tracer()
         self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
         self._links = LinkServer(config.name, self._run) if LinkServer.supported() else None

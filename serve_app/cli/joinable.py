@@ -1,0 +1,50 @@
+"""What a server that has just started says of its models: which requests share runs, and why others do not."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.markup import escape
+
+_MOST_BYTES = 16 * 2**20
+_LISTED = 10
+
+
+def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
+    """Lines with rich's markup; none where the server does not tell, e.g. since it asks for an API key.
+
+    Args:
+        host: Where it listens.
+        port: Of Serve's HTTP.
+        prefix: Of its routes.
+    """
+    models = _models(host, port, f"{prefix}/status")
+    joined, apart = [], []
+    for name, model in models.items():
+        for variant, verdict in model.get("joinable", {}).items():
+            build = escape(f"{name}/{variant}" if variant else name)
+            known = f"{verdict['verdict']}, {verdict['deviation']:.1g}" if verdict["deviation"] else verdict["verdict"]
+            if verdict["verdict"] in {"exact", "close", "unverified"}:
+                joined.append(f"{build} ({known})")
+            else:
+                apart.append(f"[yellow]one by one:[/] {build} ({known}): {escape(verdict['reason'])}")
+    if joined:
+        more = "" if len(joined) <= _LISTED else f" and {len(joined) - _LISTED} more"
+        yield f"[green]requests share runs:[/] {', '.join(joined[:_LISTED])}{more}"
+    yield from apart
+
+
+def _models(host: str, port: int, path: str) -> Mapping[str, Any]:
+    connection = http.client.HTTPConnection(host, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        found: Mapping[str, Any] = json.loads(answer.read(_MOST_BYTES))["models"] if answer.status == 200 else {}
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return {}
+    finally:
+        connection.close()
+    return found
