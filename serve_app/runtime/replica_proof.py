@@ -157,7 +157,10 @@ def _drawing(backend: Backend, processor: Processor | None, samples: Samples, ex
         else:
             return draw
     assert refusal is not None
-    raise refusal
+    try:
+        raise refusal
+    finally:
+        del refusal  # it knows this frame, and the inputs with it
 
 
 def _repeated(example: Tensors, rows: int, seed: int) -> Tensors:
