@@ -97,7 +97,13 @@ class ModelDeployment:
             budget_s=max(_LEAST_PROOF_S, _PROOF_PART * (time.monotonic() - began)),
             records=Records(cache_folder() / "joinable"),
             keys={
-                variant: record_key(location.model_file, self._facts(variant), max_rows, config.batching.tolerance)
+                variant: record_key(
+                    location.model_file,
+                    self._facts(variant),
+                    max_rows,
+                    config.batching.tolerance,
+                    sorted(builds[variant].layout.axes.items()),
+                )
                 for variant, location in locations.items()
             },
         )

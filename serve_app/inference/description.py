@@ -67,6 +67,10 @@ def describe_build(
     declared = signature_of(session, model=model, layout=NO_ROWS)
     rows_at = Layout(axes=_axes(declared.signature, settings.axes or 0, model))
     found = _judge(model_file, session, model, settings, rows_at)
+    if exact is not None and found.rows and rows_at.axes and not exact.joinable.rows:
+        # Clients send what the exact model takes: nobody moves the rows for this build.
+        reason = f"requests come as the exact model takes them, which has no rows: {exact.joinable.reason}"
+        found = Joinable("whole", reason, rows=False)
     has_rows = found.rows or (exact is not None and exact.joinable.rows)
     if not has_rows:
         return Description(_with_ranks(declared.signature, model_file), None, NO_ROWS, found)

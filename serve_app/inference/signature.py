@@ -129,9 +129,10 @@ def signature_of(session: Any, *, model: str, layout: Layout = ROWS_FIRST) -> Se
         problems.append(f"model {model!r}: {kind} {name!r} {fault}")
 
     found = (session.get_inputs(), session.get_outputs(), session.get_overridable_initializers())
+    # A request with an optional input is run as it came: that input has the shape of the file, and no rows.
     inputs, outputs, optional = (
-        tuple(_spec(kind, node, layout, report) for node in nodes)
-        for kind, nodes in zip(("input", "output", "input"), found, strict=True)
+        tuple(_spec(kind, node, place, report) for node in nodes)
+        for kind, nodes, place in zip(("input", "output", "input"), found, (layout, layout, NO_ROWS), strict=True)
     )
     fixed_rows = _fixed_rows(session.get_inputs(), layout, model, problems, report) if layout.rows else None
     if problems:

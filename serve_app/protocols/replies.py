@@ -12,6 +12,8 @@ from starlette.responses import Response
 from serve_app.protocols.service import Answer
 
 _SERVER_TIMING: Final = b"queue;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f, total;dur=%.3f"
+_SHARED: Final = "batch"
+"""What was done without proof: a run may have been shared."""
 
 
 def _plain(value: Any) -> Any:
@@ -57,6 +59,17 @@ def timings(answer: Answer) -> dict[str, int]:
     }
 
 
+def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | None:
+    """What a V2 response's parameters say besides the variant; ``None``: nothing.
+
+    Args:
+        answer: The answer.
+        timed: Whether the request asked for `timings`.
+    """
+    told: dict[str, int | str] = {"unverified": _SHARED} if answer.unverified else {}
+    return {**told, **timings(answer)} if timed else told or None
+
+
 def answer_headers(answer: Answer) -> dict[str, str]:
     """What a client is told of how it was served: its class, where the time went, and which variant answered."""
     headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
@@ -69,6 +82,6 @@ def peculiarities(answer: Answer) -> list[tuple[str, str]]:
         ("x-variant", answer.variant),
         ("x-cache", answer.cache),
         ("x-overload", answer.overload),
-        ("x-unverified", "batch" if answer.unverified else ""),
+        ("x-unverified", _SHARED if answer.unverified else ""),
     )
     return [(name, value) for name, value in told if value]

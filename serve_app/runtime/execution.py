@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, cast
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend, preparing
 from serve_app.inference.batch import BatchRun, fit, fits, run_assembled, run_entries, run_prepared
-from serve_app.payloads import Failure, Success, Tensors
+from serve_app.payloads import PROVEN, Failure, Success, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.ahead import Ahead, Ready, Submit
 from serve_app.runtime.joining import Joining
@@ -204,7 +204,11 @@ class Executor:
             if not run.executions:
                 continue
             staged, index = places[0]
-            if len(places) > 1 or staged.counts[index] > self._max_rows:
+            if self._joining.of(variant).verdict == PROVEN:
+                for (staged, index), outcome in zip(places, run.outcomes, strict=True):
+                    if not isinstance(outcome, ServeAppError):
+                        verification.offer(variant, cast("Tensors", staged.tensors[index]), staged.sender)
+            elif len(places) > 1 or staged.counts[index] > self._max_rows:
                 seconds = sum([execution.seconds for execution in run.executions])
                 chosen = verification.choose(variant, seconds, len(places))
                 if chosen is None:
@@ -215,8 +219,6 @@ class Executor:
                     continue
                 bucket = 0 if self._processor is None else self._processor.bucket(inputs)
                 verification.check(variant, inputs, outputs, bucket, staged.sender, made=_is_made(staged, index))
-            elif staged.whole[index] and not run.failed and not isinstance(taken := staged.tensors[index], Failure):
-                verification.offer(variant, taken, staged.sender)
         return ran
 
     @staticmethod

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from threading import Lock
 from types import MappingProxyType
 
-from serve_app.inference.batch import most_rows
-from serve_app.payloads import Joinable, Tensors
+from serve_app.errors import InvalidRequest
+from serve_app.inference.batch import most_rows, rows_of
+from serve_app.payloads import PROVEN, Joinable, Tensors
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,15 @@ class Joining:
             return 1, True
         rows, even = most_rows(tensors)
         return rows or 1, not (rows and even and verdict.joins)
+
+    def may_try(self, variant: str, tensors: Tensors) -> bool:
+        """Whether a request would share runs if only an experiment had shown that this changes no answer."""
+        if self.of(variant).verdict != PROVEN or len(tensors) > self._inputs.get(variant, len(tensors)):
+            return False
+        try:
+            return rows_of(tensors) > 0
+        except InvalidRequest:
+            return False
 
     def change(self, variant: str, verdict: Joinable) -> None:
         """Take another verdict, from the next batch on, and tell it to the routers with their next answers."""

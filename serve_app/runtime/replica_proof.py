@@ -147,17 +147,20 @@ def _drawing(backend: Backend, processor: Processor | None, samples: Samples, ex
             ways.append((partial(_repeated, example), samples.given))
             ways.append((partial(_repeated, example), tuple(example)))
     refusal: ServeAppError | None = None
-    for way, kept in ways:
-        draw = Varied(way, kept)
-        try:
-            draw.learn(backend)
-            backend.run_whole(draw(2, 0, 1.0))
-        except ServeAppError as error:
-            refusal = refusal or error
-        else:
-            return draw
-    assert refusal is not None
-    raise refusal
+    try:
+        for way, kept in ways:
+            draw = Varied(way, kept)
+            try:
+                draw.learn(backend)
+                backend.run_whole(draw(2, 0, 1.0))
+            except ServeAppError as error:
+                refusal = refusal or error
+            else:
+                return draw
+        assert refusal is not None
+        raise refusal
+    finally:
+        del refusal  # it knows this frame, and the inputs with it
 
 
 def _repeated(example: Tensors, rows: int, seed: int) -> Tensors:

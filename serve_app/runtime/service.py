@@ -137,6 +137,7 @@ class Service:
             if not options.nbytes:
                 options = options._replace(nbytes=_nbytes(payload))
             answer = await cache.answer(self._timeout_s(model, payload, options), payload, options, self._submit)
+            answer = self._as_proven(model, answer)
             if self._trails is not None and answer.cache in _WITHOUT_WORK:
                 self._trails.answered_from_cache(model, options, answer)
             return answer
@@ -184,11 +185,16 @@ class Service:
             if trail is not None:
                 trail.cancelled()
             raise
-        if info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict == UNVERIFIED:
-            answer = answer._replace(unverified=True)
+        answer = self._as_proven(model, answer)
         if trail is not None:
             trail.answered(answer)
         return answer
+
+    def _as_proven(self, model: str, answer: Answer) -> Answer:
+        """The answer, marked where it may have shared a run without proof: now, or when it was kept."""
+        if self._models[model].joinable.get(answer.variant, _NOTHING_KNOWN).verdict != UNVERIFIED:
+            return answer
+        return answer._replace(unverified=True)
 
     def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
         """Take what a replica says of which requests may share runs. Of several replicas the most careful counts.
@@ -203,7 +209,7 @@ class Service:
         known = dict(info.joinable)
         for variant, verdict in verdicts.items():
             before = known.get(variant)
-            if before is None or before.verdict == PROVEN or not verdict.joins or verdict.deviation > before.deviation:
+            if before is None or before.verdict == PROVEN or _care(verdict) > _care(before):
                 known[variant] = verdict
         if known == info.joinable:
             return
@@ -349,7 +355,8 @@ class Service:
         if isinstance(payload, dict):
             # Of one tensor nothing else can disagree.
             shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
-            if not info.rows or len(payload) > len(info.signature.inputs):
+            signature = info.signature
+            if not info.rows or (signature.optional and len(payload) > len(signature.inputs)):
                 rows = 1  # it is run by itself, whatever its shapes
             else:
                 rows = (shape and shape[0]) or most_rows(payload)[0] or 1
@@ -357,6 +364,11 @@ class Service:
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
         return processor.estimate(payload)
+
+
+def _care(verdict: Joinable) -> tuple[int, float]:
+    """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
+    return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
 
 
 def _stopping() -> ModelUnavailable:

@@ -21,7 +21,7 @@ from serve_app.errors import ServeAppError
 from serve_app.inference.backend import Backend
 from serve_app.inference.batch import fits, rows_of
 from serve_app.inference.joining.experiment import Difference, difference
-from serve_app.payloads import PROVEN, Joinable, Tensors
+from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.replica_proof import Proofs, try_requests
@@ -117,7 +117,7 @@ class Verification:
 
     def offer(self, variant: str, inputs: Tensors, sender: str) -> None:
         """Take a request that has just been answered, where a build is still to be tried."""
-        if self._joining.of(variant).verdict != PROVEN or self._pending:
+        if self._pending or not self._joining.may_try(variant, inputs):
             return
         first = self._first.setdefault(variant, [])
         if first and not fits([first[0], inputs]):
@@ -148,12 +148,16 @@ class Verification:
             verdict = "close" if before.verdict == "exact" else before.verdict
             self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
 
-    def tried(self, variant: str, verdict: Joinable | None) -> None:
-        """Take the result of a trial; ``None``: the model did not run those requests again."""
+    def tried(self, variant: str, verdict: Joinable) -> None:
+        """Take the result of a trial."""
         self._pending = False
         self._first.pop(variant, None)
-        if verdict is not None:
-            self._joining.change(variant, verdict)
+        self._joining.change(variant, verdict)
+
+    def refused(self, variant: str, why: str) -> None:
+        """Requests that were answered failed in a trial: others are not tried, or there would be no end to it."""
+        reason = f"requests that had been answered failed when they were tried together: {why}"
+        self.tried(variant, self._joining.of(variant)._replace(verdict="unproven", reason=reason))
 
     def dropped(self) -> None:
         """A job will not be done: there was no time for it."""
@@ -193,14 +197,18 @@ class _Check:
         verification, start = self._verification, monotonic()
         try:
             alone = verification.again(self._variant, self._inputs)
-        except ServeAppError:
-            logger.warning("A request that was answered in a shared run failed when it was run again alone")
+            together = self._outputs
+            if self._made:  # outputs that grow with the inputs answer padding behind the part in front
+                together = {name: array[tuple(map(slice, alone[name].shape))] for name, array in together.items()}
+            found = difference(alone, together, verification.tolerance)
+        except Exception as error:  # the seam to foreign code: whatever it raises, others are checked another time
+            known = isinstance(error, ServeAppError)
+            logger.warning(
+                "A request that was answered in a shared run failed when it was run again alone",
+                exc_info=None if known else error,
+            )
             verification.dropped()
             return
-        together = self._outputs
-        if self._made:  # outputs that grow with the inputs answer padding behind the part in front
-            together = {name: array[tuple(map(slice, alone[name].shape))] for name, array in together.items()}
-        found = difference(alone, together, verification.tolerance)
         verification.compared(self._variant, found, monotonic() - start)
 
     def drop(self) -> None:
@@ -216,12 +224,15 @@ class _Trial:
         self._requests = requests
 
     def run(self) -> None:
-        verdict = None
         try:
             verdict = self._verification.try_with(self._variant, self._requests)
         except ServeAppError as error:
-            logger.warning("Requests that were answered failed when they were tried together: %s", error.message)
-        self._verification.tried(self._variant, verdict)
+            self._verification.refused(self._variant, error.message)
+        except Exception as error:  # the seam to foreign code: as in `_Check`
+            logger.warning("Requests that were answered failed when they were tried together", exc_info=error)
+            self._verification.refused(self._variant, "the model failed")
+        else:
+            self._verification.tried(self._variant, verdict)
 
     def drop(self) -> None:
         self._verification.dropped()

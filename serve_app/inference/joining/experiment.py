@@ -100,7 +100,8 @@ def try_joining(
     Raises:
         ServeAppError: The model does not run these inputs.
     """
-    began, worst, tried, slowest = clock(), SAME, 0, 0.0
+    began, worst, slowest = clock(), SAME, 0.0
+    tried: list[tuple[int, int]] = []
     first = draw(1, 0, 1.0)
     again = difference(backend.run_whole(first), backend.run_whole(first), tolerance)
     if not again.allowed:
@@ -112,13 +113,13 @@ def try_joining(
     for number, (rows, neighbours) in enumerate(_PAIRS):
         others = min(neighbours, max(1, max_rows - rows))
         weight = 2 * (rows + others)
-        if tried >= _AT_LEAST and clock() - began + slowest * weight > budget_s:
+        if len(tried) >= _AT_LEAST and clock() - began + slowest * weight > budget_s:
             break
         start = clock()
         request = draw(rows, 2 * number + 1, 1.0 if number % 2 else 10.0)
         found = _beside_one_of(backend, request, draw, others, number, tolerance)
         slowest = max(slowest, (clock() - start) / weight)
-        tried += 1
+        tried.append((rows, others))
         if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
             worst = found
         if not worst.allowed:
@@ -129,7 +130,8 @@ def try_joining(
                 f" batching.tolerance allows{allowed}",
                 _finite(worst.relative),
             )
-    runs = f"{tried} requests of 1 to 5 rows, alone and beside 1 to 33 others"
+    sizes, beside = zip(*tried, strict=True)
+    runs = f"{len(tried)} requests of 1 to {max(sizes)} rows, alone and beside {_range(beside)} others"
     if worst.relative == 0.0:
         return Joinable("exact", f"the graph treats rows one by one; {runs}: the same bit for bit")
     return Joinable(
@@ -190,7 +192,7 @@ def _joined(parts: Sequence[Tensors]) -> Tensors:
 
 
 def _relative(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
-    if expected.shape != found.shape or expected.dtype.kind in "OSU" or found.dtype.kind in "OSU":
+    if expected.shape != found.shape or expected.dtype.kind in "OSUb" or found.dtype.kind in "OSUb":
         return 0.0 if expected.shape == found.shape and bool((expected == found).all()) else float("inf")
     if expected.size == 0 or expected.tobytes() == found.tobytes():
         return 0.0
@@ -206,6 +208,11 @@ def _relative(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
     if not np.isfinite(gap):
         return float("inf")
     return float(gap / scale) if scale else float("inf")
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least} to {most}" if most > least else str(most)
 
 
 def _by(found: Difference) -> str:

@@ -363,7 +363,7 @@ class ModelCodec:
         selection: Selection,
         tensors: Tensors,
         variant: str = "",
-        timings: Mapping[str, int] | None = None,
+        more: Mapping[str, int | str] | None = None,
     ) -> Encoded:
         """Encode a response. In JSON, NaN and infinities become null; ask for binary to get them.
 
@@ -372,7 +372,7 @@ class ModelCodec:
             selection: As `select` returned it.
             tensors: The model's outputs.
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
-            timings: More of the response's parameters; ``None`` where the request did not ask for them.
+            more: More of the response's parameters, such as the timings that the request asked for.
 
         Raises:
             InvalidRequest: An output has no JSON form.
@@ -380,9 +380,9 @@ class ModelCodec:
         parts: list[bytes | memoryview] = [self._opening]
         if request_id:
             parts += (b',"id":', orjson.dumps(request_id))
-        if variant or timings:
+        if variant or more:
             told = {"variant": variant} if variant else {}
-            parts += (b',"parameters":', orjson.dumps({**told, **(timings or {})}))
+            parts += (b',"parameters":', orjson.dumps({**told, **(more or {})}))
         tensors = self.public(tensors)
         blobs: list[bytes | memoryview] = []
         separator = b',"outputs":['

@@ -15,7 +15,7 @@ from serve_app.protocols.errors import Rendered
 from serve_app.protocols.open_inference.classification import classify
 from serve_app.protocols.open_inference.codec import Encoded, ModelCodec, Parsed, Selection, json_size
 from serve_app.protocols.options import header_wish, reading_s, remaining, request_options
-from serve_app.protocols.replies import peculiarities, server_timing, timings
+from serve_app.protocols.replies import body_parameters, peculiarities, server_timing
 from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
@@ -104,7 +104,7 @@ class InferEndpoint:
         value, bodies = answer.value, self._bodies
         if parsed.request.outputs and (counts := codec.classifications(parsed.request.outputs)):
             value = await classified(value, counts, codec.info, bodies)
-        request_id, told = parsed.request.id, timings(answer) if parsed.parameters.timings else None
+        request_id, told = parsed.request.id, body_parameters(answer, timed=parsed.parameters.timings)
         if bodies.is_large(encoding_bytes(selection, value)):
             return await bodies.offload(codec.encode, request_id, selection, value, answer.variant, told)
         return codec.encode(request_id, selection, value, answer.variant, told)

@@ -176,7 +176,7 @@ class MessageCodec:
         selection: Selection,
         tensors: Tensors,
         variant: str = "",
-        timings: Mapping[str, int] | None = None,
+        more: Mapping[str, int | str] | None = None,
     ) -> bytes:
         """Encode a response: a serialized `ModelInferResponse`.
 
@@ -185,13 +185,13 @@ class MessageCodec:
             selection: As `select` returned it. Where one output is raw or has no typed form, all are raw.
             tensors: The model's outputs.
             variant: Name of the variant that answered; empty for the exact model, which is not mentioned.
-            timings: More of the response's parameters; ``None`` where the request did not ask for them.
+            more: More of the response's parameters, such as the timings that the request asked for.
         """
         tensors = self._codec.public(tensors)
         arrays = [(name, tensors[name]) for name, _ in selection]
         raw = any(binary for _, binary in selection) or any(datatype_of(array) not in _CONTENTS for _, array in arrays)
         # Messages that stand one behind the other are one message.
-        told = b"" if timings is None else _parameters(timings)
+        told = b"" if more is None else _parameters(more)
         if not raw:
             return self._typed_answer(request_id, arrays, variant) + told
         parts: list[bytes | memoryview] = [self._opening(arrays, variant), told]
@@ -236,9 +236,12 @@ class MessageCodec:
         return response.SerializeToString()
 
 
-def _parameters(values: Mapping[str, int]) -> bytes:
+def _parameters(values: Mapping[str, int | str]) -> bytes:
     """A serialized response that has nothing but these parameters."""
-    parameters = {name: pb.InferParameter(int64_param=value) for name, value in values.items()}
+    parameters = {
+        name: pb.InferParameter(string_param=value) if isinstance(value, str) else pb.InferParameter(int64_param=value)
+        for name, value in values.items()
+    }
     return pb.ModelInferResponse(parameters=parameters).SerializeToString()
 
 

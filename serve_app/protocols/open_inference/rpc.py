@@ -24,7 +24,7 @@ from serve_app.protocols.open_inference.infer import classified, encoding_bytes,
 from serve_app.protocols.open_inference.message_parts import check_parts
 from serve_app.protocols.open_inference.messages import MessageCodec, delimited, request_parameters
 from serve_app.protocols.options import remaining, request_options
-from serve_app.protocols.replies import peculiarities, server_timing, timings
+from serve_app.protocols.replies import body_parameters, peculiarities, server_timing
 from serve_app.protocols.service import Answer, InferenceService, ModelInfo
 from serve_app.scheduling.entry import Priority
 
@@ -175,7 +175,7 @@ class InferenceRpc:
         value = answer.value
         if counts:
             value = await classified(value, counts, info, bodies)
-        told = timings(answer) if parameters.timings else None
+        told = body_parameters(answer, timed=parameters.timings)
         if bodies.is_large(encoding_bytes(selection, value)):
             encoded = await bodies.offload(codec.encode, call.asked_id, selection, value, answer.variant, told)
         else:

@@ -204,6 +204,10 @@ _HEADERS: Final[dict[str, Any]] = {
         "description": "The step of the overload ladder that it was answered under, if any",
         "schema": {"type": "string"},
     },
+    "X-Unverified": {
+        "description": "What was done without proof that it changes no answer: `batch` for sharing a run with others",
+        "schema": {"type": "string", "enum": ["batch"]},
+    },
     "Server-Timing": {"description": "Where the time went, milliseconds", "schema": {"type": "string"}},
     "Inference-Header-Content-Length": {
         "description": "Bytes of JSON before binary tensors",
@@ -220,7 +224,7 @@ _HEADERS: Final[dict[str, Any]] = {
 def _headers_of(path: str, operation: Operation) -> list[str]:
     names = ["X-Request-Id"]
     if operation.runs:
-        names += ["X-Priority", "X-Variant", "X-Cache", "X-Overload", "Server-Timing"]
+        names += ["X-Priority", "X-Variant", "X-Cache", "X-Overload", "X-Unverified", "Server-Timing"]
     return [*names, "Inference-Header-Content-Length"] if path.endswith("/infer") else names
 
 
