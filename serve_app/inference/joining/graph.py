@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,12 @@ class Walk:
             scope: Its inputs, and what it sees of the graph around it.
         """
         scope = dict(scope)
+        hidden = next((name for name in _made(graph) if name in scope), None)
+        if hidden is not None:
+            # ONNX forbids it, ONNX Runtime takes it, and which of both a node means is for nobody to guess.
+            why = mixed(f"'{hidden}' is the name of two values, one in a graph inside the other's")
+            self.obstacle = self.obstacle or why
+            return [why] * len(graph.output)
         for tensor in graph.initializer:
             scope[tensor.name] = _initial(tensor)
         for tensor in graph.sparse_initializer:
@@ -147,6 +153,16 @@ def _graphs(node: Any) -> list[Any]:
             graphs.append(attribute.g)
         graphs.extend(attribute.graphs)
     return graphs
+
+
+def _made(graph: Any) -> Iterator[str]:
+    """Names of the values that a graph makes itself."""
+    for tensor in graph.initializer:
+        yield tensor.name
+    for tensor in graph.sparse_initializer:
+        yield tensor.values.name
+    for node in graph.node:
+        yield from filter(None, node.output)
 
 
 def _inferred(graph: Any) -> Inferred:

@@ -184,7 +184,10 @@ class Operation:
                 raise Unknown(f"has several numbers in input {place}")
 
     def elements(self, place: int) -> list[Dim | None] | None:
-        """The whole numbers in an input; None where it is left out."""
+        """The whole numbers in an input; None where it is left out.
+
+        Of those numbers, None is one that may depend on the number of rows in a way that is not known.
+        """
         value = self.input(place)
         if value is None:
             return None
@@ -193,7 +196,8 @@ class Operation:
         found = self.sizes.elements_of(value)
         if found is None:
             raise Unknown(f"takes sizes or places from input {place}, which is unknown")
-        return list(found)
+        # A multiple of the rows by a number of unknown sign is no size: 0 and -1 mean something else.
+        return [None if one is not None and one.has_batch and not one.is_size else one for one in found]
 
     def numbers(self, place: int) -> list[int] | None:
         """Known whole numbers in an input; None where it is left out."""

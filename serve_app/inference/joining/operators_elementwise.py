@@ -70,11 +70,9 @@ def together(op: Operation) -> Value:
 
 
 def _like(op: Operation) -> Value:
-    rows = op.input(0)
-    if rows is None or rows.kind is not Kind.ROWS:
-        # Only the second input has rows, and of that only the type counts.
-        return constant(None if rows is None else rows.shape)
-    return op.same(rows)
+    value = op.operand(0)
+    # Where only the second input has rows, their type is all that counts.
+    return op.same(value) if value.kind is Kind.ROWS else constant(value.shape)
 
 
 def _clip(op: Operation) -> Value:

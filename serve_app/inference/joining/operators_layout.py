@@ -211,6 +211,8 @@ def _split(op: Operation) -> list[Value]:
         raise Mixes("runs along the rows")
     parts = op.integers("split")
     wanted: list[Dim | None] | None = [Dim(part) for part in parts] if parts is not None else op.elements(1)
+    if wanted is not None and any(size is None or size.has_batch for size in wanted):
+        raise Mixes("cuts at the number of rows")
     count = len(op.outputs)
     if wanted is None:
         whole = rows.dims[axis].over(Dim(count))
@@ -219,7 +221,7 @@ def _split(op: Operation) -> list[Value]:
     for output in range(count):
         dims: list[Dim | None] = list(rows.dims)
         size = wanted[output] if output < len(wanted) else None
-        dims[axis] = size if size is not None and size.is_size and not size.has_batch else None
+        dims[axis] = size if size is not None and size.is_size else None
         results.append(op.result(rows, dims, rows.axis, output))
     return results
 

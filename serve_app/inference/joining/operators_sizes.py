@@ -146,6 +146,8 @@ def _reshape(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
 def _product(op: Operation, parts: Sequence[_Elements | None]) -> Value | None:
     if parts[0] is None or any(part is None for part in parts[0]):
         return None
+    if "axes" not in op.attributes and op.input(1) is None and op.integer("noop_with_empty_axes", 0):
+        return None
     keep = bool(op.integer("keepdims", 1)) and not _is_scalar(op.inputs[0])
     return sizes([product(part for part in parts[0] if part is not None)], scalar=not keep)
 

@@ -75,6 +75,11 @@ def prove_rows_of(model: Any, *, axes: Mapping[str, int] | None = None) -> RowPr
         return RowProof(False, f"the graph cannot be followed ({type(error).__name__}: {error})")
 
 
+def _is_runtimes(domain: str) -> bool:
+    """Whether ONNX Runtime has operators of its own in a domain, which it prefers to a model's functions."""
+    return not domain or domain.startswith(("ai.onnx", "com.microsoft", "com.ms.", "org.pytorch.aten"))
+
+
 class _NotRows(Exception):
     """The inputs have no common rows."""
 
@@ -82,6 +87,10 @@ class _NotRows(Exception):
 def _proof(model: Any, axes: Mapping[str, int]) -> RowProof:
     opsets = {("" if one.domain == "ai.onnx" else one.domain): int(one.version) for one in model.opset_import}
     opsets.setdefault("", NEWEST)
+    own = next((function for function in model.functions if _is_runtimes(function.domain)), None)
+    if own is not None:
+        name = f"{own.domain}.{own.name}" if own.domain else own.name
+        return RowProof(False, f"function {name} has the name of an operator that ONNX Runtime may run instead")
     if not OLDEST <= opsets[""] <= NEWEST:
         return RowProof(False, f"operators of opset {opsets['']} are not known, only those of {OLDEST} to {NEWEST}")
     defaults = {tensor.name for tensor in model.graph.initializer}
