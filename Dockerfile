@@ -55,6 +55,7 @@ COPY configs /opt/serve-app/configs
 
 # The environment comes first on the path: KubeRay starts a plain `ray`.
 ENV PATH=/opt/serve-app/venv/bin:$PATH \
+    ORT_DISABLE_TELEMETRY=1 \
     SERVE_APP_HOME=/opt/serve-app \
     RAY_USAGE_STATS_ENABLED=0
 

@@ -5,10 +5,10 @@ same in every worker, and a hundred megabytes that they could share. This proces
 starts workers by `start_worker`, which hands a worker's command line, environment and standard streams to this process;
 it forks, and the child goes on as the worker.
 
-What makes that safe: this process has one thread, no connection and no session. Where it has another thread (ONNX
-Runtime starts one when it is imported, to report to its maker, unless ORT_DISABLE_TELEMETRY is 1), it starts nobody. A
-worker that needs another environment than this process imported with, or another command than Ray's own for Python, is
-left to Ray.
+What makes that safe: this process has one thread, no connection and no session, and two children draw different random
+numbers. It looks whether that is so; where it is not, it starts nobody. (ONNX Runtime starts a thread when it is imported,
+to report to its maker, unless ORT_DISABLE_TELEMETRY is 1.) A worker that needs another environment than this process
+imported with, or another command than Ray's own for Python, is left to Ray.
 """
 
 from __future__ import annotations
@@ -104,6 +104,9 @@ def serve(listener: socket.socket, imports: Sequence[str] = IMPORTS) -> Order | 
     """
     server, before = os.getpid(), dict(os.environ)
     _import(imports)
+    usable = _numbers_differ()
+    if not usable:
+        print("workers are not forked: they would draw the same random numbers", file=sys.stderr, flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children: the raylet watches them
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
@@ -114,7 +117,7 @@ def serve(listener: socket.socket, imports: Sequence[str] = IMPORTS) -> Order | 
             streams: list[int] = []
             try:
                 order = _read(connection, before, streams)
-                if order is None:
+                if order is None or not usable:
                     continue
                 if os.fork() == 0:
                     return order
@@ -135,16 +138,51 @@ def carry_out(order: Order) -> None:
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environ)
+    numpy: Any = importlib.import_module("numpy")
+    numpy.random.seed()  # Python's own generator does so by itself
     sys.argv = list(order.arguments)
     sys.path[0] = str(Path(order.arguments[0]).parent)
     runpy.run_path(order.arguments[0], run_name="__main__")
 
 
+class _ClassIds:
+    """Stands in for `ray.actor.ActorClassID`: numbers of the operating system, not of Ray's generator."""
+
+    @staticmethod
+    def from_random() -> Any:
+        """A random number for a class of actors."""
+        from ray._raylet import ActorClassID  # noqa: PLC0415 - this module is imported without Ray
+
+        return ActorClassID(os.urandom(ActorClassID.size()))
+
+
 def _import(names: Sequence[str]) -> None:
+    # Ray's generator of random numbers gets its seed when it is first used, and is used for every class of actors. All
+    # children would draw the same numbers for their tasks.
+    actors: Any = importlib.import_module("ray.actor")
+    original, actors.ActorClassID = actors.ActorClassID, _ClassIds
     for name in names:
         importlib.import_module(name)
+    actors.ActorClassID = original
     gc.collect()
     gc.freeze()  # a collection would write to every object, and so copy every page
+
+
+def _numbers_differ() -> bool:
+    """Whether two children draw different numbers from Ray's generator."""
+    ids: Any = importlib.import_module("ray._raylet")
+    drawn = set()
+    for _ in range(2):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writing, ids.PlacementGroupID.of(ids.JobID.from_int(1)).binary())
+            os._exit(0)
+        os.waitpid(child, 0)
+        drawn.add(os.read(reading, 64))
+        os.close(reading)
+        os.close(writing)
+    return len(drawn) == 2
 
 
 def _read(connection: socket.socket, before: Mapping[str, str], streams: list[int]) -> Order | None:
