@@ -139,6 +139,7 @@ class ModelCache:
         self._ttl_s = settings.ttl_s
         self.identities = settings.identities
         self._keys = CacheKeys(model, settings.identities)
+        self._apart: set[str] = set()
         self._clock = clock
         self._flights = flights
         self._hashing = hashing
@@ -147,6 +148,17 @@ class ModelCache:
         self._counts = {result: counts.answers.of(model, result) for result in ("hit", "miss", "shared")}
         self.store = CacheStore(settings.max_bytes, clock)
         self.trusted = True
+
+    def forget(self, variant: str) -> None:
+        """Use nothing again of what was kept of a variant, here and in Redis: its requests shared runs until now.
+
+        What is being executed is answered, and not kept for others.
+        """
+        self._apart.add(variant)
+        marked = {
+            name: f"{identity} alone" if name in self._apart else identity for name, identity in self.identities.items()
+        }
+        self._keys = CacheKeys(self._model, marked)
 
     async def answer(self, timeout_s: float, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
         """Answer one request from the cache, by the same one in flight, or by ``submit``.
