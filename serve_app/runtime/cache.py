@@ -155,10 +155,8 @@ class ModelCache:
         What is being executed is answered, and not kept for others.
         """
         self._apart.add(variant)
-        marked = {
-            name: f"{identity} alone" if name in self._apart else identity for name, identity in self.identities.items()
-        }
-        self._keys = CacheKeys(self._model, marked)
+        apart = {name: f"{self.identities[name]} alone" for name in self._apart.intersection(self.identities)}
+        self._keys = CacheKeys(self._model, {**self.identities, **apart})
 
     async def answer(self, timeout_s: float, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
         """Answer one request from the cache, by the same one in flight, or by ``submit``.
