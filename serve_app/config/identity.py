@@ -28,7 +28,8 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
     """
     processor = None if model.processor is None else model.processor.model_dump(mode="json", exclude_unset=True)
     resources = model.resources
-    settings = (__version__, model.task, processor, resources.tensorrt, resources.tensorrt_fp16)
+    joining = model.batching.model_dump(mode="json", include={"join", "axis", "tolerance", "unverified"})
+    settings = (__version__, model.task, processor, resources.tensorrt, resources.tensorrt_fp16, joining)
     begun = hashlib.sha256(msgspec.json.encode(settings, order="sorted"))
     try:
         exact = _digest(locations[""])

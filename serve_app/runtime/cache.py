@@ -139,6 +139,7 @@ class ModelCache:
         self._ttl_s = settings.ttl_s
         self.identities = settings.identities
         self._keys = CacheKeys(model, settings.identities)
+        self._apart: set[str] = set()
         self._clock = clock
         self._flights = flights
         self._hashing = hashing
@@ -147,6 +148,15 @@ class ModelCache:
         self._counts = {result: counts.answers.of(model, result) for result in ("hit", "miss", "shared")}
         self.store = CacheStore(settings.max_bytes, clock)
         self.trusted = True
+
+    def forget(self, variant: str) -> None:
+        """Use nothing again of what was kept of a variant, here and in Redis: its requests shared runs until now.
+
+        What is being executed is answered, and not kept for others.
+        """
+        self._apart.add(variant)
+        apart = {name: f"{self.identities[name]} alone" for name in self._apart.intersection(self.identities)}
+        self._keys = CacheKeys(self._model, {**self.identities, **apart})
 
     async def answer(self, timeout_s: float, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
         """Answer one request from the cache, by the same one in flight, or by ``submit``.

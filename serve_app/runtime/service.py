@@ -137,7 +137,7 @@ class Service:
             if not options.nbytes:
                 options = options._replace(nbytes=_nbytes(payload))
             answer = await cache.answer(self._timeout_s(model, payload, options), payload, options, self._submit)
-            answer = self._as_proven(model, answer)
+            answer = self._with_proof(model, answer)
             if self._trails is not None and answer.cache in _WITHOUT_WORK:
                 self._trails.answered_from_cache(model, options, answer)
             return answer
@@ -185,19 +185,20 @@ class Service:
             if trail is not None:
                 trail.cancelled()
             raise
-        answer = self._as_proven(model, answer)
+        answer = self._with_proof(model, answer)
         if trail is not None:
             trail.answered(answer)
         return answer
 
-    def _as_proven(self, model: str, answer: Answer) -> Answer:
-        """The answer, marked where it may have shared a run without proof: now, or when it was kept."""
-        if self._models[model].joinable.get(answer.variant, _NOTHING_KNOWN).verdict != UNVERIFIED:
-            return answer
-        return answer._replace(unverified=True)
+    def _with_proof(self, model: str, answer: Answer) -> Answer:
+        """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
+        verdict = self._models[model].joinable.get(answer.variant, _NOTHING_KNOWN).verdict
+        return answer if answer.unverified or verdict != UNVERIFIED else answer._replace(unverified=True)
 
     def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
         """Take what a replica says of which requests may share runs. Of several replicas the most careful counts.
+
+        What the cache holds of a build whose requests no longer share runs is not used again: it may be wrong.
 
         Args:
             model: The model.
@@ -214,8 +215,11 @@ class Service:
         if known == info.joinable:
             return
         self._models[model] = info._replace(joinable=known)
+        cache = None if self._cache is None else self._cache.of(model)
         for variant, verdict in known.items():
-            self._scheduler.set_joins(model, variant, joins=verdict.joins or verdict.verdict == PROVEN)
+            self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
+            if cache is not None and _may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not _may_join(verdict):
+                cache.forget(variant)
 
     def live(self) -> bool:
         """Whether this process works at all: whoever can ask has had an answer from its event loop."""
@@ -369,6 +373,11 @@ class Service:
 def _care(verdict: Joinable) -> tuple[int, float]:
     """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
     return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
+
+
+def _may_join(verdict: Joinable) -> bool:
+    """Whether requests share runs, or will once their rows have been tried."""
+    return verdict.joins or verdict.verdict == PROVEN
 
 
 def _stopping() -> ModelUnavailable:

@@ -11,7 +11,7 @@ import pytest
 from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, tensor
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError
-from serve_app.payloads import BundleResult, Execution, Failure, ModelSignature, Payload, Success
+from serve_app.payloads import UNVERIFIED, BundleResult, Execution, Failure, Joinable, ModelSignature, Payload, Success
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.runtime.cache import CacheSettings, Hashing, ModelCacheSettings, ResponseCache
 from serve_app.runtime.service import Service
@@ -401,6 +401,36 @@ async def test_nothing_is_kept_while_other_files_run_somewhere() -> None:
     (await line.transport.next()).succeed()
     assert (await second).cache == "miss"
     assert (await line.ask()).cache == "hit"
+
+
+async def test_what_shared_a_run_is_not_used_once_runs_are_not_shared() -> None:
+    """Neither what was kept before, nor what ends after it is told; what runs alone is kept again."""
+    line = Line(max_rows=4, window=4)
+    line.service.on_joinable(MODEL, {"": Joinable("exact", "tried")})
+    first = line.ask()
+    (await line.transport.next()).succeed()
+    await first
+    running = line.ask(2)
+    sent = await line.transport.next()
+    line.service.on_joinable(MODEL, {"": Joinable("dependent", "an answer differed")})
+    sent.succeed()
+    assert (await running).cache == "miss"
+    for value in (1.0, 2.0):
+        again = line.ask(value)
+        (await line.transport.next()).succeed()
+        assert ((await again).cache, (await line.ask(value)).cache) == ("miss", "hit")
+
+
+async def test_what_may_have_shared_a_run_without_proof_says_so_from_the_cache_too() -> None:
+    """Whether it was kept, or executed for somebody else at the same time."""
+    line = Line()
+    line.service.on_joinable(MODEL, {"": Joinable(UNVERIFIED, "the configuration allows it")})
+    first, second = line.ask(), line.ask()
+    (await line.transport.next()).succeed()
+    answers = [await first, await second, await line.ask()]
+    assert [("miss", True), ("shared", True), ("hit", True)] == [
+        (answer.cache, answer.unverified) for answer in answers
+    ]
 
 
 async def test_large_requests_are_hashed_aside() -> None:
