@@ -261,7 +261,7 @@ class Executor:
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
         parts = self._alike(bundles)
         backend = self._backends.get(variant)
-        if backend is None or parts is None:
+        if backend is None or parts is None or not self._joining.of(variant).joins:
             return None
         joining = self._preparing.get(variant)
         batch = None
@@ -338,7 +338,7 @@ class Executor:
             buckets = self._buckets(places, inputs)
             inputs = self._pad(self._processor, places, inputs, buckets)
         in_time = self._in_time_of(places)
-        whole = [staged.counts[index] if staged.whole[index] else 0 for staged, index in places]
+        whole = [staged.counts[index] if self._runs_alone(staged, index) else 0 for staged, index in places]
         run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time, whole)
         return [Ran(places, variant, run)]
 
@@ -413,7 +413,11 @@ class Executor:
 
     def _may_grow(self, staged: Staged, index: int) -> bool:
         """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
-        return not staged.whole[index] and self._joining.of(staged.entries[index].variant).pads
+        return not self._runs_alone(staged, index) and self._joining.of(staged.entries[index].variant).pads
+
+    def _runs_alone(self, staged: Staged, index: int) -> bool:
+        """Whether an entry is run by itself. It may wait since a time when that was not known."""
+        return staged.whole[index] or not self._joining.of(staged.entries[index].variant).joins
 
     @staticmethod
     def _pad(

@@ -26,7 +26,7 @@ def decode_raw(info: ModelInfo, body: bytes | memoryview) -> Tensors:
     """
     inputs = info.signature.inputs
     if len(inputs) != 1:
-        names = ", ".join(repr(spec.name) for spec in inputs)
+        names = ", ".join(repr(spec.name) for spec in inputs) or "none"
         raise InvalidRequest(
             f"{_WHERE} sends the only input of a model, but {info.name!r} takes {names}; send the JSON header"
         )
