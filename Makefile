@@ -22,6 +22,8 @@ CHAOS ?=
 SOAK ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
+# Arguments for the start of many models
+START ?=
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
 # How many requests `make fuzz-hostile` sends
@@ -218,6 +220,10 @@ bench-at-rest: env models ## Measure one request at rest, stage by stage
 bench-joining: env models ## Measure what proving that requests may share runs costs (JOINING="--against <tree> --publish")
 	@$(BIN)/python -m benchmarks.joining $(JOINING)
 
+.PHONY: bench-start
+bench-start: env ## Measure how long thirty small models take to start (START="--models 50 --publish")
+	@$(BIN)/python -m benchmarks.start $(START)
+
 .PHONY: bench-memory
 bench-memory: env models ## Watch the server's memory over ten million requests (half an hour)
 	@$(BIN)/python -m benchmarks.memory
@@ -241,6 +247,10 @@ bench-scheduler: env ## Measure what the scheduler's decisions cost
 .PHONY: bench-request
 bench-request: env ## Measure what one small request costs the router
 	@$(BIN)/python -m benchmarks.request_path
+
+.PHONY: bench-int8
+bench-int8: env models ## Compare ways to compute minilm in 8 bits: speed, accuracy, what neighbours change
+	@$(BIN)/python -m benchmarks.int8
 
 .PHONY: bench-preprocessing
 bench-preprocessing: env models ## Measure what decoding, resizing, tokenizing and resampling cost

@@ -62,7 +62,7 @@ def build(args: dict[str, Any]) -> serve.Application:
             "metrics_interval_s": 1.0,
             "look_back_period_s": 5.0,
         },
-        max_ongoing_requests=config.router.max_ongoing_requests,
+        max_ongoing_requests=config.ongoing_requests,
         ray_actor_options={"num_cpus": config.router.cpus},
         health_check_period_s=5.0,
         # Serve first waits for what came by its own ports, then the router closes the others.
@@ -123,7 +123,7 @@ def _read(model: ModelConfig) -> dict[str, Description]:
     exact = builds[""]
     model.make_processor(exact.signature, locations[""])
     model.make_samples(exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
-    _said_of_tensors(model, exact, locations[""])
+    _said_of_tensors(model, exact, locations[""], tell=False)
     profile = model.read_profile(locations)
     for note in () if profile is None else model.profile_notes(profile):
         _log.warning("%s", note)
@@ -157,7 +157,9 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
     )
 
 
-def _said_of_tensors(model: ModelConfig, build: Description, location: ModelLocation) -> dict[str, Any]:
+def _said_of_tensors(
+    model: ModelConfig, build: Description, location: ModelLocation, *, tell: bool = True
+) -> dict[str, Any]:
     """What the configuration, or a file beside the model, says of the tensors of a model without a processor.
 
     Raises:
@@ -175,7 +177,7 @@ def _said_of_tensors(model: ModelConfig, build: Description, location: ModelLoca
     try:
         found = output_labels(model.labels, signature, location.sidecars())
         told |= {"output_labels": found.labels, "label_files": found.files}
-        if found.note:
+        if found.note and tell:
             _log.log(logging.INFO if found.labels else logging.WARNING, "model %r: %s", model.name, found.note)
     except ConfigError as error:
         problems += error.problems

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+import numpy as np
 
 from serve_app.protocols.open_inference import inference_pb2 as pb
 
@@ -163,6 +164,7 @@ class SteadyLoad:
                     else:
                         self._count(port, f"{code} {known}", details)
                 else:
-                    (given,) = pb.ModelInferResponse.FromString(answer).outputs
-                    right = list(given.contents.fp32_contents) == [self._answer(number)] * self._size
+                    (raw,) = pb.ModelInferResponse.FromString(answer).raw_output_contents
+                    given = np.frombuffer(raw, "<f4").tolist()
+                    right = given == [self._answer(number)] * self._size
                     self._count(port, "OK" if right else "wrong", "" if right else f"{number}: {given}")

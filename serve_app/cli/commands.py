@@ -47,6 +47,9 @@ def run(
     dashboard: Annotated[
         bool, typer.Option(help="Start Ray's dashboard too, which `serve status` and `serve deploy` ask.")
     ] = True,
+    fork: Annotated[
+        bool, typer.Option(help="Fork worker processes from one that has imported everything: quicker, less memory.")
+    ] = True,
 ) -> None:
     """Check CONFIG and serve it in the foreground; Ctrl-C, or `serve-app stop` elsewhere, ends it."""
     from serve_app.cli.run import environment, run_file  # noqa: PLC0415 - keeps the other commands quick
@@ -61,7 +64,7 @@ def run(
             file = check_file(config)
         except ConfigError as error:
             raise _invalid(config, error) from None
-        raise typer.Exit(run_file(config, file, _err, dashboard=dashboard))
+        raise typer.Exit(run_file(config, file, _err, dashboard=dashboard, fork=fork))
 
 
 @app.command()
@@ -81,6 +84,7 @@ def validate(
 ) -> None:
     """Check CONFIG without starting anything: one line per fault, exit code 2 if there is any."""
     from serve_app.cli.check import check_file  # noqa: PLC0415 - brings Ray, which takes a second to import
+    from serve_app.cli.limits import cluster_notes  # noqa: PLC0415
 
     try:
         file = check_file(config, look_for_models=models)
@@ -88,6 +92,9 @@ def validate(
         raise _invalid(config, error) from None
     for line in file.open_ports():
         _err.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
+    for line in cluster_notes(file, len(os.sched_getaffinity(0))):
+        _err.print("note: ", end="")
+        _err.print(line, highlight=False, markup=False, soft_wrap=True)
     names = ", ".join(_named(model) for model in file.args.models)
     typer.echo(f"{config}: valid; models: {names}")
 
@@ -169,19 +176,39 @@ def profile(
 @app.command()
 def convert(
     path: Annotated[str, typer.Argument(metavar="MODEL", help="A model's path, as in a configuration.")],
-    precision: Annotated[Literal["fp16"], typer.Option(help="What to compute in.")] = "fp16",  # noqa: ARG001
+    precision: Annotated[
+        Literal["fp16", "int8"] | None,
+        typer.Option(help="What to compute in; by default fp16, which is for GPUs.", show_default=False),
+    ] = None,
+    fp16: Annotated[bool, typer.Option("--fp16", help="The same as --precision fp16.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="The same as --precision int8, which is for CPUs.")] = False,
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="Inputs of the model, for int8: one array per input, rows first. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder to write; by default MODEL-fp16.", show_default=False)
+        Path | None, typer.Option(help="Folder to write; by default MODEL-fp16 or MODEL-int8.", show_default=False)
     ] = None,
 ) -> None:
     """Write another build of MODEL, for its `path` or a variant. Its inputs and outputs stay as they are."""
     from serve_app.cli.convert import convert_model  # noqa: PLC0415 - brings ONNX Runtime
 
+    asked = {precision or "", "fp16" if fp16 else "", "int8" if int8 else ""} - {""}
+    if len(asked) > 1:
+        raise typer.BadParameter("name one of them", param_hint="--precision, --fp16 and --int8")
+    if samples and asked != {"int8"}:
+        raise typer.BadParameter("is used with --int8 only", param_hint="--samples")
+    chosen: Literal["fp16", "int8"] = "int8" if "int8" in asked else "fp16"
     try:
-        folder = convert_model(path, output, os.environ)
+        folder, lines = convert_model(path, output, os.environ, chosen, samples or ())
     except ConfigError as error:
         raise _invalid(Path(path), error) from None
-    typer.echo(f"wrote {folder}")
+    for line in (f"wrote {folder}", *lines):
+        typer.echo(line)
 
 
 app.command()(simulate)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from serve_app.config import ModelLocation, resolve_model
 from serve_app.config.locate import SUFFIX
 from serve_app.errors import ConfigError
 from serve_app.inference.external_data import external_data
 from serve_app.inference.half import convert_to_fp16
+from serve_app.inference.int8.convert import convert_to_int8
 
 
-def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) -> Path:
-    """Write a model in FP16, with the files that lie beside it: labels, tokenizers, licences.
+def convert_model(
+    path: str,
+    output: Path | None,
+    environ: Mapping[str, str],
+    precision: Literal["fp16", "int8"] = "fp16",
+    samples: Sequence[Path] = (),
+) -> tuple[Path, list[str]]:
+    """Write a model in another precision, with the files that lie beside it: labels, tokenizers, licences.
 
     Args:
         path: The model's path, as in a configuration.
-        output: The folder to write; by default the model's, or its file's name, with ``-fp16`` behind it.
+        output: The folder to write; by default the model's, or its file's name, with the precision behind it.
         environ: Environment variables.
+        precision: What to compute in.
+        samples: NPZ files of inputs, for int8.
 
     Returns:
-        The folder.
+        The folder, and what the reader should know of the model in it.
 
     Raises:
         ConfigError: The model is not there or cannot be converted, or the folder is there already.
@@ -30,8 +40,8 @@ def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) ->
     location = resolve_model(path, None, environ)
     is_file = not location.numbered and path.lower().endswith(SUFFIX)
     whole = location.root
-    default = whole / f"{location.model_file.stem}-fp16" if is_file else whole.with_name(f"{whole.name}-fp16")
-    folder = output or default
+    name = location.model_file.stem if is_file else whole.name
+    folder = output or (whole / f"{name}-{precision}" if is_file else whole.with_name(f"{name}-{precision}"))
     if folder.exists():
         raise ConfigError((f"{folder} is there already: name another with --output, or remove it",))
     partial = folder.with_name(f".{folder.name}.part")
@@ -43,11 +53,15 @@ def convert_model(path: str, output: Path | None, environ: Mapping[str, str]) ->
         else:
             _copy_beside(location, partial)
         target = partial / location.model_file.relative_to(whole)
-        convert_to_fp16(location.model_file, target, model=location.model_file.stem if is_file else whole.name)
+        lines: list[str] = []
+        if precision == "int8":
+            lines = convert_to_int8(location.model_file, target, samples, model=name).lines()
+        else:
+            convert_to_fp16(location.model_file, target, model=name)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return folder
+    return folder, lines
 
 
 def _copy_folder(location: ModelLocation, target: Path) -> None:

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import http.client
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
+from serve_app.cli import start_worker
 from serve_app.cli.ending import AtOnce, Ending
+from serve_app.cli.fork_server import fork_server
+from serve_app.cli.limits import run_limits
 from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
 from serve_app.cli.reasons import failure, progress
 from serve_app.cli.run_folder import FOLDER_VARIABLE
+from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
 from serve_app.config.locate import HOME_VARIABLE, home
@@ -45,7 +50,7 @@ _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 5.0
 
 
-def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = True) -> int:
+def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool = True, fork: bool = True) -> int:
     """Serve a checked file in the foreground until a signal ends it. The process has the `environment` of a run.
 
     Args:
@@ -54,15 +59,24 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
         console: For what a person should know.
         dashboard: Whether Ray's dashboard runs too. `serve status` and `serve deploy` need it; it costs memory and CPU
             time, and whoever has the token and reaches it can run code.
+        fork: Whether workers are forked from one that has imported everything, which is quicker and takes less memory.
 
     Returns:
         The exit code: 0 after Ctrl-C or ``serve-app stop``, 1 when it could not be served.
     """
-    obstacles = [*unusable_folder(), *busy_ports(file)]
+    cores, files = len(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limits = run_limits(file, os.environ, files=files if files != resource.RLIM_INFINITY else sys.maxsize, cores=cores)
+    obstacles = [*unusable_folder(), *busy_ports(file), *limits.problems]
     if obstacles:
         for line in obstacles:
             _say_error(console, line)
         return 1
+    # All workers get one environment: `fork_server` starts those of its own.
+    os.environ.update({**file.env_vars, **limits.variables})
+    os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str(cores))  # whatever Ray is told of CPUs
+    fork = fork and FOLDER_VARIABLE in os.environ
+    if fork:
+        os.environ[SOCKET_VARIABLE] = str(Path(os.environ[FOLDER_VARIABLE]) / "fork.sock")
     watchdog = watch(_RUN_VARIABLE, os.environ.get(FOLDER_VARIABLE))
     ending = Ending(file, _RUN_VARIABLE, console)
     watcher = _Watcher(file, console, ending)
@@ -71,8 +85,10 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
             console.print(f"serving {path} on Ray")
             for line in file.open_ports():
                 console.print(f"[yellow]warning:[/] {line}", highlight=False, soft_wrap=True)
+            for line in limits.notes:
+                console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
-            _serve_run(path, ending, dashboard=dashboard)
+            _serve_run(path, ending, dashboard=dashboard, cpus=limits.cpus, fork=fork)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
         except AtOnce:
@@ -170,6 +186,10 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),
         # Ray lowers the priority of its workers, which suits batch jobs. These answer people.
         "RAY_worker_niceness": environ.get("RAY_worker_niceness", "0"),
+        # Idle workers started in advance are of no use to replicas, and the driver would wait for them.
+        "RAY_prestart_worker_first_driver": environ.get("RAY_prestart_worker_first_driver", "0"),
+        # Official builds of ONNX Runtime report to their maker unless told otherwise: a thread and a file per process.
+        "ORT_DISABLE_TELEMETRY": environ.get("ORT_DISABLE_TELEMETRY", "1"),
         HOME_VARIABLE: str(home(environ).resolve()),
         _RUN_VARIABLE: uuid.uuid4().hex,
     }
@@ -184,15 +204,37 @@ def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
     return (home(environ) / "build").glob("serve-app-*.pid")
 
 
-def _serve_run(path: Path, ending: Ending, *, dashboard: bool) -> None:
+def _serve_run(path: Path, ending: Ending, *, dashboard: bool, cpus: int, fork: bool) -> None:
     import ray  # noqa: PLC0415 - after the environment is complete
+    from ray._private import ray_constants  # noqa: PLC0415
+    from ray._private.worker import global_worker  # noqa: PLC0415
     from ray.serve.scripts import run  # noqa: PLC0415
 
+    if fork:
+        # Ray joins this name to its own folder, which an absolute path replaces.
+        ray_constants.SETUP_WORKER_FILENAME = start_worker.__file__
     # `local` makes a cluster of its own even where another one runs: ending this run must not end that. `serve run`
     # takes the cluster that it finds its process connected to.
-    ray.init(address="local", namespace=_SERVE_NAMESPACE, include_dashboard=dashboard, dashboard_host="127.0.0.1")
+    ray.init(
+        address="local",
+        namespace=_SERVE_NAMESPACE,
+        num_cpus=cpus,
+        include_dashboard=dashboard,
+        dashboard_host="127.0.0.1",
+    )
     ending.take_signals()  # Ray has put a handler of its own for SIGTERM in their place, which ends Serve in mid-work
-    run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
+    with ExitStack() as stack:
+        if fork:
+            raylet = global_worker.node.all_processes["raylet"][0].process.pid
+            job = ray.get_runtime_context().get_job_id()
+            stack.enter_context(fork_server(os.environ[SOCKET_VARIABLE], _worker_environment(os.environ, raylet, job)))
+        run.main(args=[str(path)], prog_name="serve run", standalone_mode=False)
+
+
+def _worker_environment(environ: Mapping[str, str], raylet: int, job: str) -> dict[str, str]:
+    """The environment of this run's workers: what the raylet adds, Ray reads once, when it is imported."""
+    added = {"RAY_RAYLET_PID": str(raylet), "RAY_JOB_ID": job, "RAY_LD_PRELOAD_ON_WORKERS": "0", "SPT_NOENV": "1"}
+    return {**environ, **added}
 
 
 def _leave_nothing(console: Console) -> None:

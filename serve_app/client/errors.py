@@ -13,10 +13,11 @@
     ├── Refused                   429  not accepted now; also from a gateway that limits rates
     │   ├── RateLimited           429  the API key was used more often than it may be
     │   ├── QueueFull             429  no room in the class's queue
-    │   └── DeadlineUnreachable   429  it could not finish in time, so it was not started
+    │   └── DeadlineUnreachable   429  too much is ahead of it to finish in time, so it was not started
     ├── Unavailable          502, 503, 504  nobody could take the work; from a proxy in front of the server, too
     │   └── ModelUnavailable      503  no replica of the model can take it
-    ├── DeadlineExceeded          504  the deadline passed before the answer was ready, at the server or here
+    ├── DeadlineExceeded          504  the deadline passed before the answer was ready, at the server or here, or is
+    │                                  shorter than the request takes on an idle server
     ├── ServerFault               500  a bug of the server; quote the request id
     │   └── InferenceFailed       500  the model's code failed on this input
     ├── InvalidAnswer              -   what came back is no answer of this protocol
@@ -151,7 +152,7 @@ class QueueFull(Refused):
 
 
 class DeadlineUnreachable(Refused):
-    """The request could not finish before its deadline, so it was not started."""
+    """Too much is ahead of the request to finish before its deadline, so it was not started; later it may."""
 
     default_code = "deadline_unreachable"
 
@@ -167,7 +168,7 @@ class ModelUnavailable(Unavailable):
 
 
 class DeadlineExceeded(ServeAppClientError):
-    """The deadline passed before the answer was ready."""
+    """The deadline passed before the answer was ready, or is too short for it in any case: another try is of no use."""
 
     default_code = "deadline_exceeded"
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from serve_app.config.budget import Budget
+from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
 from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.locate import is_remote, resolve_model
@@ -81,7 +81,7 @@ class AppArgs(Section):
             for priority, limits in self.classes.by_priority().items()
             if limits.queue_bytes < self.router.max_body
         )
-        problem = self.budget().problem(self.router.max_ongoing_requests)
+        problem = self.budget().problem(self.ongoing_requests)
         if problem is not None:
             faults.append((("router", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
@@ -100,6 +100,24 @@ class AppArgs(Section):
         if faults:
             raise misfit(faults)
         return self
+
+    @property
+    def ongoing_requests(self) -> int:
+        """Requests that are let into one router process at once: as given, else what it may have to hold."""
+        given = self.router.max_ongoing_requests
+        return max(DEFAULT_ONGOING, self.budget().requests) if given is None else given
+
+    def haproxy_problem(self, environ: Mapping[str, str]) -> str | None:
+        """Why HAProxy's limit of connections is too small, or ``None``.
+
+        Args:
+            environ: Of a process of Serve, which HAProxy's is as well.
+        """
+        given = environ.get(MAXCONN_VARIABLE, str(DEFAULT_MAXCONN))
+        if environ.get(HAPROXY_VARIABLE) != "1" or not given.isdecimal():
+            return None
+        problem = self.budget().problem(int(given), self.router.replicas)
+        return None if problem is None else f"{MAXCONN_VARIABLE}: {problem}"
 
     def budget(self) -> Budget:
         """What one router process may have to hold."""

@@ -2,7 +2,8 @@
 
 Ray Serve holds at most ``max_ongoing_requests`` per router replica, and HAProxy at most ``maxconn`` connections per
 node. What comes on top waits outside, first come first served, where no priority is known. So all queues, all work in
-flight and some headroom must fit: then a full queue of a low class never locks out a high one.
+flight and some headroom must fit: then a full queue of a low class never locks out a high one. Both limits are computed
+where nobody sets them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,20 @@ from dataclasses import dataclass
 MAXCONN_VARIABLE = "RAY_SERVE_HAPROXY_MAXCONN"
 """Environment variable that sets HAProxy's connection limit."""
 
+HAPROXY_VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
+"""Environment variable that puts HAProxy in front of the routers, where it is 1."""
+
 DEFAULT_MAXCONN = 4096
 """Connections that Ray Serve lets its HAProxy hold when the variable is not set."""
+
+DEFAULT_ONGOING = 4096
+"""Least requests that Ray Serve lets into a router at once, unless the file says otherwise."""
+
+_LISTED = 8
+"""How many parts of a sum a message names."""
+
+_SPARE_FILES = 512
+"""Files that HAProxy opens besides its connections: what it listens at, its checks, its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +67,18 @@ class Budget:
         )
 
 
+def fitting_connections(files: int) -> int:
+    """Connections that HAProxy can hold with so many open files.
+
+    A connection is one to the client, one to the router, and half a file of the pipes that HAProxy keeps for a quarter
+    of the connections, since Ray Serve lets it splice.
+    """
+    return max(0, (files - _SPARE_FILES) * 2 // 5)
+
+
 def _sum(parts: Mapping[str, int]) -> str:
-    return " + ".join(f"{number} {name}" for name, number in parts.items())
+    listed = [f"{number} {name}" for name, number in parts.items()]
+    if len(listed) > _LISTED:
+        rest = list(parts.values())[_LISTED:]
+        listed = [*listed[:_LISTED], f"{sum(rest)} of {len(rest)} more"]
+    return " + ".join(listed)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from serve_app.config.args import AppArgs, parse_args
-from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE
+from serve_app.config.budget import MAXCONN_VARIABLE
 from serve_app.config.faults import shown
 from serve_app.config.loader import load_yaml
 from serve_app.errors import ConfigError
@@ -43,6 +43,11 @@ class ServeFile:
     def env_vars(self) -> Mapping[str, str]:
         """Environment variables that the file gives to Serve's own processes."""
         return _env_vars(self.document)
+
+    @property
+    def connections_needed(self) -> int:
+        """Connections that HAProxy has to hold: one HAProxy stands before all router processes of a node."""
+        return self.args.budget().requests * self.args.router.replicas
 
     @property
     def http_address(self) -> tuple[str, int]:
@@ -159,7 +164,9 @@ def load_file(path: Path) -> ServeFile:
 def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, ...]:
     """Check HAProxy's connection limit: one HAProxy stands before all router processes of a node."""
     place = f"controller_options.runtime_env.env_vars.{MAXCONN_VARIABLE}"
-    given = _env_vars(document).get(MAXCONN_VARIABLE, DEFAULT_MAXCONN)
+    given = _env_vars(document).get(MAXCONN_VARIABLE)
+    if given is None:
+        return ()  # whoever starts the cluster sees to it: `serve-app run` by itself, others by what `validate` says
     if not str(given).isdecimal():
         return (f"{place}: must be a whole number in quotes, got {shown(given)}",)
     problem = args.budget().problem(int(given), args.router.replicas)

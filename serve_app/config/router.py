@@ -82,8 +82,11 @@ class RouterConfig(Section):
     max_request_rows: Positive = 1024
     """Most rows in one request; a request with more is refused."""
 
-    max_ongoing_requests: Positive = 4096
-    """Requests that Ray Serve lets into one router process at once. Queues, work in flight and headroom must fit."""
+    max_ongoing_requests: Positive | None = None
+    """Requests that are let into one router process at once. Queues, work in flight and headroom must fit.
+
+    By default as many as they take, and at least 4096.
+    """
 
     headroom: int = Field(default=256, ge=0)
     """Requests kept free beyond full queues and full work in flight, for answers that need no queue and for `high`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -89,6 +90,8 @@ class RouterDeployment:
         self._loop = asyncio.get_running_loop()
         self._model_of = {deployment_name(model): model for model in infos}
         self._node = ray.get_runtime_context().get_node_id()
+        if (problem := config.haproxy_problem(os.environ)) is not None:
+            logger.warning("Requests may wait in front of HAProxy, where no priority is known: %s", problem)
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
@@ -199,7 +202,7 @@ class RouterDeployment:
                 router.connections, 0 if router.direct_grpc_port is None else router.grpc_connections
             ),
             connections_per_client=router.connections_per_client,
-            requests=router.max_ongoing_requests,
+            requests=self._config.ongoing_requests,
         )
         listener = Listener(app, sock, limits, self._certificates("http/1.1"))
         self._metrics.registry.register(ConnectionsCollector(listener))
@@ -220,7 +223,7 @@ class RouterDeployment:
             return None
         limits = GrpcLimits(
             max_message=router.max_body,
-            calls=router.max_ongoing_requests,
+            calls=self._config.ongoing_requests,
             connections=within_open_files(
                 router.grpc_connections, 0 if router.direct_port is None else router.connections
             ),

@@ -121,22 +121,20 @@ def rows_of(tensors: Tensors) -> int:
     raise InvalidRequest(f"all inputs must have the same number of rows (dimension 0); found: {found}")
 
 
-def broadcast_rows(tensors: Tensors) -> tuple[int, bool]:
-    """The number of rows of an entry, and whether it can be joined to others.
+def most_rows(tensors: Tensors) -> tuple[int, bool]:
+    """The most rows that a tensor of an entry has, and whether all have as many, so that it can be joined to others.
 
-    As ONNX's operators do, a model may repeat the one row of an input for all rows of the others. Such an entry is run
-    by itself.
+    As ONNX's operators do, a model may take inputs of different rows. Such an entry is run by itself.
 
     Raises:
-        InvalidRequest: As `rows_of`, and not for that reason.
+        InvalidRequest: There is no tensor, or one cannot have rows.
     """
     try:
         return rows_of(tensors), True
     except InvalidRequest:
-        counts = {len(array) if array.ndim else -1 for array in tensors.values()} - {1}
-        if len(counts) != 1 or min(counts) < 0:
+        if not tensors or not all(array.ndim for array in tensors.values()):
             raise
-        return counts.pop(), False
+        return max(map(len, tensors.values())), False
 
 
 def pieces(rows: int, max_rows: int) -> Iterator[slice]:
@@ -321,7 +319,10 @@ def _run_whole(
     except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
         answer = _as_answer(error)
         if rows > 1 and any(len(array) != rows for array in tensors.values() if array.ndim):
-            answer = InvalidRequest(f"inputs have 1 and {rows} rows, and the model does not take them so: {answer}")
+            found = ", ".join(f"{name!r} {len(array)}" for name, array in tensors.items() if array.ndim)
+            answer = InvalidRequest(
+                f"inputs differ in their rows ({found}), and the model does not take them so: {answer}"
+            )
         ran.fail(position, answer)
 
 

@@ -42,7 +42,7 @@ def run_bfloat16(session: Any, outputs: Sequence[str], inputs: Tensors, options:
 def _value_of(array: npt.NDArray[Any]) -> Any:
     if array.dtype != _BFLOAT16:
         return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    words = np.ascontiguousarray(array).view(np.uint16)
+    words = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)  # which made an array of a scalar
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(words, _ONNX_BFLOAT16)
 
 

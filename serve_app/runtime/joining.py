@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from threading import Lock
 from types import MappingProxyType
 
-from serve_app.inference.batch import broadcast_rows
+from serve_app.inference.batch import most_rows
 from serve_app.payloads import Joinable, Tensors
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Joining:
         verdict = self._verdicts.get(variant, _UNKNOWN)
         if not verdict.rows or len(tensors) > self._inputs.get(variant, len(tensors)):
             return 1, True
-        rows, even = broadcast_rows(tensors)
+        rows, even = most_rows(tensors)
         return rows or 1, not (rows and even and verdict.joins)
 
     def change(self, variant: str, verdict: Joinable) -> None:

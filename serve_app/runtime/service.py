@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
-from serve_app.inference.batch import broadcast_rows
+from serve_app.inference.batch import most_rows
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
@@ -352,7 +352,7 @@ class Service:
             if not info.rows or len(payload) > len(info.signature.inputs):
                 rows = 1  # it is run by itself, whatever its shapes
             else:
-                rows = (shape and shape[0]) or broadcast_rows(payload)[0] or 1
+                rows = (shape and shape[0]) or most_rows(payload)[0] or 1
             return Cost(rows, 0 if processor is None else processor.bucket(payload))
         if processor is None:
             raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_models
 import pytest
+from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from serve_app.cli import app
@@ -69,3 +71,52 @@ def test_a_model_without_versions_becomes_a_flat_folder(model: Path, path: str, 
     assert (done.exit_code, done.output) == (0, f"wrote {home / expected}\n")
     assert written(home / expected) == ["labels.txt", "net.onnx"]
     assert resolve_model(expected, None, {"SERVE_APP_HOME": str(home)}).file == "net.onnx"
+
+
+def test_int8_says_what_was_done(model: Path) -> None:
+    """By flag or by precision; with what is left, how far it is off, and that the batch does not count."""
+    for version in ("1", "2"):
+        onnx_models.write(
+            model / version / "model.onnx",
+            [helper.make_node("MatMul", ["x", "weights"], ["y"])],
+            [("x", TensorProto.FLOAT, ["rows", 64])],
+            [("y", TensorProto.FLOAT, ["rows", 64])],
+            {"weights": np.random.default_rng(0).standard_normal((64, 64), np.float32)},
+        )
+    samples = model.parent / "samples.npz"
+    np.savez(samples, x=np.random.default_rng(1).standard_normal((4, 64), np.float32))
+
+    done = CliRunner().invoke(app, ["convert", "--int8", "models/pictures", "--samples", str(samples)])
+    again = CliRunner().invoke(
+        app, ["convert", "models/pictures", "--precision", "int8", "--output", str(model.with_name("other"))]
+    )
+
+    folder = model.with_name("pictures-int8")
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert (0, 0, ["2/model.onnx", "labels.txt"]) == (done.exit_code, again.exit_code, found)
+    lines = done.output.splitlines()
+    assert f"wrote {folder}" == lines[0]
+    assert lines[1].startswith("quantized: 1 MatMul; ")
+    assert "left as they are: nothing" == lines[3]
+    assert lines[4].startswith("output 'y' on 4 sample rows: cosine to the original 0.99")
+    assert (
+        "answers do not depend on the batch: neighbours moved a sample's answer by 0 of the largest value at most"
+        " (original: 0)"
+    ) == lines[5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--samples", "x.npz"], "is used with --int8 only"),
+        (["--int8", "--fp16"], "name one of them"),
+        (["--int8", "--precision", "fp16"], "name one of them"),
+        (["--int8"], "holds nothing to quantize"),
+        (["--int8", "--samples", "none.npz"], "samples none.npz: cannot be read: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(model: Path, arguments: list[str], problem: str) -> None:
+    """With what to do, and nothing is written."""
+    done = CliRunner().invoke(app, ["convert", "models/pictures", *arguments])
+    assert (2, True) == (done.exit_code, problem in done.output)
+    assert ["pictures"] == sorted(path.name for path in model.parent.iterdir())

@@ -172,7 +172,7 @@ def test_a_model_that_fails_is_named_by_its_shape(config: Path, tmp_path: Path) 
         [("x", TensorProto.FLOAT, ["rows", 1])],
         [("y", TensorProto.FLOAT, ["rows", 1])],
     )
-    path = write(tmp_path, "\n        - {name: odd, path: models/odd}\n")
+    path = write(tmp_path, "\n        - {name: odd, path: models/odd, batching: {unverified: allow}}\n")
     code, output = profile(path)
     assert code == 1
     assert output.startswith(f"{path}: profile with 2 rows: the model failed on this input: ")

@@ -37,13 +37,33 @@ def test_a_budget_fits_exactly(limit: int, routers: int, fits: bool) -> None:
     assert (Budget({"high": 4}, {"a": 3}, 3).problem(limit, routers) is None) == fits
 
 
+def test_limits_follow_the_models() -> None:
+    """Fifty models with their defaults need nothing set; few models leave Serve's own limits as they are."""
+    many = [{"name": f"m{number}", "path": "m"} for number in range(50)]
+    file = parse_document(document({"models": many}))
+    assert file.args.ongoing_requests == 256 + 1024 + 1536 + 50 * 64 + 256
+    assert file.connections_needed == 6272
+    assert parse_args({"models": MODELS}).ongoing_requests == 4096
+
+
 def test_too_few_ongoing_requests_are_refused_with_the_numbers() -> None:
     """The message does the sum, and says what to change."""
+    args = {"models": MODELS, "classes": {"low": {"queue": 4096}}, "router": {"max_ongoing_requests": 4096}}
     with pytest.raises(ConfigError) as caught:
-        parse_args({"models": MODELS, "classes": {"low": {"queue": 4096}}})
+        parse_args(args)
     assert caught.value.problems == (
         "args.router.max_ongoing_requests: 4096 is too small: queues (256 high + 1024 normal + 4096 low)"
         " + in flight (192 a + 64 b) + headroom (256) = 5888 requests; raise it to at least 5888, " + REMEDY,
+    )
+
+
+def test_a_refusal_names_the_first_of_many_models() -> None:
+    """One line stays one line."""
+    budget = Budget({"high": 1}, {f"m{number}": 2 for number in range(11)}, 0)
+    listed = " + ".join(f"2 m{number}" for number in range(8))
+    assert budget.problem(22) == (
+        f"22 is too small: queues (1 high) + in flight ({listed} + 6 of 3 more) + headroom (0) = 23 requests;"
+        f" raise it to at least 23, {REMEDY}"
     )
 
 
@@ -51,12 +71,22 @@ def test_too_few_connections_are_refused_with_the_numbers() -> None:
     """HAProxy stands before all routers of a node, so their needs add up."""
     args = {"models": MODELS, "router": {"replicas": 2}}
     with pytest.raises(ConfigError) as caught:
-        parse_document(document(args))
+        parse_document(document(args, RAY_SERVE_HAPROXY_MAXCONN="4096"))
     assert caught.value.problems == (
         "controller_options.runtime_env.env_vars.RAY_SERVE_HAPROXY_MAXCONN: 4096 is too small:"
         " queues (256 high + 1024 normal + 1536 low) + in flight (192 a + 64 b) + headroom (256)"
         " = 3328 requests for each of 2 routers; raise it to at least 6656, " + REMEDY,
     )
+
+
+def test_a_process_of_serve_is_told_that_haproxy_holds_too_few() -> None:
+    """By whoever started the cluster without `serve-app run`; nothing is said where there is no HAProxy."""
+    many = parse_args({"models": [{"name": f"m{number}", "path": "m"} for number in range(17)]})
+    problem = many.haproxy_problem({"RAY_SERVE_ENABLE_HA_PROXY": "1"})
+    assert problem is not None
+    assert problem.startswith("RAY_SERVE_HAPROXY_MAXCONN: 4096 is too small: ")
+    assert many.haproxy_problem({"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_MAXCONN": "4160"}) is None
+    assert many.haproxy_problem({}) is None
 
 
 def test_more_connections_are_taken_from_the_file() -> None:

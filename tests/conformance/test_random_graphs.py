@@ -120,9 +120,10 @@ def _search(
         graph = random_graph(pick, steps, inputs)
         _serve(graph, pick(range(1000)), folder / str(next(number)), tally, unverified=unverified)
 
-    turns = count(_SEED)
-    while tally.requests < requests:
-        seed(next(turns))(serve)()
+    # Where nearly every graph was refused this would have no end: four times what is needed is enough.
+    for turn in range(1 + 4 * requests // (_PER_GRAPH * _AT_ONCE)):
+        if tally.requests < requests:
+            seed(_SEED + turn)(serve)()
     return tally
 
 

@@ -73,8 +73,8 @@ async def test_an_entry_that_changes_the_shape_of_all_outputs_is_run_alone(
     worker_of: Callable[[str], Worker], tmp_path: Path, kind: str
 ) -> None:
     """Its neighbours have their own answers, and it has what ONNX Runtime alone gives it."""
-    session = onnxruntime.InferenceSession(tmp_path / kind / "model.onnx", providers=["CPUExecutionProvider"])
     worker = worker_of(kind)
+    session = onnxruntime.InferenceSession(tmp_path / kind / "model.onnx", providers=["CPUExecutionProvider"])
     result = await worker.run(entries(1.0, BAD, 3.0, 4.0))
     answers = [each.value["y"].tolist() if isinstance(each, Success) else each.code for each in result.results]
     (odd,) = session.run(None, tensor(BAD))

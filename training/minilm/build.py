@@ -15,9 +15,13 @@ from training.artifacts import BuildError, build_if_stale
 from training.minilm.weights import MODEL_DIR, REQUIREMENT, install_weights, licence
 from training.paths import MODELS, REQUIREMENTS, ROOT
 
-# What decides the bytes of the models: this code, the weights, and the versions of onnx and its quantiser.
+# What decides the bytes of the models: this code, the weights, and the versions of onnx and ONNX Runtime.
 _SOURCES = (
-    *(ROOT / "training" / "minilm" / name for name in ("build.py", "graph.py", "quantization.py")),
+    *(
+        ROOT / "training" / "minilm" / name
+        for name in ("build.py", "graph.py", "quantization.py", "texts.py", "words.json")
+    ),
+    *(ROOT / "serve_app" / "inference" / "int8" / name for name in ("graph.py", "rowwise.py", "balance.py")),
     ROOT / "training" / "onnx_graph.py",
     REQUIREMENT,
     REQUIREMENTS / "models.txt",
@@ -86,7 +90,7 @@ def _build_int8(fp32: Path, folder: Path) -> None:
     from training.minilm.quantization import quantize  # noqa: PLC0415
 
     print("  quantising to int8", flush=True)
-    quantize(fp32 / "1" / "model.onnx", folder / "1" / "model.onnx", _METADATA)
+    quantize(fp32, folder / "1" / "model.onnx", _METADATA)
     for name in (*_COPIED, "LICENSE"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(fp32 / name, folder / name)

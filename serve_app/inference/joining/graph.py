@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from serve_app.inference.joining.constant_shapes import shaped
 from serve_app.inference.joining.constants import folded
 from serve_app.inference.joining.control import Scope, controlled
 from serve_app.inference.joining.dimensions import Dim
@@ -26,7 +27,7 @@ class Walk:
         self.sizes = sizes
         self._opsets = opsets
         self.obstacle: Value | None = None
-        """The first that was met. ONNX Runtime also runs nodes that no output needs; they may fail by the batch."""
+        """The first that was met. ONNX Runtime may also run what no output needs, and that may fail by the batch."""
 
     def outputs(self, graph: Any, scope: Scope) -> list[Value]:
         """Values of a graph's outputs.
@@ -37,9 +38,9 @@ class Walk:
         """
         scope = dict(scope)
         for tensor in graph.initializer:
-            scope.setdefault(tensor.name, _initial(tensor))
+            scope[tensor.name] = _initial(tensor)
         for tensor in graph.sparse_initializer:
-            scope.setdefault(tensor.values.name, constant(tuple(map(Dim, tensor.dims))))
+            scope[tensor.values.name] = constant(tuple(map(Dim, tensor.dims)))
         inferred = _inferred(graph)
         for node in graph.node:
             self._visit(node, scope, inferred)
@@ -80,11 +81,13 @@ class Walk:
         if spoiled is not None:
             return [spoiled] * count
         kinds = {value.kind for value in op.inputs if value is not None}
-        simple = self._without_rows(op, kinds)
+        # Graphs inside a node see what is around it, whatever its inputs are.
+        inner = bool(_graphs(node))
+        simple = None if inner else self._without_rows(op, kinds)
         if simple is not None:
             return simple
         rule = rule_of(op.domain, op.kind) if is_known(op.domain, op.kind, op.version) else None
-        if rule is None or _graphs(node):
+        if rule is None or inner:
             name = f"{op.domain}.{op.kind}" if op.domain else op.kind
             return self._spoiled(op, mixed(f"operator {name} is not known to treat rows one by one"))
         found = rule(op)
@@ -109,7 +112,12 @@ class Walk:
             found = _attempt(computed, op)
             if found is not None:
                 return [found]
-        return None if Kind.SIZES in kinds else [op.constant(output) for output in range(len(op.outputs))]
+        if Kind.SIZES in kinds:
+            return None
+        inferred = [op.constant(output) for output in range(len(op.outputs))]
+        if inferred[0].shape is None or any(dim.literal is None for dim in inferred[0].shape):
+            return [_attempt(shaped, op) or inferred[0], *inferred[1:]]
+        return inferred
 
 
 def _attempt(rule: Any, op: Operation) -> Value | None:
@@ -147,7 +155,9 @@ def _inferred(graph: Any) -> Inferred:
     for info in (*graph.value_info, *graph.output):
         kind = info.type.tensor_type
         if info.type.HasField("tensor_type") and kind.HasField("shape"):
-            shapes[info.name] = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
+            shapes[info.name] = tuple(
+                dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None for dim in kind.shape.dim
+            )
     return shapes
 
 

@@ -13,7 +13,7 @@ from serve_app.inference.joining.operators_recurrent import RECURRENT
 from serve_app.inference.joining.operators_reduction import REDUCTION
 
 OLDEST = 6
-"""The first opset that ONNX Runtime runs. Until 7, some operators went by other rules: those are refused."""
+"""The first opset that ONNX Runtime runs anything of. Until 7 some operators had other rules: those are refused."""
 
 NEWEST = 28
 """The last opset of ONNX that these rules have been read against."""
@@ -40,25 +40,22 @@ _TABLES: dict[str, Table] = {
 
 
 _SINCE_7 = frozenset(
-    [
-        "Add",
-        "And",
-        "AveragePool",
-        "BatchNormalization",
-        "Div",
-        "Dropout",
-        "Equal",
-        "Gemm",
-        "Greater",
-        "Less",
-        "Mul",
-        "Or",
-        "PRelu",
-        "Pow",
-        "Sub",
-        "Upsample",
-        "Xor",
-    ]
+    {
+        *(
+            "Add",
+            "And",
+            "AveragePool",
+            "BatchNormalization",
+            "Div",
+            "Dropout",
+            "Equal",
+            "Gemm",
+            "Greater",
+            "Less",
+            "Mul",
+        ),
+        *("Or", "PRelu", "Pow", "Sub", "Upsample", "Xor"),
+    }
 )
 
 

@@ -212,13 +212,6 @@ def _expand_dims(op: Operation) -> Value:
     return inserted(op, op.rows(), axes, ONE)
 
 
-def _bias_softmax(op: Operation) -> Value:
-    rows, bias = op.rows(), op.operand(1)
-    if rows.axis >= op.axis(1, rows.rank):
-        raise Mixes("runs along the rows")
-    return added(op, rows, bias)
-
-
 def _inverse(op: Operation) -> Value:
     rows = op.rows()
     if rows.place <= 2:
@@ -255,7 +248,6 @@ CONTRIB: Table = {
     "MultiHeadAttention": _attention_of([1, 2, 4, 6, 7], [3], 5),
     "EmbedLayerNormalization": _embed_layer,
     "GatherBlockQuantized": _gather_bits,
-    "BiasSoftmax": _bias_softmax,
     "ExpandDims": _expand_dims,
     "Inverse": _inverse,
 }

@@ -102,18 +102,28 @@ def _prelu(op: Operation) -> Value:
 
 
 def _quantize(op: Operation) -> Value:
-    """QuantizeLinear and DequantizeLinear: per tensor, per axis or per block."""
+    """QuantizeLinear and DequantizeLinear: per tensor, per axis or per block; scales of rows are of the same rows."""
     rows = op.rows()
-    parameters = [op.operand(place) for place in (1, 2) if op.input(place) is not None]
-    op.constants(1, 2)
-    for value in parameters:
+    for place in (1, 2):
+        if op.input(place) is None:
+            continue
+        value = op.operand(place)
+        if value.kind is Kind.ROWS:
+            per_axis = value.rank == 1 and not op.integer("block_size", 0)
+            if not per_axis or op.axis(1, rows.rank) != rows.axis or value.block != rows.block:
+                raise Unknown(f"takes input {place} from rows, and not as a scale for each of the same rows")
+            continue
+        op.constants(place)
         if all(dim == ONE for dim in value.dims):
             continue
         if value.rank == 1 and not op.integer("block_size", 0):
             if op.axis(1, rows.rank) == rows.axis:
                 raise Mixes("has a scale of its own for each place in the batch")
-        else:
+        elif value.rank == rows.rank and value.dims[rows.axis] == rows.dims[rows.axis]:
             broadcast(op, [rows, value])
+        else:
+            # Scales by block are as many as the elements along every axis but one, and do not broadcast.
+            raise Unknown("has scales for a fixed number of rows")
     return op.same(rows)
 
 

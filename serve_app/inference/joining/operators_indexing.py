@@ -110,7 +110,7 @@ def _slice(op: Operation) -> Value:
 def _see_whole(rows: Value, start: Dim | None, end: Dim | None, step: Dim | None) -> None:
     if step == ONE and start == Dim(0) and (end == rows.dims[rows.axis] or (end and (end.literal or 0) >= FULL)):
         return
-    if start is None or end is None or step is None or not (end.is_size and start.is_size):
+    if any(bound is None or bound.literal is None for bound in (start, end, step)):
         raise Unknown("cuts at a place that may be in the batch")
     raise Mixes(_BY_PLACE)
 

@@ -125,7 +125,7 @@ def _batch(inputs: list[Any], axes: Mapping[str, int]) -> Dim:
         if not -len(dims) <= axis < len(dims):
             raise _NotRows(f"input '{info.name}' has {len(dims)} dimensions, and no rows along dimension {axis}")
         dim = dims[axis]
-        if dim.HasField("dim_value"):
+        if dim.HasField("dim_value") and dim.dim_value >= 0:
             found[info.name] = int(dim.dim_value)
         elif dim.dim_param:
             found[info.name] = str(dim.dim_param)
@@ -147,7 +147,7 @@ def _batch(inputs: list[Any], axes: Mapping[str, int]) -> Dim:
 def _input(info: Any, sizes: Sizes, axis: int) -> Value:
     # Sizes of the same name in several inputs are not taken to be the same: ONNX Runtime does not see to it.
     dims = [
-        Dim(int(dim.dim_value)) if dim.HasField("dim_value") else sizes.fresh()
+        Dim(int(dim.dim_value)) if dim.HasField("dim_value") and dim.dim_value >= 0 else sizes.fresh()
         for dim in info.type.tensor_type.shape.dim
     ]
     return sizes.rows(dims, axis % len(dims), ONE)

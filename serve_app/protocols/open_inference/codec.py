@@ -189,6 +189,8 @@ class ModelCodec:
         self._inputs |= {spec.name: _plan(spec, rows=False) for spec in signature.optional}
         self._moved = tuple((plan.spec.name, plan.axis) for plan in self._inputs.values() if plan.axis)
         self._least, self._most = info.least_rows, info.max_request_rows
+        # Of others, ONNX's operators may repeat rows or take them apart: such a request is run by itself.
+        self._even = info.task != TENSORS or info.fixed_rows
         self._axes = {spec.name: spec.axis for spec in signature.outputs if spec.axis}
         self._outputs = {spec.name: spec for spec in info.signature.outputs}
         self.binary_only = not BINARY_ONLY.isdisjoint(spec.datatype for spec in info.signature.outputs)
@@ -273,7 +275,7 @@ class ModelCodec:
         # Most shapes are found to fit right here; a closer look would be a noticeable part of a small request.
         if shape[1:] != plan.inner or not shape or not plan.in_front or not self._least <= shape[0] <= self._most:
             self._check_shape(where, shape, plan)
-        if before and plan.rows:
+        if before and plan.rows and self._even:
             self._check_rows(where, shape, plan, before)
         return plan, where
 
@@ -439,16 +441,12 @@ class ModelCodec:
             )
 
     def _check_rows(self, where: str, shape: tuple[int, ...], plan: InputPlan, before: Tensors) -> None:
-        """Check that an input has as many rows as one before it, or one of them one row. Raises `InvalidRequest`.
-
-        A model may repeat one row for all of another input, as ONNX's operators do.
-        """
+        """Check that an input has as many rows as one before it, where they cannot differ. Raises `InvalidRequest`."""
         first = next((name for name in before if self._inputs[name].rows), None)
         if first is None:
             return
         rows, axis = before[first].shape[self._inputs[first].axis], plan.axis
-        alone = self.info.task == TENSORS and not self.info.fixed_rows
-        if shape[axis] != rows and not (alone and 1 in (shape[axis], rows)):
+        if shape[axis] != rows:
             index = list(before).index(first)
             raise InvalidRequest(
                 f"{where}.shape: {shape[axis]} rows, but inputs[{index}] has {rows}; dimension {axis} is rows"

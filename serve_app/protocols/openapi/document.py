@@ -38,7 +38,7 @@ _MEANING: Final = {
     500: "The model failed, or the server has a fault",
     501: "Part of a protocol that is not served here",
     503: "No replica can take work now",
-    504: "The deadline passed",
+    504: "The deadline passed, or is shorter than the request takes on an idle server",
 }
 _DESCRIPTION: Final = """\
 Every request that runs a model may say how urgent it is (`X-Priority`), until when its answer is worth something
@@ -155,7 +155,9 @@ def _parameters(models: Sequence[ModelInfo]) -> dict[str, Any]:
         "X-Priority": _header(
             "The class; normal by default. Or its number: 1 is the most urgent, 0 the default", named
         ),
-        "X-Timeout-Ms": _header("The deadline, milliseconds from now; each class has its default", milliseconds),
+        "X-Timeout-Ms": _header(
+            "The deadline, milliseconds from now; each class has its default, a slow model more", milliseconds
+        ),
         "X-Variant": _header(lighter, {"type": "string", **({"enum": variants} if variants else {})}),
         "X-Fallback": _header(
             "Whether a fallback may answer where the exact model would be too late; allow by default",

@@ -53,9 +53,11 @@ async def test_health(client: Client, service: NumpyService) -> None:
 async def test_both_protocols_tell_the_same(
     client: Client, service: NumpyService, path: str, name: str, request_: Any, inside: str
 ) -> None:
-    """Every key of the JSON has a field in the message, with the same value."""
+    """Every key of the JSON has a field in the message, with the same value; a model's metadata have no parameters."""
     async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://server") as http:
         expected = (await http.get(path)).json()
+    if name == "ModelMetadata":
+        expected.pop("parameters")
     answer = await client.call(name, request_)
     message = getattr(answer, inside) if inside else answer
     assert json_format.ParseDict(expected, type(message)()) == message

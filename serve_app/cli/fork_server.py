@@ -1,0 +1,187 @@
+"""Starts worker processes by forking one that has imported everything, in place of one Python after another.
+
+A worker of Ray imports Ray twice, then Ray Serve, then this package: seconds of CPU time before it does anything, the
+same in every worker, and a hundred megabytes that they could share. This process imports all that once. The raylet
+starts workers by `start_worker`, which hands a worker's command line, environment and standard streams to this process;
+it forks, and the child goes on as the worker.
+
+What makes that safe: this process has one thread, no connection and no session. Where it has another thread (ONNX
+Runtime starts one when it is imported, to report to its maker, unless ORT_DISABLE_TELEMETRY is 1), it starts nobody. A
+worker that needs another environment than this process imported with, or another command than Ray's own for Python, is
+left to Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from serve_app.cli.start_worker import FORKED, rays_own
+
+IMPORTS = (
+    "ray._private.workers.default_worker",
+    "ray.serve._private.replica",
+    "ray.serve._private.controller",
+    "uvloop",
+    "serve_app.app",
+)
+"""What workers need."""
+
+# None of them is read while something is imported.
+_MAY_DIFFER = frozenset({"PWD", "OLDPWD", "SHLVL", "_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT"})
+_TITLE_ROOM = 512
+_WAITING = 256
+_END_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A worker to start.
+
+    Attributes:
+        arguments: Its command line, from the script on.
+        environ: Its whole environment.
+        folder: Where it is to run.
+        streams: Its standard input, output and error.
+    """
+
+    arguments: Sequence[str]
+    environ: Mapping[str, str]
+    folder: str
+    streams: Sequence[int]
+
+
+@contextmanager
+def fork_server(path: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """Have one while the block runs.
+
+    Args:
+        path: Its socket. Who may reach its folder may start processes by it.
+        environ: Its environment: that of the workers which it is to start.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(_WAITING)  # who asks before it has imported everything waits
+        process = subprocess.Popen(  # noqa: S603 - this module
+            # A worker shows its name in the room of the command line, and must not need that of the environment.
+            [sys.executable, "-m", "serve_app.cli.fork_server", str(listener.fileno()), " " * _TITLE_ROOM],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            env={"OMP_NUM_THREADS": "1", **environ},  # no threads of OpenBLAS
+            start_new_session=True,  # Ctrl-C is not meant for it
+        )
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def serve(listener: socket.socket, imports: Sequence[str] = IMPORTS) -> Order | None:
+    """Import everything, then fork for everybody who asks, until standard input ends.
+
+    Returns:
+        The order, in the child that is to carry it out; ``None`` at the end.
+    """
+    server, before = os.getpid(), dict(os.environ)
+    _import(imports)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children: the raylet watches them
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            return None
+        connection, _ = listener.accept()
+        with connection, suppress(OSError, ValueError, LookupError, TypeError):  # whose launcher leaves it to Ray
+            streams: list[int] = []
+            try:
+                order = _read(connection, before, streams)
+                if order is None:
+                    continue
+                if os.fork() == 0:
+                    return order
+                connection.sendall(FORKED)
+            finally:
+                if os.getpid() == server:
+                    for stream in streams:
+                        os.close(stream)
+
+
+def carry_out(order: Order) -> None:
+    """Be the worker. Returns when it has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgrp()  # the raylet ends a worker's group together with it
+    for number, stream in enumerate(order.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(order.folder)
+    os.environ.clear()
+    os.environ.update(order.environ)
+    sys.argv = list(order.arguments)
+    sys.path[0] = str(Path(order.arguments[0]).parent)
+    runpy.run_path(order.arguments[0], run_name="__main__")
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection would write to every object, and so copy every page
+
+
+def _read(connection: socket.socket, before: Mapping[str, str], streams: list[int]) -> Order | None:
+    """What is asked for; ``None`` where it cannot be had from here. Adds the streams that have come."""
+    head, received, _, _ = socket.recv_fds(connection, 8, 3)
+    streams += received
+    with connection.makefile("rb") as file:
+        given: dict[str, Any] = json.loads(file.read(int.from_bytes(head, "big")))
+    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
+    parser.add_argument("--serialized-runtime-env-context", default="")
+    parser.add_argument("--language")
+    known, arguments = parser.parse_known_args(given["arguments"])
+    context: dict[str, Any] = json.loads(known.serialized_runtime_env_context or "{}")
+    environ = {**given["environ"], **context.pop("env_vars", {})}
+    if context.get("py_executable") == sys.executable:
+        del context["py_executable"]
+    differing = {name for name in {*environ, *before} if environ.get(name) != before.get(name)} - _MAY_DIFFER
+    ours = (
+        known.language == "PYTHON"
+        and not any(context.values())
+        and Path(arguments[0]) == rays_own("default_worker.py")
+        and not differing
+        and len(list(Path("/proc/self/task").iterdir())) == 1
+        and len(streams) == 3
+    )
+    if not ours:
+        print(f"a worker is not forked: {sorted(differing)} {context}", file=sys.stderr, flush=True)
+    return Order(arguments, environ, given["folder"], streams) if ours else None
+
+
+def main() -> None:
+    """Serve, and in each child be the worker."""
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
+        order = serve(listener)
+    if order is not None:
+        carry_out(order)
+
+
+if __name__ == "__main__":
+    main()
