@@ -20,6 +20,8 @@ BENCH ?=
 # Arguments for the faults and for the endurance run, e.g. `make chaos CHAOS="--list"`
 CHAOS ?=
 SOAK ?=
+# Arguments for the measurement of the proof that requests may share runs
+JOINING ?=
 # Arguments for the start of many models
 START ?=
 # How long each of the fuzz targets runs
@@ -213,6 +215,10 @@ bench-transports: env ## Compare the ways for bundles from router to replica
 .PHONY: bench-at-rest
 bench-at-rest: env models ## Measure one request at rest, stage by stage
 	@$(BIN)/python -m benchmarks.at_rest
+
+.PHONY: bench-joining
+bench-joining: env models ## Measure what proving that requests may share runs costs (JOINING="--against <tree> --publish")
+	@$(BIN)/python -m benchmarks.joining $(JOINING)
 
 .PHONY: bench-start
 bench-start: env ## Measure how long thirty small models take to start (START="--models 50 --publish")

@@ -28,7 +28,9 @@ from serve_app.config import load_file
 
 DEMO = ROOT / "configs" / "demo.yaml"
 
-_DATA = ROOT / "tests" / "data"
+DATA = ROOT / "tests" / "data"
+"""Folder of the committed media."""
+
 _START_WITHIN_S = 300.0
 _ANSWER_WITHIN_S = 60.0
 _ASK_EVERY_S = 0.05
@@ -50,14 +52,14 @@ def measure(config: Path, repetitions: int, seconds: float, say: Callable[[str],
         ConfigError: The configuration is not valid.
     """
     file = load_file(config)
-    probes = probes_for([model.name for model in file.args.models], _DATA)
+    probes = probes_for([model.name for model in file.args.models], DATA)
     starts: list[Start] = []
     served = 0
     memory: dict[str, int] = {}
     for repetition in range(repetitions):
         say(f"start {repetition + 1} of {repetitions}")
         with Server("cold-start", file.document, SERVE_APP_RUN) as server:
-            start = asyncio.run(_start(server, probes))
+            start = asyncio.run(wait_for_answers(server, probes))
             say(f"{start.all_answer_s:.1f} s; now serving")
             answered, seen = asyncio.run(_serve(server, probes, seconds))
         starts.append(start)
@@ -66,8 +68,12 @@ def measure(config: Path, repetitions: int, seconds: float, say: Callable[[str],
     return ColdStart(str(config.resolve().relative_to(ROOT)), tuple(starts), served, memory)
 
 
-async def _start(server: Server, probes: list[Probe]) -> Start:
-    """Ask every model until it answers."""
+async def wait_for_answers(server: Server, probes: list[Probe]) -> Start:
+    """Ask every model of a server that has just been started until it answers.
+
+    Raises:
+        BenchmarkError: The server has ended, a model answers wrongly, or takes more than five minutes.
+    """
     async with httpx.AsyncClient(base_url=server.url, timeout=_ANSWER_WITHIN_S) as client:
 
         async def first(probe: Probe) -> float:

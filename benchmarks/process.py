@@ -34,15 +34,18 @@ class ServerProcess(ABC):
 
     Args:
         name: For messages and file names.
+        tree: The working tree whose code it runs.
 
     Attributes:
         name: The same.
+        tree: The same.
         urls: Ways into it, by name; filled when it starts.
         started_at: When it was started, monotonic seconds.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tree: Path = ROOT) -> None:
         self.name = name
+        self.tree = tree
         self.urls: dict[str, str] = {}
         self.started_at = 0.0
         self._file_name = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
@@ -65,8 +68,8 @@ class ServerProcess(ABC):
                     command,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "PYTHONPATH": str(ROOT), **environment, _MARK: self._mark},
-                    cwd=ROOT,
+                    env={**os.environ, "PYTHONPATH": str(self.tree), **environment, _MARK: self._mark},
+                    cwd=self.tree,
                     start_new_session=True,  # the terminal's Ctrl-C is for the benchmark: it ends the server in order
                 )
         except BaseException:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -39,22 +40,36 @@ class Server(ServerProcess):
         name: For messages and file names.
         document: The Serve file.
         command: `SERVE_APP_RUN` or `SERVE_RUN`.
+        tree: The working tree whose code and models it runs.
+        variables: What else stands in its environment.
 
     Attributes:
         grpc: Ways into it by gRPC, by name: ``host:port``.
     """
 
-    def __init__(self, name: str, document: Mapping[str, Any], command: Sequence[str]) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str,
+        document: Mapping[str, Any],
+        command: Sequence[str],
+        tree: Path = ROOT,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(name, tree)
         self._document = document
         self._command = command
+        self._variables = variables
         self._haproxy: Path | None = None
         self.grpc: dict[str, str] = {}
 
     def _prepare(self) -> tuple[Sequence[str], Mapping[str, str]]:
         file = OUT / f"{self._file_name}.yaml"
         file.write_text(yaml.safe_dump(self._on_free_ports(), sort_keys=False), encoding="utf-8")
-        return [*self._command, str(file)], {"RAY_USAGE_STATS_ENABLED": "0", HOME_VARIABLE: str(ROOT)}
+        return [*self._command, str(file)], {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            HOME_VARIABLE: str(self.tree),
+            **self._variables,
+        }
 
     def _clean_up(self) -> None:
         if self._haproxy is not None:

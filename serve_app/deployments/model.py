@@ -24,7 +24,7 @@ from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
-from serve_app.runtime.replica_proof import Proofs, prove_replica
+from serve_app.runtime.replica_proof import Proofs, proof_budget_s, prove_replica
 from serve_app.runtime.replica_warm_up import warm_up_replica
 from serve_app.runtime.trail import configured_tracer, traced
 from serve_app.runtime.worker import Worker
@@ -38,11 +38,6 @@ LINK = "link"
 IDENTITIES = "identities"
 """Keys of what a replica tells routers of itself: what its warm-up measured, and why that is not all; which requests
 may share runs; its node and where its links begin; what tells the models that it runs from others."""
-
-_PROOF_PART = 0.1
-"""The experiment may take this part of the time that loading and warming up took."""
-
-_LEAST_PROOF_S = 0.05
 
 
 class ModelDeployment:
@@ -94,7 +89,7 @@ class ModelDeployment:
             config.name,
             max_rows,
             config.batching.tolerance,
-            budget_s=max(_LEAST_PROOF_S, _PROOF_PART * (time.monotonic() - began)),
+            budget_s=proof_budget_s(time.monotonic() - began),
             records=Records(cache_folder() / "joinable"),
             keys={
                 variant: record_key(

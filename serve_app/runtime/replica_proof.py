@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 _BESIDE_REQUESTS_S = 0.1
 """For how long an experiment may have the session while requests wait, seconds. Its first pairs are tried anyhow."""
 
+_PART = 0.1
+"""The experiments may take this part of the time that loading and warming up took."""
+
+_LEAST_S = 0.05
+
 
 class Proofs(NamedTuple):
     """How the proofs of one replica are made.
@@ -52,6 +57,11 @@ class Proofs(NamedTuple):
         """Keep the verdict on a build."""
         if self.records is not None and variant in self.keys:
             self.records.keep(self.keys[variant], verdict)
+
+
+def proof_budget_s(spent_s: float) -> float:
+    """Time for the experiments of a replica whose loading and warming up took so long, seconds."""
+    return max(_LEAST_S, _PART * spent_s)
 
 
 def prove_replica(

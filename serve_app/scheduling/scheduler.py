@@ -374,7 +374,9 @@ class Scheduler:
         known = self._models.get(model)
         if known is None:
             return 0.0
-        return execution_s(known.latencies.of(variant), rows, bucket, known.settings.max_rows)
+        latency = known.latencies.of(variant) if variant else known.latencies.exact
+        most = known.settings.max_rows
+        return latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
 
     def slowness(self, model: str) -> str | None:
         """What to tell operators of a model that takes longer than classes allow; ``None`` where it does not."""
