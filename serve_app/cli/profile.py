@@ -22,16 +22,19 @@ from serve_app.cli.profile_report import draw, summary, table
 from serve_app.config import ModelConfig, load_file
 from serve_app.config.faults import nearest, shown
 from serve_app.config.locate import ModelLocation, home, is_remote
-from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
+from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict, sha256
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.inference.backend import Backend
+from serve_app.inference.description import Description
 from serve_app.inference.device import resolve_device
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.inference.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
 from serve_app.inference.warmup import MakeInputs, first_that_runs
+from serve_app.payloads import Joinable
 from serve_app.processors.processor import Processor
 from serve_app.protocols.open_inference.sample import decode_sample
+from serve_app.runtime.replica_proof import Proofs, prove_replica
 
 PlotFormat = Literal["svg", "png"]
 
@@ -139,6 +142,7 @@ def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
         measurements = _sweep(model, backends, locations, wish, out, rows=builds[""].joinable.rows)
         elapsed, waited_in_all = monotonic() - began, waited_s()
         device = backends[""].device
+        verdicts = _verdicts(model, backends, builds, locations)
     finally:
         for loaded in backends.values():
             loaded.close()
@@ -158,6 +162,29 @@ def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
         held_up=None if waited is None or waited_in_all is None else max(0.0, waited_in_all - waited) / elapsed,
         points=points,
         fits=fit_points(points),
+        joinable={
+            variant: Verdict(verdict=found.verdict, reason=found.reason, deviation=found.deviation)
+            for variant, found in verdicts.items()
+        },
+    )
+
+
+def _verdicts(
+    model: ModelConfig,
+    backends: Mapping[str, Backend],
+    builds: Mapping[str, Description],
+    locations: Mapping[str, ModelLocation],
+) -> dict[str, Joinable]:
+    """Whether requests to each build may share runs, found as replicas find it."""
+    exact = builds[""]
+    samples = model.make_samples(exact.signature, decode_sample, rows=exact.joinable.rows)
+    return prove_replica(
+        Proofs(model.name, model.batching.max_rows, model.batching.tolerance),
+        backends,
+        {variant: build.joinable for variant, build in builds.items()},
+        model.make_processor(exact.signature, locations[""]),
+        samples,
+        {},
     )
 
 

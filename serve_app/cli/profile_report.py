@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from serve_app.config.profile import Profile
@@ -61,6 +62,9 @@ def summary(profile: Profile) -> list[str]:
         f"scatter{' of ' + variant if variant else ''}: {profile.noise(variant).spread:.1%} of the mean"
         for variant in ("", *profile.variants)
     ]
+    for variant, found in profile.joinable.items():
+        known = f"{found.verdict}, {found.deviation:.1g}" if found.deviation else found.verdict
+        lines.append(f"sharing runs{' of ' + variant if variant else ''}: {known}: {escape(found.reason)}")
     memory = profile.memory
     if memory.before_load_bytes is not None:
         lines.append(

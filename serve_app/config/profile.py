@@ -80,6 +80,19 @@ class Memory(Section):
     """The same with all sessions made."""
 
 
+class Verdict(Section):
+    """Whether requests to a build may share runs, as `serve_app.payloads.Joinable` has it."""
+
+    verdict: str
+    """`exact`, `close`, `dependent` ..."""
+
+    reason: str
+    """Why, in one line."""
+
+    deviation: float = Field(ge=0, allow_inf_nan=False)
+    """Largest difference that was measured, relative to the largest value of its output."""
+
+
 class Profile(Section):
     """What ``serve-app profile`` has measured of one model. Times are seconds in the session, batches run warm."""
 
@@ -124,6 +137,9 @@ class Profile(Section):
 
     fits: tuple[Fit, ...] = Field(strict=False)
     """A line through every bucket of every variant."""
+
+    joinable: dict[str, Verdict] = Field(default_factory=dict)
+    """Whether requests may share runs, by variant; nothing is decided by it."""
 
     @model_validator(mode="after")
     def _check(self) -> Profile:
