@@ -57,7 +57,7 @@ def every_kind_of_model(folder: Path) -> dict[str, Any]:
     onnx_models.make(folder / "strings" / "1" / "model.onnx", "string_identity")
     for name in ("words", "moods"):
         onnx_models.make(folder / name / "1" / "model.onnx", "seq_mean")
-        _make_tokenizer(folder / name / "tokenizer.json")
+        make_tokenizer(folder / name / "tokenizer.json")
     labels = ["joy", "anger", "fear", "love", "surprise", "sadness", "calm", "other"]
     return {
         "models": [
@@ -82,7 +82,7 @@ def every_kind_of_model(folder: Path) -> dict[str, Any]:
     }
 
 
-def _make_tokenizer(path: Path) -> None:
+def make_tokenizer(path: Path) -> None:
     """Words by spaces; ``[CLS]`` before every text."""
     words = [
         "[UNK]",

@@ -11,8 +11,8 @@ import numpy as np
 
 from serve_app.errors import ServeAppError
 from serve_app.inference.backend import Backend
-from serve_app.inference.joining.drawing import Varied
-from serve_app.inference.joining.experiment import try_joining, try_padding, untried
+from serve_app.inference.joining.drawing import Draw, Varied
+from serve_app.inference.joining.experiment import Difference, try_joining, try_padding, untried
 from serve_app.inference.joining.records import Records
 from serve_app.inference.samples import Samples
 from serve_app.payloads import PROVEN, Joinable, Tensors
@@ -128,8 +128,7 @@ def _tried(
         )
         if processor is None or not processor.bucket_invariant or len(processor.buckets) < 2:
             return verdict
-        larger = processor.buckets[1]
-        found = try_padding(backend, draw, lambda tensors: processor.pad(tensors, larger), tolerance=proofs.tolerance)
+        found = _padded(backend, draw, processor, proofs.tolerance)
     except ServeAppError as error:
         return untried(error)
     if found.allowed and found.relative > verdict.deviation:
@@ -143,6 +142,35 @@ def _tried(
         reason=f"{verdict.reason}; padding to the size of others changes output {found.output!r}, so only requests of"
         " one size share runs",
     )
+
+
+def _padded(backend: Backend, draw: Draw, processor: Processor, tolerance: float | None) -> Difference:
+    """What padding the smallest size to the next and to the largest changes, whichever changes more.
+
+    Masks say that there is something everywhere, as a processor makes them: whatever else they held, the padding would
+    be hidden behind numbers that no request has.
+    """
+    smallest = processor.buckets[0]
+
+    def drawn(rows: int, seed: int, scale: float) -> Tensors:
+        example = processor.example(rows, smallest)
+        masks = _masks(example, processor.pad(example, processor.buckets[1]))
+        return {**draw(rows, seed, scale), **{name: example[name] for name in masks}}
+
+    found = [
+        try_padding(backend, drawn, partial(processor.pad, bucket=larger), tolerance=tolerance)
+        for larger in sorted({processor.buckets[1], processor.buckets[-1]})
+    ]
+    return min(found, key=lambda difference: (difference.allowed, -difference.relative))
+
+
+def _masks(example: Tensors, padded: Tensors) -> list[str]:
+    """Inputs that are 1 where there is something, and 0 where there is padding."""
+    return [
+        name
+        for name, array in example.items()
+        if array.ndim == 2 and array.dtype.kind in "biu" and bool((array == 1).all()) and not padded[name][:, -1].any()
+    ]
 
 
 def _drawing(backend: Backend, processor: Processor | None, samples: Samples, example: Tensors | None) -> Varied:

@@ -17,7 +17,7 @@ import onnxruntime
 from serve_app import __version__
 from serve_app.payloads import Joinable
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised whenever the experiment changes: older records say nothing then."""
 
 logger = logging.getLogger(__name__)
