@@ -56,7 +56,7 @@ def call(server: LocalServer, request: pb.ModelInferRequest) -> tuple[pb.ModelIn
     with grpc.insecure_channel(server.grpc) as channel:
         method: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         answer, done = method.with_call(request.SerializeToString(), timeout=30)
-    return pb.ModelInferResponse.FromString(answer), dict(done.trailing_metadata())
+    return pb.ModelInferResponse.FromString(answer), dict(done.trailing_metadata() or ())
 
 
 def test_a_scalar_is_one_number_without_a_shape(ask: Any) -> None:
