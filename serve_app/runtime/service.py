@@ -18,7 +18,7 @@ from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.runtime.trail import Trails, origin_of
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.lateness import default_timeout_s, read_too_long
+from serve_app.scheduling.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
@@ -348,7 +348,9 @@ class Service:
             DeadlineExceeded: None are.
         """
         alone_s = self._scheduler.alone_s(info.name, rows, bucket, options.variant)
-        allowed_s = default_timeout_s(info.default_timeout_s[priority], alone_s)
+        allowed_s = info.default_timeout_s[priority]
+        if DEFAULT_EXECUTIONS * alone_s > allowed_s:  # of few: a call for every request would be felt
+            allowed_s = default_timeout_s(allowed_s, alone_s)
         left = allowed_s - options.spent_s
         if left <= 0.0:
             raise DeadlineExceeded(read_too_long(priority, allowed_s))
@@ -360,7 +362,7 @@ class Service:
             # Of one tensor nothing else can disagree.
             shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
             signature = info.signature
-            if not info.rows or (signature.optional and len(payload) > len(signature.inputs)):
+            if not info.joinable[""].rows or (signature.optional and len(payload) > len(signature.inputs)):
                 rows = 1  # it is run by itself, whatever its shapes
             else:
                 rows = (shape and shape[0]) or most_rows(payload)[0] or 1

@@ -281,9 +281,8 @@ class ModelCodec:
 
     def complete(self, tensors: Tensors) -> Tensors:
         """Check that no input is missing, and put the rows in front. Raises `InvalidRequest`."""
-        # Every name is known by now and there once, so that only a model with optional inputs needs a closer look.
-        given, needed = len(tensors), len(self._needed)
-        if given < needed or (needed < len(self._inputs) and not all(map(tensors.__contains__, self._needed))):
+        # Every name is known by now and there once: none is missing where there are as many as the model knows.
+        if len(tensors) != len(self._inputs) and not all(map(tensors.__contains__, self._needed)):
             missing = [name for name in self._needed if name not in tensors]
             raise InvalidRequest(
                 f"inputs: {_names(missing)} missing; model {self.info.name!r} takes all of {_names(self._needed)}"
@@ -391,7 +390,7 @@ class ModelCodec:
         if variant or more:
             told = {"variant": variant} if variant else {}
             parts += (b',"parameters":', orjson.dumps({**told, **(more or {})}))
-        tensors = self.public(tensors)
+        tensors = self.public(tensors) if self._axes else tensors
         blobs: list[bytes | memoryview] = []
         separator = b',"outputs":['
         for name, binary in selection:
