@@ -411,6 +411,10 @@ class Executor:
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         return buckets
 
+    def _pads(self, processor: Processor, staged: Staged, index: int) -> bool:
+        """Whether an entry is padded: where that was shown to change nothing, or the processor never left a choice."""
+        return not processor.bucket_invariant or self._joining.of(staged.entries[index].variant).pads
+
     def _may_grow(self, staged: Staged, index: int) -> bool:
         """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
         return not self._runs_alone(staged, index) and self._joining.of(staged.entries[index].variant).pads
@@ -419,16 +423,18 @@ class Executor:
         """Whether an entry is run by itself. It may wait since a time when that was not known."""
         return staged.whole[index] or not self._joining.of(staged.entries[index].variant).joins
 
-    @staticmethod
     def _pad(
+        self,
         processor: Processor,
         places: Sequence[Place],
         inputs: Sequence[Tensors],
         buckets: Sequence[int],
     ) -> list[Tensors]:
-        """Pad what the processor made to its bucket, so that it can share a run."""
+        """Pad what the processor made to its bucket, so that it can share a run; not where that changes its answer."""
         return [
-            processor.pad(tensors, bucket) if _is_made(staged, index) else tensors
+            processor.pad(tensors, bucket)
+            if _is_made(staged, index) and self._pads(processor, staged, index)
+            else tensors
             for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
         ]
 

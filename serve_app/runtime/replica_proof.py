@@ -15,7 +15,7 @@ from serve_app.inference.joining.drawing import Draw, Varied
 from serve_app.inference.joining.experiment import Difference, try_joining, try_padding, untried
 from serve_app.inference.joining.records import Records
 from serve_app.inference.samples import Samples
-from serve_app.payloads import PROVEN, Joinable, Tensors
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.joining import told
 
@@ -94,7 +94,8 @@ def prove_replica(
             if known is None and verdict.verdict != PROVEN:
                 proofs.keep(variant, verdict)
         build = f"{proofs.model}, variant {variant}" if variant else proofs.model
-        logger.log(logging.INFO if verdict.joins else logging.WARNING, "%s: %s", build, told(verdict))
+        fine = verdict.joins and verdict.verdict != UNVERIFIED
+        logger.log(logging.INFO if fine else logging.WARNING, "%s: %s", build, told(verdict))
         verdicts[variant] = verdict
     return verdicts
 

@@ -121,9 +121,11 @@ def test_the_environment_of_a_run_respects_the_user(tmp_path: Path) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_worker_niceness": "0",
+        "RAY_prestart_worker_first_driver": "0",
+        "ORT_DISABLE_TELEMETRY": "1",
     }
     assert added == {**ours, "SERVE_APP_HOME": home}
-    chosen = {**dict.fromkeys(ours, "1"), "SERVE_APP_HOME": home, "RAY_AUTH_MODE": "disabled"}
+    chosen = {**dict.fromkeys(ours, "2"), "SERVE_APP_HOME": home, "RAY_AUTH_MODE": "disabled"}
     added = environment(chosen)
     del added["SERVE_APP_RUN"]
     assert added == chosen

@@ -79,7 +79,7 @@ def test_labels_are_a_list_or_a_file(pictures: Path) -> None:
 
 def test_labels_beside_a_model_are_used_and_told(pictures: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without a word in the configuration; what does not fit is not used, and that is told louder."""
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "serve_app")
     (pictures / "labels.txt").write_text("\n".join(FOUR), encoding="utf-8")
     assert describe(pictures).labels_of("logits") == tuple(FOUR)
     (pictures / "labels.txt").write_text("a\nb\n", encoding="utf-8")

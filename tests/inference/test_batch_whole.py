@@ -14,7 +14,7 @@ from joining_backends import Made, loaded, refusing
 from onnx import TensorProto, helper
 
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
-from serve_app.inference.batch import broadcast_rows, run_entries
+from serve_app.inference.batch import most_rows, run_entries
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.inference.signature import Layout
 from serve_app.payloads import Tensors
@@ -37,20 +37,21 @@ def total(inputs: Tensors) -> Tensors:
         ([(1,), (1,)], (1, True)),
         ([(0,)], (0, True)),
         ([(1,), (3,), (1,), (3,)], (3, False)),
-        ([(1,), (0,)], (0, False)),
+        ([(1,), (0,)], (1, False)),
+        ([(2,), (3,)], (3, False)),
     ],
     ids=str,
 )
-def test_one_row_counts_for_all(shapes: Any, found: tuple[int, bool]) -> None:
-    """But such an entry shares no run."""
-    assert found == broadcast_rows(rows(*shapes))
+def test_the_most_rows_count(shapes: Any, found: tuple[int, bool]) -> None:
+    """An entry of different rows shares no run."""
+    assert found == most_rows(rows(*shapes))
 
 
-@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(1,), (2,), (3,)], [()], [(), (1,)], [(), (3,)], []], ids=str)
-def test_rows_that_no_operator_repeats_are_refused(shapes: Any) -> None:
-    """And scalars and nothing, which have none."""
+@pytest.mark.parametrize("shapes", [[()], [(), (1,)], [(), (3,)], []], ids=str)
+def test_what_has_no_rows_is_refused(shapes: Any) -> None:
+    """Scalars and nothing."""
     with pytest.raises(InvalidRequest, match="same number of rows"):
-        broadcast_rows(rows(*shapes))
+        most_rows(rows(*shapes))
 
 
 def test_whole_entries_are_run_by_themselves_and_uncut() -> None:
@@ -85,7 +86,9 @@ def test_a_whole_entry_that_fails_fails_alone() -> None:
     first, uneven, failed = run_entries(backend, entries, 8, whole=[0, 3, 1]).outcomes
     assert [dict, InvalidRequest, InferenceFailed] == [type(each) for each in (first, uneven, failed)]
     assert isinstance(uneven, ServeAppError)
-    assert uneven.message.startswith("inputs have 1 and 3 rows, and the model does not take them so: the model failed")
+    assert uneven.message.startswith(
+        "inputs differ in their rows ('x' 3, 'z' 1), and the model does not take them so: the model failed"
+    )
 
 
 def test_an_entry_without_rows_is_told_where_rows_are_joined() -> None:

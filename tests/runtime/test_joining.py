@@ -47,10 +47,12 @@ def test_without_rows_any_shapes_do() -> None:
     assert [(1, True)] * 3 == [joining.rows("", inputs) for inputs in (rows(()), rows(), rows((2,), (3,)))]
 
 
-def test_rows_that_disagree_are_refused() -> None:
-    """Two and three rows: no operator repeats those."""
+def test_rows_that_disagree_are_run_by_themselves() -> None:
+    """Two and three rows: whether the model takes those only it knows. A scalar has no rows at all."""
+    joining = Joining("m", {"": EXACT})
+    assert (3, True) == joining.rows("", rows((2,), (3,)))
     with pytest.raises(InvalidRequest, match="same number of rows"):
-        Joining("m", {"": EXACT}).rows("", rows((2,), (3,)))
+        joining.rows("", rows((2,), ()))
 
 
 @pytest.mark.parametrize(

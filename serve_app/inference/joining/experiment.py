@@ -33,9 +33,9 @@ roundings, one of each side.
 """
 
 _PAIRS: Final = ((1, 1), (1, 3), (2, 1), (5, 2), (3, 8), (5, 33))
-"""Rows of a request and of its neighbours."""
+"""Rows of a request and of its neighbours. A full batch follows where one is larger."""
 
-_NEIGHBOURS: Final = (1.0, 100.0, 1.0, np.nan, 10.0, 100.0)
+_NEIGHBOURS: Final = (1.0, 100.0, 1.0, np.nan, 10.0, 100.0, 1.0)
 """What the floats of the neighbours are multiplied by, in turn."""
 
 _AT_LEAST: Final = 2
@@ -110,7 +110,8 @@ def try_joining(
             f"output {again.output!r} differs from run to run on the same input{_by(again)}: the model draws random"
             " numbers or keeps a state, so nobody can tell whether runs may be shared",
         )
-    for number, (rows, neighbours) in enumerate(_PAIRS):
+    full = [(1, max_rows - 1)] if max_rows > sum(_PAIRS[-1]) else []
+    for number, (rows, neighbours) in enumerate([*_PAIRS, *full]):
         others = min(neighbours, max(1, max_rows - rows))
         weight = 2 * (rows + others)
         if len(tried) >= _AT_LEAST and clock() - began + slowest * weight > budget_s:
@@ -185,6 +186,26 @@ def try_padding(
         },
         tolerance,
     )
+
+
+def sensitivity(backend: Backend, inputs: Tensors, answer: Tensors) -> float:
+    """How far an answer moves when every float of the inputs moves in its last bit; 0.0 where none is a float.
+
+    Where large numbers cancel, what is left is their rounding: two orders of summation then differ by far more than the
+    tolerance, and by about as much as this. (A probe of the condition number: Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 1.)
+
+    Raises:
+        ServeAppError: The model does not run these inputs.
+    """
+    rng = np.random.default_rng(0)
+    moved = {
+        name: np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
+        if array.dtype.kind == "f"
+        else array
+        for name, array in inputs.items()
+    }
+    return difference(answer, backend.run_whole(moved), None).relative
 
 
 def _joined(parts: Sequence[Tensors]) -> Tensors:

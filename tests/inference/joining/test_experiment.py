@@ -39,7 +39,7 @@ def written(folder: Path, *nodes: Any, constants: dict[str, Any] | None = None) 
 
 def test_a_model_that_treats_rows_one_by_one_is_exact(make_model: MakeModel) -> None:
     """All six pairs are tried, and the reason says so."""
-    told = "the graph treats rows one by one; 6 requests of 1 to 5 rows, alone and beside 1 to 33 others: the same"
+    told = "the graph treats rows one by one; 7 requests of 1 to 5 rows, alone and beside 1 to 63 others: the same"
     assert Joinable("exact", f"{told} bit for bit") == found(loaded(make_model("add_one")))
 
 
@@ -141,7 +141,7 @@ def test_what_differs_from_run_to_run_cannot_be_compared(tmp_path: Path) -> None
     assert ("dependent", True) == (verdict.verdict, verdict.reason.startswith("output 'y' differs from run to run"))
 
 
-@pytest.mark.parametrize(("budget_s", "pairs"), [(0.0, 2), (8.0, 2), (30.0, 4), (1e9, 6)])
+@pytest.mark.parametrize(("budget_s", "pairs"), [(0.0, 2), (8.0, 2), (30.0, 4), (1e9, 7)])
 def test_the_budget_ends_it_but_for_the_first_two_pairs(budget_s: float, pairs: int) -> None:
     """A run takes one second here. Two runs tell whether the model is steady, and each pair takes three."""
     backend = Made(lambda inputs: {"y": inputs["x"]}, seconds=1.0)
@@ -158,7 +158,7 @@ def test_neighbours_that_the_model_refuses_are_replaced(tmp_path: Path) -> None:
         helper.make_node("Mul", ["x", "ones"], ["y"]),
     ]
     verdict = found(written(tmp_path, *nodes, constants={"table": np.ones(1, np.float32)}))
-    assert ("exact", True) == (verdict.verdict, "; 6 requests" in verdict.reason)
+    assert ("exact", True) == (verdict.verdict, "; 7 requests" in verdict.reason)
 
 
 def test_a_model_that_runs_none_of_it_is_told() -> None:

@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_no_fault(
     """Here a file is in its place."""
     (tmp_path / "kept").write_text("a file", encoding="utf-8")
     records, key = Records(tmp_path / "kept" / "joinable"), record_key(model_file)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "serve_app"):
         records.keep(key, VERDICT)
     assert None is records.find(key)
     assert ["The verdict on joining cannot be kept"] == [record.getMessage()[:37] for record in caplog.records]
