@@ -31,6 +31,7 @@ def _every() -> Mapping[str, tuple[Any, dict[str, Any]]]:
     one, bias = np.array(1, np.float32), np.full((1, 4), 10, np.float32)
     constant = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3))
     multiplied = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    turned = [helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])]
     counted = [helper.make_node("Shape", ["x"], ["y"])]
     return {
         "scalar": (_add([("x", FLOAT, [])], [], one=one), {}),
@@ -41,6 +42,7 @@ def _every() -> Mapping[str, tuple[Any, dict[str, Any]]]:
         "matrices": ((multiplied, [("x", FLOAT, [4, 6]), ("w", FLOAT, [6, 2])], [("y", FLOAT, [4, 2])], {}), {}),
         "text": ((counted, [("x", TEXT, ["n"])], [("y", int(TensorProto.INT64), [1])], {}), {}),
         "time": (_running_sum(["time", "n", 4]), {"axis": 1}),
+        "columns": ((turned, [("x", FLOAT, [2, "n"])], [("y", FLOAT, ["n", 2])], {}), {"axis": {"x": 1}}),
         "unranked": (_add([("x", FLOAT, None)], None, one=one), {}),
         "sums": (_running_sum([4]), {}),
         "varying": (_running_sum(["time", 2]), {}),

@@ -18,6 +18,7 @@ from serve_app.protocols.open_inference import inference_pb2 as pb
 CLIENT = httpx.Client(timeout=30.0)
 WAYS: tuple[Way, ...] = ("json", "binary", "grpc")
 REFUSED = (400, "INVALID_ARGUMENT")
+TOLD = ["scalar", "nothing", "rows", "optional", "matrices", "time", "columns", "sums", "varying", "unproven"]
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
@@ -148,6 +149,12 @@ def test_rows_may_be_on_axis_one(shapes: LocalServer) -> None:
         assert [(x.shape, np.cumsum(x, axis=0).tolist()) for x in sent] == [y(reply) for reply in replies]
 
 
+def test_one_tensor_may_have_its_rows_elsewhere(ask: Any) -> None:
+    """The input's are its columns, and the output's are in front."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert ((3, 2), x.T.tolist()) == y(ask("columns", x=x))
+
+
 def test_the_axis_of_the_rows_is_named_where_it_is_wrong(ask: Any) -> None:
     """Too few dimensions, or a wrong one beside them."""
     shape = "inputs[0].shape: input 'x' has the shape [any, rows, 4], got"
@@ -247,13 +254,11 @@ def test_metadata_and_configuration_say_what_may_be_sent(shapes: LocalServer) ->
         "optional": ("exact", [[-1, 4]], True, [[4], [1, 4]]),
         "matrices": ("whole", [[4, 6], [6, 2]], False, [[4, 6], [6, 2]]),
         "time": ("exact", [[-1, -1, 4]], False, [[-1, -1, 4]]),
+        "columns": ("exact", [[2, -1]], False, [[2, -1]]),
         "sums": ("whole", [[4]], False, [[4]]),
         "varying": ("dependent", [[-1, 2]], False, [[-1, 2]]),
         "unproven": ("unverified", [[-1, 2]], True, [[2]]),
-    } == {
-        name: told(name)
-        for name in ("scalar", "nothing", "rows", "optional", "matrices", "time", "sums", "varying", "unproven")
-    }
+    } == {name: told(name) for name in TOLD}
 
 
 def test_what_is_shared_without_proof_is_said_with_every_answer(shapes: LocalServer) -> None:
