@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from serve_app.inference.wire_format import fields
 
 KEEP = 65536
 """Bytes of a tensor that are always read. Small constants say where things go."""
@@ -47,17 +48,17 @@ def read_skeleton(model_file: Path) -> Any:
 
 def _without_weights(whole: memoryview) -> bytes:
     parts = bytearray()
-    for field, start, content, end in _fields(whole, 0, len(whole)):
+    for field, start, content, end in fields(whole, 0, len(whole)):
         if field != _GRAPH or content is None:
             parts += whole[start:end]
             continue
         graph = bytearray()
-        for inner, inner_start, inner_content, inner_end in _fields(whole, content, end):
+        for inner, inner_start, inner_content, inner_end in fields(whole, content, end):
             if inner != _INITIALIZER or inner_content is None or inner_end - inner_content <= KEEP:
                 graph += whole[inner_start:inner_end]
                 continue
             tensor = bytearray()
-            for deepest, first, _, last in _fields(whole, inner_content, inner_end):
+            for deepest, first, _, last in fields(whole, inner_content, inner_end):
                 if deepest not in _TENSOR_DATA:
                     tensor += whole[first:last]
             graph += _tagged(_INITIALIZER, tensor)
@@ -76,39 +77,3 @@ def _varint(number: int) -> bytes:
         number >>= 7
     out.append(number)
     return bytes(out)
-
-
-def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
-    """Each field's number, start, start of the content where its length is written, and end."""
-    place = start
-    while place < end:
-        first = place
-        tag, place = _number(data, place, end)
-        wire = tag & 7
-        content: int | None = None
-        if wire == 0:
-            _, place = _number(data, place, end)
-        elif wire == 1:
-            place += 8
-        elif wire == 5:
-            place += 4
-        elif wire == 2:
-            length, content = _number(data, place, end)
-            place = content + length
-        else:
-            raise ValueError("is no ONNX model: its bytes are no protobuf message")
-        if place > end:
-            raise ValueError("is no ONNX model: it is cut short")
-        yield tag >> 3, first, content, place
-
-
-def _number(data: memoryview, place: int, end: int) -> tuple[int, int]:
-    number = shift = 0
-    while place < end and shift < 70:
-        byte = data[place]
-        place += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, place
-        shift += 7
-    raise ValueError("is no ONNX model: it is cut short")

@@ -1,0 +1,51 @@
+"""Protocol Buffers' wire format, field by field: what leads nowhere is passed over, and not read.
+
+A model's file may have gigabytes of weights, and the parser of protobuf would copy them all
+(https://protobuf.dev/programming-guides/encoding/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+def fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int | None, int]]:
+    """Each field of a message: its number, start, start of the content where its length is written, and end.
+
+    Raises:
+        ValueError: It is no protobuf message, or cut short.
+    """
+    place = start
+    while place < end:
+        first = place
+        tag, place = _number(data, place, end)
+        wire = tag & 7
+        if not tag >> 3:
+            raise ValueError("is no ONNX model: its bytes are no protobuf message")
+        content: int | None = None
+        if wire == 0:
+            _, place = _number(data, place, end)
+        elif wire == 1:
+            place += 8
+        elif wire == 5:
+            place += 4
+        elif wire == 2:
+            length, content = _number(data, place, end)
+            place = content + length
+        else:
+            raise ValueError("is no ONNX model: its bytes are no protobuf message")
+        if place > end:
+            raise ValueError("is no ONNX model: it is cut short")
+        yield tag >> 3, first, content, place
+
+
+def _number(data: memoryview, place: int, end: int) -> tuple[int, int]:
+    number = shift = 0
+    while place < end and shift < 70:
+        byte = data[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place
+        shift += 7
+    raise ValueError("is no ONNX model: it is cut short")
