@@ -60,6 +60,7 @@ class Service:
         cache: ResponseCache | None = None,
     ) -> None:
         self._models = dict(models)
+        self._unverified = _unverified(self._models)
         self._processors = processors
         self._dispatcher = dispatcher
         self._scheduler = dispatcher.scheduler
@@ -185,7 +186,8 @@ class Service:
             if trail is not None:
                 trail.cancelled()
             raise
-        answer = self._with_proof(model, answer)
+        if model in self._unverified:
+            answer = self._with_proof(model, answer)
         if trail is not None:
             trail.answered(answer)
         return answer
@@ -215,6 +217,7 @@ class Service:
         if known == info.joinable:
             return
         self._models[model] = info._replace(joinable=known)
+        self._unverified = _unverified(self._models)
         cache = None if self._cache is None else self._cache.of(model)
         for variant, verdict in known.items():
             self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
@@ -375,6 +378,15 @@ class Service:
 def _care(verdict: Joinable) -> tuple[int, float]:
     """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
     return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
+
+
+def _unverified(models: Mapping[str, ModelInfo]) -> frozenset[str]:
+    """The models of which a build's requests share runs without proof."""
+    return frozenset(
+        name
+        for name, info in models.items()
+        if any(verdict.verdict == UNVERIFIED for verdict in info.joinable.values())
+    )
 
 
 def _may_join(verdict: Joinable) -> bool:

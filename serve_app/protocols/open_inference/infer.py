@@ -104,7 +104,9 @@ class InferEndpoint:
         value, bodies = answer.value, self._bodies
         if parsed.request.outputs and (counts := codec.classifications(parsed.request.outputs)):
             value = await classified(value, counts, codec.info, bodies)
-        request_id, told = parsed.request.id, body_parameters(answer, timed=parsed.parameters.timings)
+        request_id, timed, told = parsed.request.id, parsed.parameters.timings, None
+        if timed or answer.unverified:
+            told = body_parameters(answer, timed=timed)
         if bodies.is_large(encoding_bytes(selection, value)):
             return await bodies.offload(codec.encode, request_id, selection, value, answer.variant, told)
         return codec.encode(request_id, selection, value, answer.variant, told)
