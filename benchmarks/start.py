@@ -180,7 +180,7 @@ def main(
                 starts.append(measure(made, fork=fork))
                 console.print(starts[-1], highlight=False)
     text = report(models, starts, machine)
-    console.print(text, highlight=False, markup=False)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
     for target in folders(publish=publish):
         write_report(target, "start", {"models": models, "machine": machine, "starts": starts}, text)
 

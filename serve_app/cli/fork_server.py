@@ -6,9 +6,9 @@ starts workers by `start_worker`, which hands a worker's command line, environme
 it forks, and the child goes on as the worker.
 
 What makes that safe: this process has one thread, no connection and no session, and two children draw different random
-numbers. It looks whether that is so; where it is not, it starts nobody. (ONNX Runtime starts a thread when it is
-imported, to report to its maker, unless ORT_DISABLE_TELEMETRY is 1.) A worker that needs another environment than this
-process imported with, or another command than Ray's own for Python, is left to Ray.
+numbers. It looks whether that is so; where it is not, it starts nobody. (ONNX Runtime starts a thread when imported,
+to report to its maker, unless ORT_DISABLE_TELEMETRY is 1.) A worker that needs another environment than this process
+imported with, or another command than Ray's own for Python, is left to Ray.
 """
 
 from __future__ import annotations
