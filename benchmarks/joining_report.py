@@ -93,8 +93,9 @@ session, warm-up and proof, without what Serve takes around it, so that the real
 _STARTS = """\
 ## Cold start of the demo
 
-Seconds from `serve-app run configs/demo.yaml` to the first correct answer of every model, in turns. *Before* has no
-proof. *No records*: the folder of verdicts was empty, so that the experiments ran."""
+Seconds from `serve-app run configs/demo.yaml` to the first correct answer of every model, in turns. *Before* is the
+other working tree, with whatever else differs in it. *No records*: the folder of verdicts was empty, so that the
+experiments ran."""
 
 _LOADS = """\
 ## Throughput
@@ -102,7 +103,8 @@ _LOADS = """\
 Three servers were up at once, and one at a time was under load, in turns of {seconds:g} s; {checked:,} answers were
 compared with ONNX Runtime's before and after. A round loads each server once; the ratios are of the same round, the
 median of all rounds with the quartiles behind it. *Processor* is what the router and the replicas take per answer; it
-depends less than the rate on what else the machine does."""
+depends less than the rate on what else the machine does. Quartiles on both sides of 1 mean that a difference is smaller
+than what the machine scatters."""
 
 
 def render(report: Report) -> str:
