@@ -245,7 +245,7 @@ def infer_body(**changes: Any) -> dict[str, Any]:
         ("/v2/models/sum_diff/infer", {"json": infer_body(name="other")}, 400, "other"),
         ("/v2/models/sum_diff/infer", {"content": b"\xff\xfe{"}, 400, ""),
         ("/v2/models/sum_diff/infer", {"content": b"[" * 100_000}, 400, ""),
-        ("/v2/models/sum_diff/infer", {"json": infer_body() | {"parameters": {"priority": 9}}}, 400, "priority"),
+        ("/v2/models/sum_diff/infer", {"json": infer_body() | {"parameters": {"priority": -9}}}, 400, "priority"),
         ("/v2/models/sum_diff/infer", {"json": infer_body() | {"parameters": {"timeout": -1}}}, 400, "timeout"),
         ("/v2/models/sum_diff/infer", {"json": infer_body(), "headers": {"x-timeout-ms": "0"}}, 400, "X-Timeout-Ms"),
         ("/v2/models/sum_diff/infer", {"json": infer_body(), "headers": {"x-timeout-ms": "1e300"}}, 400, "24 hours"),
