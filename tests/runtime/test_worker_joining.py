@@ -92,13 +92,16 @@ class Answered(Made):
 
 
 async def test_a_deviation_in_service_ends_the_sharing(make_worker: MakeWorker) -> None:
-    """Two requests share a run, one is run again and differs: the next two are run apart, and routers are told once."""
+    """Two requests share a run, one is run again and differs: the next two are run apart, and routers are told once.
+
+    It is run once more with its last bits changed, to tell a difference from rounding.
+    """
     backend = Answered(shifted(np.float32, 1.0))
     worker = make_worker(backend)
     first = await run(worker, 3, 3)
     await backend.alone.acquire()
     later = [await run(worker, 3, 3, sender=router) for router in "aabb"]
-    assert [6, 3, *[3, 3] * 4] == backend.runs
+    assert [6, 3, 3, *[3, 3] * 4] == backend.runs
     assert (["dependent"], ["dependent"], (1, 1)) == (told(first, *later[:2]), told(*later[2:]), worker.verified)
 
 
