@@ -122,12 +122,13 @@ class Joinable(NamedTuple):
     @property
     def joins(self) -> bool:
         """Whether requests share runs, and large ones are cut into pieces."""
-        return self.verdict in _JOINED
+        return self.verdict in JOINED
 
 
 PROVEN = "proven"
 UNVERIFIED = "unverified"
-_JOINED = frozenset({"exact", "close", UNVERIFIED})
+JOINED = frozenset({"exact", "close", UNVERIFIED})
+"""Verdicts under which requests share runs."""
 
 
 DTYPES: dict[str, np.dtype[Any]] = {
