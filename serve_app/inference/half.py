@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_app.errors import ConfigError
 from serve_app.inference.failure import describe_failure
-from serve_app.inference.signature import read_signature
+from serve_app.inference.signature import NO_ROWS, read_signature
 
 _MOST_IN_ONE_FILE = 1 << 30  # bytes; a protobuf message ends at 2 GiB, and the converter needs one
 
@@ -31,13 +31,13 @@ def convert_to_fp16(source: Path, target: Path, *, model: str) -> None:
         from onnxruntime.transformers.float16 import convert_float_to_float16  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError((f"converting a model needs the package {error.name!r}: pip install onnx",)) from error
-    before = read_signature(source, model=model)
+    before = read_signature(source, model=model, layout=NO_ROWS)
     if source.stat().st_size > _MOST_IN_ONE_FILE:
         raise ConfigError((f"model {model!r}: {source} is larger than 1 GiB, which is more than is converted here",))
     try:
         converted: Any = convert_float_to_float16(onnx.load(source), keep_io_types=True)
         onnx.save(converted, target)
-        after = read_signature(target, model=model)
+        after = read_signature(target, model=model, layout=NO_ROWS)
     except ConfigError as error:
         target.unlink(missing_ok=True)
         reason = error.problems[0].rpartition("cannot be loaded: ")[2]

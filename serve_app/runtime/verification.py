@@ -20,7 +20,7 @@ import numpy as np
 from serve_app.errors import ServeAppError
 from serve_app.inference.backend import Backend
 from serve_app.inference.batch import fits, rows_of
-from serve_app.inference.joining.experiment import Difference, difference, sensitivity
+from serve_app.inference.joining.experiment import Difference, difference, finite, sensitivity
 from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.runtime.joining import Joining
@@ -146,7 +146,7 @@ class Verification:
                 f"in service, output {found.output!r} of a request that shared a run differed{gap} from what it gets"
                 " alone; set batching.tolerance if that is meant"
             )
-            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=_finite(found.relative)))
+            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=finite(found.relative)))
         elif before.joins and found.relative > before.deviation:
             verdict = "close" if before.verdict == "exact" else before.verdict
             self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
@@ -247,8 +247,3 @@ class _Trial:
 
     def drop(self) -> None:
         self._verification.dropped()
-
-
-def _finite(value: float) -> float:
-    """The value as JSON can hold it."""
-    return value if np.isfinite(value) else 1.0

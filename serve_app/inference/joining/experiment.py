@@ -129,7 +129,7 @@ def try_joining(
                 "dependent",
                 f"output {worst.output!r} of {rows} rows differs{_by(worst)} beside {others} others, more than"
                 f" batching.tolerance allows{allowed}",
-                _finite(worst.relative),
+                finite(worst.relative),
             )
     sizes, beside = zip(*tried, strict=True)
     runs = f"{len(tried)} requests of 1 to {max(sizes)} rows, alone and beside {_range(beside)} others"
@@ -158,7 +158,7 @@ def _beside(backend: Backend, request: Tensors, others: Tensors, tolerance: floa
     rows = len(next(iter(request.values())))
     worst = SAME
     for parts, place in (((request, others), slice(None, rows)), ((others, request), slice(-rows, None))):
-        together = backend.run(_joined(parts))
+        together = backend.run(assemble(parts))
         found = difference(alone, {name: array[place] for name, array in together.items()}, tolerance)
         if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
             worst = found
@@ -208,10 +208,6 @@ def sensitivity(backend: Backend, inputs: Tensors, answer: Tensors) -> float:
     return difference(answer, backend.run_whole(moved), None).relative
 
 
-def _joined(parts: Sequence[Tensors]) -> Tensors:
-    return assemble(list(parts))
-
-
 def _relative(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
     if expected.shape != found.shape or expected.dtype.kind in "OSUb" or found.dtype.kind in "OSUb":
         return 0.0 if expected.shape == found.shape and bool((expected == found).all()) else float("inf")
@@ -240,7 +236,7 @@ def _by(found: Difference) -> str:
     return f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     """The value as JSON can hold it."""
     return value if np.isfinite(value) else 1.0
 
