@@ -125,6 +125,9 @@ class Joinable(NamedTuple):
         return self.verdict in JOINED
 
 
+TENSORS = "tensors"
+"""The task of a model that takes and gives plain tensors: it has no processor."""
+
 PROVEN = "proven"
 UNVERIFIED = "unverified"
 JOINED = frozenset({"exact", "close", UNVERIFIED})

@@ -15,7 +15,6 @@ from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_docum
 from serve_app.config.locate import ModelLocation, cache_folder, resolve_model
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import (
-    TENSORS,
     HealthConfig,
     ModelConfig,
     VariantConfig,
@@ -23,6 +22,7 @@ from serve_app.config.model import (
 from serve_app.config.names import ROUTER, deployment_name
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.router import ClassConfig, ClassesConfig, RouterConfig
+from serve_app.payloads import TENSORS
 
 __all__ = [
     "DEFAULT_MAXCONN",

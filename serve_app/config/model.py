@@ -46,13 +46,10 @@ from serve_app.inference.onnx import OnnxSettings
 from serve_app.inference.samples import Samples, make_samples
 from serve_app.inference.signature import ROWS_FIRST, Layout
 from serve_app.inference.warmup import row_buckets, spaced_rows
-from serve_app.payloads import ModelSignature
+from serve_app.payloads import TENSORS, ModelSignature
 from serve_app.processors import PROCESSOR_OPTIONS, create_processor
 from serve_app.processors.processor import Processor
 from serve_app.scheduling.settings import ModelScheduling
-
-TENSORS = "tensors"
-"""The task of a model that takes and gives plain tensors: it has no processor."""
 
 
 class HealthConfig(Section):

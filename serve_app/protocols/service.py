@@ -10,12 +10,9 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from serve_app.errors import ModelNotFound
-from serve_app.payloads import PROVEN, Joinable, ModelSignature, Payload
+from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.scheduling.entry import Priority
-
-TENSORS = "tensors"
-"""The task of a model that takes and gives plain tensors."""
 
 _PROVEN = Joinable(PROVEN, "")
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from serve_app.errors import ConfigError
 from serve_app.inference.half import convert_to_fp16
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.inference.signature import read_signature
+from serve_app.inference.signature import NO_ROWS, read_signature
 
 
 @pytest.mark.parametrize("kind", ["convolution", "image_logits", "waveform_logits"])
@@ -72,3 +72,17 @@ def test_a_model_that_has_no_fp16_kernels_is_refused(tmp_path: Path) -> None:
         convert_to_fp16(source, target, model="m")
 
     assert not target.exists()
+
+
+def test_a_model_without_rows_can_be_converted(tmp_path: Path) -> None:
+    """Scalars and fixed dimensions have no rows, and their shapes stay as they are."""
+    source, target = tmp_path / "source.onnx", tmp_path / "model.onnx"
+    onnx_models.write(
+        source,
+        [helper.make_node("Mul", ["x", "s"], ["y"])],
+        [("x", TensorProto.FLOAT, [4, 2]), ("s", TensorProto.FLOAT, [])],
+        [("y", TensorProto.FLOAT, [4, 2])],
+    )
+    convert_to_fp16(source, target, model="m")
+    shapes = [spec.shape for spec in read_signature(target, model="m", layout=NO_ROWS).inputs]
+    assert [(4, 2), ()] == shapes

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import orjson
 
 from serve_app.errors import InvalidRequest, Unsupported
-from serve_app.payloads import DTYPES, Tensors, TensorSpec
+from serve_app.payloads import DTYPES, TENSORS, Tensors, TensorSpec
 from serve_app.protocols.open_inference import wire
 from serve_app.protocols.open_inference.classification import check_classification
 from serve_app.protocols.open_inference.raw import decode_raw
@@ -28,7 +28,7 @@ from serve_app.protocols.open_inference.tensors import (
     element_type,
     encode_binary,
 )
-from serve_app.protocols.service import TENSORS, ModelInfo
+from serve_app.protocols.service import ModelInfo
 
 Decoder: TypeAlias = msgspec.json.Decoder[wire.InferRequest[Any]]
 """Decodes the JSON of a request."""
