@@ -1,9 +1,14 @@
-"""How long a batch may block: what more urgent classes have lately asked of a device.
+"""How long a batch may block: what more urgent classes are likely to need while it runs.
 
 An execution cannot be interrupted. A request of a more urgent class that comes right after a batch has begun waits for
-all of it, and is in time only if the batch was no longer than that request's budget less its own execution and
-overhead. The tightest such slack of the last half to whole minute bounds the batches of the classes below: the blocking
-term of non-preemptive scheduling (Jeffay, Stanat and Martel, RTSS 1991).
+all of it, and is in time only if the batch was no longer than that request's slack: its budget less its own execution.
+So a batch of a less urgent class, and what rides along in one of the class itself, takes no longer than
+
+    slack + p / rate
+
+with a low quantile of the slacks of the last requests, and their rate: then at most ``p`` requests are expected to come
+in the part of the batch that makes them late. Where they come often this is the blocking term of non-preemptive
+scheduling (Jeffay, Stanat and Martel, RTSS 1991); where they come seldom a batch may take longer.
 """
 
 from __future__ import annotations
@@ -11,80 +16,86 @@ from __future__ import annotations
 from math import inf
 
 from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.overhead import Window
+from serve_app.scheduling.settings import ModelScheduling
 
-_ROTATE_S = 30.0
-_TOLERATED = 0.2
+_REMEMBERED = 64
+_QUANTILE = 0.1
+_TOLERATED = 0.05
+_FORGOTTEN_S = 60.0
 
 
 class _Claim:
-    __slots__ = ("arrivals", "current_s", "previous_s", "rotated")
+    """What one class lately asked."""
+
+    __slots__ = ("arrivals", "slack_s", "slacks")
 
     def __init__(self) -> None:
         self.arrivals = ArrivalPattern()
-        self.current_s = inf
-        self.previous_s = inf
-        self.rotated = -inf
+        self.slacks = Window(_REMEMBERED)
+        self.slack_s = inf
 
-    def observe(self, slack_s: float, now: float) -> None:
-        self.arrivals.observe(now)
-        if now - self.rotated >= _ROTATE_S:
-            self.rotate(now)
-        self.current_s = min(self.current_s, slack_s)
+    def rate(self, now: float) -> float:
+        """Arrivals per second: the mean, or that of the last second if it is more."""
+        return max(self.arrivals.rate, self.arrivals.recent_rate(now))
 
-    def rotate(self, now: float) -> None:
-        if now - self.rotated >= _ROTATE_S:
-            self.previous_s = self.current_s if now - self.rotated < 2 * _ROTATE_S else inf
-            self.current_s = inf
-            self.rotated = now
+    def bound_s(self, now: float) -> float:
+        """How long what blocks this class may take, seconds; ``inf``: any time."""
+        last = self.arrivals.last
+        if last is None or now - last > _FORGOTTEN_S:
+            return inf
+        rate = self.rate(now)
+        return self.slack_s + _TOLERATED / rate if rate > 0.0 else inf
 
 
 class Claims:
-    """What the classes lately asked of one device."""
+    """What the classes above `low` lately asked of one session or device."""
 
     __slots__ = ("_claims",)
 
     def __init__(self) -> None:
         self._claims = {priority: _Claim() for priority in (Priority.HIGH, Priority.NORMAL)}
 
-    def observe(self, priority: Priority, slack_s: float, now: float) -> None:
-        """An entry was accepted.
+    def observe(self, entry: Entry, latency: LatencyModel, settings: ModelScheduling, now: float) -> None:
+        """An entry has come.
 
         Args:
-            priority: Its class.
-            slack_s: Its budget less its own execution and overhead, seconds.
+            entry: Its budget, less the execution together with what else of its class comes within it, is its slack.
+            latency: Predicts that execution.
+            settings: Of its model.
             now: Seconds.
         """
-        claim = self._claims.get(priority)
-        if claim is not None and slack_s > 0.0:
-            claim.observe(slack_s, now)
-
-    def rate(self, priority: Priority, now: float) -> float:
-        """Rate of a class's arrivals, per second: the mean, or that of the last second if it is more."""
-        arrivals = self._claims[priority].arrivals
-        rate, recent = arrivals.rate, arrivals.recent_rate(now)
-        return max(rate, recent)
+        claim = self._claims.get(entry.priority)
+        if claim is None:
+            return
+        claim.arrivals.observe(now)
+        budget, most = entry.deadline - now, settings.max_rows
+        rows = entry.rows
+        if rows < most:
+            rows = min(most, rows + int(min(claim.rate(now) * budget, most)))
+        slack_s = budget - latency.predict(min(rows, most), entry.bucket)
+        if slack_s > 0.0:
+            slacks = claim.slacks.add(slack_s)
+            claim.slack_s = slacks[int(_QUANTILE * (len(slacks) - 1))]
 
     def bounds_s(self, now: float) -> tuple[float, float, float]:
-        """Per class, the longest that a batch may take so that no class above is blocked too long; ``inf``: any."""
-        bound = inf
-        bounds = [inf]
-        for claim in self._claims.values():
-            claim.rotate(now)
-            bound = min(bound, claim.current_s, claim.previous_s)
-            bounds.append(bound)
-        return bounds[0], bounds[1], bounds[2]
+        """Per class, the longest that an execution with rows of it may take, seconds; ``inf``: any time.
+
+        The class ``high`` is bound by itself as soon as others ride along, and not alone.
+        """
+        high = self._claims[Priority.HIGH].bound_s(now)
+        return inf, high, min(high, self._claims[Priority.NORMAL].bound_s(now))
 
     def likely_blocks(self, priority: Priority, seconds: float, now: float) -> bool:
-        """Whether an execution of this length, begun now, would probably block an entry of a class above too long.
-
-        Looks at the arrivals of each class above: how likely one comes early enough during the execution that what is
-        left of it then exceeds the class's slack. Over one in five counts as probable.
-        """
+        """Whether an execution of this length, begun now, would probably block an entry of a class above too long."""
         for above, claim in self._claims.items():
             if above >= priority:
                 break
-            slack = min(claim.current_s, claim.previous_s)
-            if slack < seconds and claim.arrivals.probability_within(now, seconds - slack) > _TOLERATED:
+            if claim.slack_s < seconds and claim.arrivals.probability_within(now, seconds - claim.slack_s) > _PROBABLE:
                 return True
         return False
+
+
+_PROBABLE = 0.2

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.entry import Entry, Priority
 
 _UNKNOWN_COST_S = 1e-6
 _REMEMBERED_S = 2.0
@@ -83,3 +83,12 @@ class Shares:
         least = -_REMEMBERED_S * self._min_share[priority]
         if credit > least:
             self.credit_s[priority] = max(least, credit - seconds)
+
+
+def riders_of(entries: Iterable[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
+    """The classes other than ``chosen`` in a batch of so many rows, with their parts of them, 0 to 1."""
+    riding: dict[Priority, int] = {}
+    for entry in entries:
+        if entry.priority is not chosen:
+            riding[entry.priority] = riding.get(entry.priority, 0) + entry.rows
+    return [(priority, part / rows) for priority, part in riding.items()]
