@@ -48,17 +48,15 @@ class Replica:
         share: The part of a batch that is this router's there, over 0 to 1; 1 where no other router sends.
         riders: Rows of other routers that lately shared a batch with a bundle from here, on average.
         riders_s: How much longer they make an execution, seconds.
-        window: Bundles that may be in flight there.
     """
 
     __slots__ = (
         "answered_at", "bundles", "busy_until", "ejected_until", "failures", "held_until", "level", "listed", "name",
-        "riders", "riders_s", "sent", "share", "suspects", "window",
+        "riders", "riders_s", "sent", "share", "suspects",
     )  # fmt: skip
 
-    def __init__(self, name: str | None, window: int = 1) -> None:
+    def __init__(self, name: str | None) -> None:
         self.name = name
-        self.window = window
         self.bundles: dict[int, tuple[int, float]] = {}
         self.sent: dict[int, float] = {}
         self.suspects: set[int] = set()
@@ -132,7 +130,7 @@ class Slots:
             self._place(replica)
         for name in names:
             if name not in self.replicas:
-                replica = self.replicas[name] = Replica(name, self.window)
+                replica = self.replicas[name] = Replica(name)
                 self._place(replica)
         self.release_holds(now)
         return vanished
@@ -237,13 +235,6 @@ class Slots:
             replica.busy_until = now + sum(predicted_s for _, predicted_s in replica.bundles.values())
             self._place(replica)
 
-    def limit(self, name: str, window: int) -> None:
-        """Have at most so many bundles in flight at a replica, no more than anywhere. An unknown name is ignored."""
-        replica = self.replicas.get(name)
-        if replica is not None and replica.window != (window := min(window, self.window)):
-            replica.window = window
-            self._place(replica)
-
     def release_holds(self, now: float) -> None:
         """End the holds whose time has come, and ejections that there are too many of now."""
         wake_up = self._wake_up
@@ -338,7 +329,7 @@ class Slots:
             return
         if replica.held_until is not None:
             self._held[replica] = None
-        elif len(replica.bundles) < replica.window:
+        elif len(replica.bundles) < self.window:
             replica.level = len(replica.bundles)
             self._levels[replica.level][replica] = None
 
