@@ -172,9 +172,8 @@ def make_app(
         priority: ClassSettings(0 if priority is Priority.LOW else 10_000, 1 << 30, 60.0, min_share=0.05)
         for priority in Priority
     }
-    breaker, overload = _protections()
-    model = ModelScheduling("tiny", case.max_rows, slo_s=0.05, **breaker)
-    scheduler = Scheduler([model], classes, ProcessLimits(1 << 30), **overload)
+    model = ModelScheduling("tiny", case.max_rows, slo_s=0.05, **_breaker())
+    scheduler = Scheduler([model], classes, ProcessLimits(1 << 30))
     scheduler.seed("tiny", [(rows, 0, _RUN_S[0] + rows * _RUN_S[1], "") for rows in (1, 2, 4, 8, 16, 32, 64)])
     replica = replica or Replica(case.outputs)
     metrics = RouterMetrics(scheduler)
@@ -196,14 +195,13 @@ def make_app(
     return create_app(service, HttpSettings(send_request_id=False)), replica
 
 
-def _protections() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a server has by default and a scheduler has not, of a model and of all; empty in a tree that has none."""
+def _breaker() -> dict[str, Any]:
+    """What a model has by default and a scheduler has not; empty in a tree that has none."""
     try:
-        from serve_app.scheduling.overload import OverloadSettings  # noqa: PLC0415 - see the module
-        from serve_app.scheduling.settings import BreakerSettings  # noqa: PLC0415
+        from serve_app.scheduling.settings import BreakerSettings  # noqa: PLC0415 - see the module
     except ImportError:
-        return {}, {}
-    return {"breaker": BreakerSettings()}, {"overload": OverloadSettings()}
+        return {}
+    return {"breaker": BreakerSettings()}
 
 
 def body_of(case: Case) -> AsgiRequest:

@@ -25,7 +25,6 @@ from rich.table import Table
 
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
@@ -103,7 +102,6 @@ class Load:
             [ModelScheduling(_MODEL, _MAX_ROWS, slo_s=0.1, policy=case.policy, breaker=BreakerSettings())],
             classes,
             ProcessLimits(1 << 60),
-            overload=OverloadSettings(),
         )
         profile = [(rows, 0, _ALPHA_S + _BETA_S * rows) for rows in (1, 2, 4, 8, 16, 32)]
         self._scheduler.seed(_MODEL, [(*point, variant) for point in profile for variant in ("", _VARIANT)])

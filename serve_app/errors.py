@@ -13,7 +13,6 @@
     ├── PermissionDenied        decoded     the key may not use this model or class
     ├── RateLimited             bytes       the key was used more often than it may be
     ├── QueueFull               admitted    no room in the class's queue, by count or by bytes
-    ├── DeadlineUnreachable     admitted    too much is ahead of it to finish in time, so it is not started
     ├── DeadlineExceeded        admitted... the deadline passed before the answer was ready, or is too short for it
     ├── ModelUnavailable        dispatched  no replica can take the work
     ├── InferenceFailed         executed    the model's code failed on this entry
@@ -42,14 +41,12 @@ class ServeAppError(Exception):
         counted: Whether the metrics hold the end of this request already; set by whoever counted it.
         logged: Whether the log has its line already, in the same way.
         outcome: What the metrics call that end, where it is not the code.
-        overload: The step of the overload ladder that it happened under; empty where there was none.
     """
 
     code: ClassVar[str] = "internal"
     counted: bool = False
     logged: bool = False
     outcome: str = ""
-    overload: str = ""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s)
@@ -120,12 +117,6 @@ class QueueFull(ServeAppError):
     code = "queue_full"
 
 
-class DeadlineUnreachable(ServeAppError):
-    """The entry cannot finish before its deadline because of the load, so it was not accepted."""
-
-    code = "deadline_unreachable"
-
-
 class DeadlineExceeded(ServeAppError):
     """The deadline passed before the answer was ready, or not even an idle server could answer before it."""
 
@@ -168,7 +159,6 @@ _BY_CODE: dict[str, type[ServeAppError]] = {
         PermissionDenied,
         RateLimited,
         QueueFull,
-        DeadlineUnreachable,
         DeadlineExceeded,
         ModelUnavailable,
         InferenceFailed,

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.scheduling.gate import Outlook
-from serve_app.scheduling.relief import DeviceLoad
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Of a model that has rows, axis 0 is rows, and all tensors of one payload have as many."""
@@ -291,7 +290,6 @@ class BundleResult(NamedTuple):
         outlook: How busy the replica is, where other routers send to it too.
         model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
             or nobody knows such an input.
-        load: How busy and how full its device is, where that was not told this router before.
         joinable: What may share runs there, by variant, where that has changed since this router was told.
     """
 
@@ -302,5 +300,4 @@ class BundleResult(NamedTuple):
     postprocess_s: float
     outlook: Outlook | None = None
     model_works: bool | None = None
-    load: DeviceLoad | None = None
     joinable: Mapping[str, Joinable] | None = None

@@ -270,7 +270,6 @@ def _service(
         config.class_settings(),
         config.process_limits(),
         config.groups(),
-        config.overload.settings(),
     )
     metrics = RouterMetrics(scheduler)
     dispatcher = Dispatcher(scheduler, send, metrics, config.router.bundle_timeout_s)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.foresight import Foresight
-from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
@@ -78,7 +77,6 @@ def make_scheduler(
     limits: ProcessLimits | None = None,
     replicas: Iterable[str] = ("a",),
     profile: Iterable[tuple[int, int, float]] = (),
-    overload: OverloadSettings | None = None,
 ) -> Scheduler:
     """A scheduler whose models have the given replicas and warm-up profile at time 0.
 
@@ -95,7 +93,6 @@ def make_scheduler(
         {HIGH: high or make_class(), NORMAL: normal or make_class(), LOW: low or make_class()},
         limits or ProcessLimits(total_bytes=10**12, network_s=0.002),
         groups,
-        overload,
     )
     for model in given:
         scheduler.on_replicas(model.name, list(replicas), 0.0)

@@ -30,7 +30,6 @@ def result(
     low: tuple[int, int] = (80, 60),
     queued_rows: tuple[int, ...] = (0, 3, 9, 9, 4, 2, 0, 0, 0, 0, 0),
     latency_s: float | None = 0.02,
-    overload: tuple[int, ...] = (0,) * 11,
 ) -> Result:
     """Ten seconds with requests of two classes, each given as how many were offered and how many were in time."""
     offered, in_time = high[0] + low[0], high[1] + low[1]
@@ -57,7 +56,6 @@ def result(
             in_time={"high": [high[1] // 10] * 10, "low": [low[1] // 10] * 10},
             queued_rows=list(queued_rows),
             replicas=[1] * 11,
-            overload=list(overload),
         ),
         wall_s=0.1,
         events_per_s=1000.0,

@@ -72,7 +72,7 @@ class Record:
         return self.end is not End.RIGHT and not (self.end is End.REFUSED and self.code in NOT_ACCEPTED)
 
 
-NOT_ACCEPTED = frozenset({"queue_full", "deadline_unreachable", "rate_limited", "overloaded"})
+NOT_ACCEPTED = frozenset({"queue_full", "rate_limited", "overloaded"})
 """Codes by which a server says at once that it will not do the work."""
 
 LATE = frozenset({"deadline_exceeded", "client_deadline"})

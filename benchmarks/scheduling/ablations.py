@@ -111,7 +111,7 @@ ABLATIONS: dict[str, Ablation] = {
     "waiting": Ablation(
         "a bundle goes as soon as a replica can take it", replaced=((Auto, "open_at", lambda _, w: w.now),)
     ),
-    "admission": Ablation("nothing is refused for its deadline", replaced=((scheduler, "unreachable", _nothing),)),
+    "admission": Ablation("nothing is refused for its deadline", replaced=((scheduler, "too_slow", _nothing),)),
     "fill": Ablation("no lower-class rows in a bundle", replaced=((composition, "_fill", _no_fill),)),
     "cap on lower classes": Ablation(
         "lower-class bundles of any length",

@@ -11,7 +11,6 @@ from serve_app.client.deadline import deadline
 from serve_app.client.errors import (
     ConnectionFailed,
     DeadlineExceeded,
-    DeadlineUnreachable,
     InferenceFailed,
     InvalidAnswer,
     InvalidRequest,
@@ -52,7 +51,6 @@ __all__ = [
     "ClientSettings",
     "ConnectionFailed",
     "DeadlineExceeded",
-    "DeadlineUnreachable",
     "InferResult",
     "InferenceFailed",
     "InvalidAnswer",

@@ -12,8 +12,7 @@
     ├── Unsupported               501  a part of the protocol that the server does not implement
     ├── Refused                   429  not accepted now; also from a gateway that limits rates
     │   ├── RateLimited           429  the API key was used more often than it may be
-    │   ├── QueueFull             429  no room in the class's queue
-    │   └── DeadlineUnreachable   429  too much is ahead of it to finish in time, so it was not started
+    │   └── QueueFull             429  no room in the class's queue
     ├── Unavailable          502, 503, 504  nobody could take the work; from a proxy in front of the server, too
     │   └── ModelUnavailable      503  no replica of the model can take it
     ├── DeadlineExceeded          504  the deadline passed before the answer was ready, at the server or here, or is
@@ -151,12 +150,6 @@ class QueueFull(Refused):
     default_code = "queue_full"
 
 
-class DeadlineUnreachable(Refused):
-    """Too much is ahead of the request to finish before its deadline, so it was not started; later it may."""
-
-    default_code = "deadline_unreachable"
-
-
 class Unavailable(ServeAppClientError):
     """Nobody could take the work: the server, or a proxy in front of it, says so."""
 
@@ -207,7 +200,6 @@ BY_CODE: Final[Mapping[str, type[ServeAppClientError]]] = {
         Unsupported,
         RateLimited,
         QueueFull,
-        DeadlineUnreachable,
         ModelUnavailable,
         DeadlineExceeded,
         ServerFault,

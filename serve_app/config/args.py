@@ -19,7 +19,6 @@ from serve_app.config.locate import is_remote, resolve_model
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
-from serve_app.config.overload import OverloadConfig
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
@@ -37,9 +36,6 @@ class AppArgs(Section):
 
     classes: ClassesConfig = ClassesConfig()
     """Queues and deadlines per class."""
-
-    overload: OverloadConfig = OverloadConfig()
-    """What is given up first when there is more work than time."""
 
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own."""

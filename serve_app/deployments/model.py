@@ -20,7 +20,6 @@ from serve_app.inference.joining.records import Records, record_key
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.protocols.open_inference.sample import decode_sample
-from serve_app.runtime.device_load import find_gauge
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.process_memory import ProcessMemory
@@ -125,7 +124,6 @@ class ModelDeployment:
             proofs=proofs,
             verify=config.batching.verify,
             refuse_non_finite=config.health.refuse_non_finite,
-            gauge=find_gauge(exact.device, config.resources.threads),
         )
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
         self._memory.check_start()

@@ -95,9 +95,7 @@ class RouterDeployment:
         self._arena = Arena(config.router.shared_memory) if Arena.supported() and config.router.shared_memory else None
         self._by_reference_above = config.router.by_reference_above
         models, groups = config.model_scheduling(), config.groups()
-        scheduler = Scheduler(
-            models.values(), config.class_settings(), config.process_limits(), groups, config.overload.settings()
-        )
+        scheduler = Scheduler(models.values(), config.class_settings(), config.process_limits(), groups)
         for model, prior in priors.items():
             scheduler.seed(model, prior)
         self._scheduler = scheduler

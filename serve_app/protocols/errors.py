@@ -42,7 +42,6 @@ STATUSES: Final[Mapping[str, Status]] = MappingProxyType(
         "unsupported_media": Status(415, "INVALID_ARGUMENT"),
         "rate_limited": Status(429, "RESOURCE_EXHAUSTED"),
         "queue_full": Status(429, "RESOURCE_EXHAUSTED"),
-        "deadline_unreachable": Status(429, "RESOURCE_EXHAUSTED"),
         "inference_failed": Status(500, "INTERNAL"),
         "internal": Status(500, "INTERNAL"),
         "unsupported": Status(501, "UNIMPLEMENTED"),
@@ -143,8 +142,6 @@ def render(error: ServeAppError, *, openai: bool = False) -> Rendered:
     seconds = retry_after(error)
     if seconds is not None:
         headers.append((b"retry-after", b"%d" % seconds))
-    if error.overload:
-        headers.append((b"x-overload", error.overload.encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return Rendered(status, headers, body)

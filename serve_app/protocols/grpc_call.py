@@ -133,8 +133,6 @@ class Call:
         seconds = retry_after(error)
         if seconds is not None:
             metadata.append(("retry-after", str(seconds)))
-        if error.overload:
-            metadata.append(("x-overload", error.overload))
         self._context.set_code(grpc.StatusCode[status_of(error).grpc])
         self._context.set_details(shown(error))
         self._context.set_trailing_metadata(metadata)

@@ -77,11 +77,10 @@ def answer_headers(answer: Answer) -> dict[str, str]:
 
 
 def peculiarities(answer: Answer) -> list[tuple[str, str]]:
-    """What was out of the ordinary about an answer, as headers: the variant, the cache, the overload, the proof."""
+    """What was out of the ordinary about an answer, as headers: the variant, the cache, the proof."""
     told = (
         ("x-variant", answer.variant),
         ("x-cache", answer.cache),
-        ("x-overload", answer.overload),
         ("x-unverified", _SHARED if answer.unverified else ""),
     )
     return [(name, value) for name, value in told if value]

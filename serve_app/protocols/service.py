@@ -157,7 +157,6 @@ class Answer(NamedTuple):
         postprocess_s: From the end of those runs to the replica's answer, seconds; 0.0 where unknown.
         cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
             was the same; else empty.
-        overload: The step of the overload ladder that it was answered under; empty where there was none.
         unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
     """
 
@@ -171,7 +170,6 @@ class Answer(NamedTuple):
     infer_s: float = 0.0
     postprocess_s: float = 0.0
     cache: str = ""
-    overload: str = ""
     unverified: bool = False
 
 

@@ -2,8 +2,7 @@
 
 Off unless a model's configuration turns it on. What is found needs no room in a queue, no replica and no device. What
 is not found is executed once for all that ask for it at the same time (`serve_app.runtime.single_flight`). Only answers
-are kept, never errors, and only those that anybody would have got who asks for the same: none of a fallback, none made
-under overload.
+are kept, never errors, and only those that anybody would have got who asks for the same: none of a fallback.
 """
 
 from __future__ import annotations
@@ -257,7 +256,6 @@ class ModelCache:
             answer.variant,
             timeout_s,
             cache=result,
-            overload=answer.overload,
         )
 
     def status(self) -> dict[str, int]:

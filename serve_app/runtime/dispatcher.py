@@ -128,7 +128,6 @@ class Dispatcher:
 
         Raises:
             QueueFull: There is no room.
-            DeadlineUnreachable: It cannot finish in time, since others are before it.
             DeadlineExceeded: It did not finish in time, or could not in any case.
             ServeAppError: Whatever else went wrong with it.
         """
@@ -151,7 +150,7 @@ class Dispatcher:
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
-            raise refused(rejection, self._scheduler.overload(model))
+            raise refused(rejection)
         self._schedule_pump()
         if queued is not None:
             queued(entry)
@@ -371,9 +370,7 @@ class Dispatcher:
             return
         now = self._loop.time()
         self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
-        alive = self._scheduler.on_done(
-            dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s, result.load
-        )
+        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -402,7 +399,6 @@ class Dispatcher:
         observer = self._observer
         preprocess_s, postprocess_s = result.preprocess_s, result.postprocess_s
         infer_s = sum([execution.seconds for execution in result.executions])
-        overload = self._scheduler.overload(dispatch.model)
         for entry, answer in pairs:
             if isinstance(answer, Success):
                 queue_s, total_s = self._times(entry, now)
@@ -422,8 +418,6 @@ class Dispatcher:
                             preprocess_s,
                             infer_s,
                             postprocess_s,
-                            "",
-                            overload,
                         )
                     )
             elif answer.code == DeadlineExceeded.code:
@@ -462,7 +456,6 @@ class Dispatcher:
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
         if outcome is not None:
             error.outcome = outcome
-        error.overload = self._scheduler.overload(entry.model)
         self._end(entry, outcome or error.code)
         future = entry.payload.future
         if not future.done():
@@ -477,19 +470,14 @@ class Dispatcher:
         return self._dispatched_at.pop(entry.id, now) - arrival, now - arrival
 
 
-def refused(rejection: Rejection, overload: str) -> ServeAppError:
+def refused(rejection: Rejection) -> ServeAppError:
     """The error of a request that is not accepted, and that the metrics have counted.
 
     To be raised as it is: in a variable of the frame that raises it, it would be a cycle with its traceback, and keep
     the request until the next garbage collection. A flood makes hundreds of them per second.
-
-    Args:
-        rejection: Why.
-        overload: The step of the overload ladder.
     """
     error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
     error.counted = True
-    error.overload = overload
     return error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Iterator
-from time import monotonic
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -80,40 +79,6 @@ class SchedulerCollector(Collector):
             duplicates.add_metric((model,), state["rescues"]["duplicates"])
             wasted.add_metric((model,), state["wasted_rows"])
         yield from (entries, rows, nbytes, running, replicas, slots, held, silent, rescues, won, duplicates, wasted)
-        yield from self._overload()
-
-    def _overload(self) -> Iterator[Metric]:
-        """The overload ladders. Models that share a device share one, and each of them shows it."""
-        step = GaugeMetricFamily(
-            "serve_app_overload_step",
-            "Step of the overload ladder: 0 none, 1 batches, 2 variant, 3 shed-low, 4 shed-normal, 5 shed-high.",
-            labels=("model",),
-        )
-        lateness = GaugeMetricFamily(
-            "serve_app_overload_lateness",
-            "Predicted wait over the time that requests usually have, smoothed.",
-            labels=("model", "priority"),
-        )
-        moves = CounterMetricFamily(
-            "serve_app_overload_moves", "Moves of the overload ladder.", labels=("model", "direction")
-        )
-        seconds = CounterMetricFamily(
-            "serve_app_overload_step_seconds", "Time spent on each step.", labels=("model", "step")
-        )
-        shed = CounterMetricFamily(
-            "serve_app_shed", "Requests refused because their class was shed.", labels=("model", "priority")
-        )
-        for model, ladder in self._scheduler.overloads(monotonic()).items():
-            step.add_metric((model,), ladder["level"])
-            for label, value in ladder["lateness"].items():
-                lateness.add_metric((model, label), value)
-            moves.add_metric((model, "up"), ladder["climbs"])
-            moves.add_metric((model, "down"), ladder["descents"])
-            for label, value in ladder["seconds"].items():
-                seconds.add_metric((model, label), value)
-            for label, value in ladder["shed"].items():
-                shed.add_metric((model, label), value)
-        yield from (step, lateness, moves, seconds, shed)
 
 
 class TaskCollector(Collector):

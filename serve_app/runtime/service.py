@@ -117,7 +117,7 @@ class Service:
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
-            raise refused(rejection, self._scheduler.overload(model))
+            raise refused(rejection)
 
     def refused(self, model: str, code: str) -> None:
         """Count a request that was refused before it came to the scheduler. Names of no model are counted as one."""
@@ -287,13 +287,11 @@ class Service:
             `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
             ``None`` where it has none. ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else
             the ``reason``. ``cache`` of a model that has one, and of the router, tell what
-            `ModelCache.status` and `ResponseCache.status` do. ``overload`` of a model that has an overload ladder tells
-            what `Scheduler.overloads` does.
+            `ModelCache.status` and `ResponseCache.status` do.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
         shared = {} if self._cache is None else self._cache.status()
-        overloads = self._scheduler.overloads(now)
         return {
             "ready": self.ready(),
             **({"cache": shared} if shared else {}),
@@ -308,7 +306,6 @@ class Service:
                     **({"warm_up": self._warm_up[name]} if name in self._warm_up else {}),
                     "breaker": self._scheduler.breaker_picture(name, now),
                     **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
-                    **({"overload": overloads[name]} if name in overloads else {}),
                 }
                 for name, info in self._models.items()
             },

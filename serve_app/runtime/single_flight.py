@@ -7,7 +7,7 @@ its own deadline, in its own class. Nobody is worse off than alone:
   queued as its own class and deadline say. The first answer is everybody's, and what is still queued is taken out.
 - Where the last one that leads leaves, is refused or runs out of time, the most urgent follower leads. Only errors that
   tell of the request itself are shared.
-- What was answered differently because of its class, by a fallback or under overload, is no answer to the more urgent.
+- What was answered differently because of its class, by a fallback, is no answer to the more urgent.
 - Followers are bounded, by number and by bytes. Beyond that, a request is queued by itself.
 """
 
@@ -226,8 +226,8 @@ class SingleFlight:
 
 
 def is_plain(answer: Answer, variant: str) -> bool:
-    """Whether an answer is what anybody who asks for this variant would get: no fallback's, and none under overload."""
-    return answer.variant == variant and not answer.overload
+    """Whether an answer is what anybody who asks for this variant would get, and no fallback's."""
+    return answer.variant == variant
 
 
 def _copy(error: ServeAppError) -> ServeAppError:

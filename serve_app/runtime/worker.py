@@ -20,7 +20,6 @@ from serve_app.errors import InferenceFailed
 from serve_app.inference.backend import Backend
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
 from serve_app.processors.processor import Processor
-from serve_app.runtime.device_load import DeviceGauge, DeviceWatch
 from serve_app.runtime.execution import Executor
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.processor_pool import ProcessorPool
@@ -51,7 +50,6 @@ class Worker:
         proofs: How it was found which do; ``None``: nothing is run again to see whether that holds.
         verify: Part of the computing time of shared runs that is spent on running requests again, alone.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
-        gauge: Reads the device, for the routers; ``None``: they are told nothing of it.
     """
 
     def __init__(
@@ -69,12 +67,10 @@ class Worker:
         proofs: Proofs | None = None,
         verify: float = 0.0,
         refuse_non_finite: bool = False,
-        gauge: DeviceGauge | None = None,
     ) -> None:
         self._name = name
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
-        self._watch = DeviceWatch(gauge, self._pool.submit)
         self._lock = Lock()
         foresight = Foresight(max_rows)
         foresight.seed(warm_up)
@@ -141,7 +137,6 @@ class Worker:
             max(0.0, finished - (staged.finished_at or preprocessed)),
             outlook,
             staged.model_works,
-            self._watch.news(staged.sender, finished),
             self._joining.news(staged.sender),
         )
 

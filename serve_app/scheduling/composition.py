@@ -89,8 +89,6 @@ def compose(
     settings: ModelScheduling,
     latencies: VariantLatency,
     room: Room,
-    light: str = "",
-    apart: bool = False,
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with what fits of the others.
 
@@ -106,27 +104,22 @@ def compose(
         settings: Of the model.
         latencies: Of the model.
         room: What bounds the bundle.
-        light: The fallback that stands in for the exact model from the start, or empty. The class ``high`` does not
-            ride along then.
-        apart: Whether others than the class ``high`` stay out of its bundles, since they run on the light variant.
     """
     own = queue.fresh[priority - 1]
     head = own.head()
     assert head is not None
     lane, variant = head.lane, head.variant
-    light = "" if lane else light
-    variant = light or variant
     latency = latencies.of(variant)
     if head.rows >= room.max_rows:
         # More than a batch: it goes alone, in pieces.
         own.pop()
-        return _alone(head, latencies, settings, room, light)
+        return _alone(head, latencies, settings, room)
     looked_at: list[Entry] = []
-    places = _places(latencies, variant, latencies.places(light) if light else ALL)
+    places = _places(latencies, variant, ALL)
     run = _best_run(own, lane, looked_at, settings, latency, room, places)
     if run.start and not lane:
         for fallback in settings.fallbacks:
-            if latencies.has(fallback) and fallback != light:
+            if latencies.has(fallback):
                 variant, latency = fallback, latencies.of(fallback)
                 places = _places(latencies, fallback, latencies.places(fallback))
                 run = _best_run(own, lane, looked_at, settings, latency, room, places)
@@ -144,9 +137,9 @@ def compose(
     entries = looked_at[run.start : run.end]
     if not entries:
         return Composition([], 0, 0, variant, given_up)
-    if places < ALL or (apart and priority is _HIGH and not lane):
+    if places < ALL:
         return Composition(entries, run.rows, run.bucket, variant, given_up)
-    rows = _fill(queue, own, lane, entries, run, latency, settings, room, given_up, _LOWER if light else _PRIORITIES)
+    rows = _fill(queue, own, lane, entries, run, latency, settings, room, given_up)
     return Composition(entries, rows, run.bucket, variant, given_up)
 
 
@@ -155,8 +148,8 @@ def _places(latencies: VariantLatency, variant: str, places: int) -> int:
     return 1 if variant in latencies.whole else places
 
 
-def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: Room, light: str) -> Composition:
-    variant = light or entry.variant
+def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: Room) -> Composition:
+    variant = entry.variant
     slack = entry.deadline - room.slack_from
     alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
     if alone > slack and not entry.lane:
@@ -268,9 +261,8 @@ def _fill(
     settings: ModelScheduling,
     room: Room,
     given_up: list[Entry],
-    classes: tuple[Priority, ...],
 ) -> int:
-    """Fill a bundle up with rows of these other classes: the owed one, then the most urgent first. Returns its rows.
+    """Fill a bundle up with rows of the other classes: the owed one, then the most urgent first. Returns its rows.
 
     An entry whose deadline is too near for the filled bundle is passed over, and given up where it could not be in
     time after the bundle either: else the nearly late of one class would leave its place to less urgent ones.
@@ -280,7 +272,7 @@ def _fill(
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
-    for priority in classes if room.owed is None else (room.owed, *classes):
+    for priority in _PRIORITIES if room.owed is None else (room.owed, *_PRIORITIES):
         other, longest_s = queue.fresh[priority - 1], room.longest_s[priority - 1]
         if other is own or not other.rows:
             continue
@@ -308,5 +300,3 @@ def _fill(
 
 _BETTER = 1.0 + 1e-9
 _PRIORITIES = tuple(Priority)
-_HIGH, *_ = _PRIORITIES
-_LOWER = _PRIORITIES[1:]

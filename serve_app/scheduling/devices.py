@@ -234,8 +234,7 @@ class Device:
             entries, rows, bucket, variant = [head], head.rows, head.bucket, head.variant
         else:
             room = Room(slack_from, second_start + overhead_s + replica.riders_s, most, longest_s, candidate.owed)
-            light, apart = model.light(priority), model.keeps_apart
-            composition = compose(model.queue, priority, settings, latencies, room, light, apart)
+            composition = compose(model.queue, priority, settings, latencies, room)
             given_up += composition.given_up
             entries, rows, bucket, variant = composition[:4]
             if not entries:

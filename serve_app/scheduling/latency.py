@@ -239,10 +239,6 @@ class LatencyModel:
                 high = middle
         return low
 
-    def seconds_per_row(self, bucket: int, max_rows: int, slo_s: float) -> float:
-        """Server time per row in the largest batch within the target; 0.0 when unknown. Arguments: see `best`."""
-        return self.best(bucket, max_rows, slo_s)[1]
-
     def best(self, bucket: int, max_rows: int, slo_s: float) -> tuple[int, float]:
         """The largest batch within the target: its rows, at least 1, and its server time per row.
 

@@ -67,40 +67,29 @@ class ModelState:
 
     Attributes:
         settings: In effect now.
-        usual: As configured; an overload may change those in effect.
         full_rows: Most rows in one batch, as configured; in effect it is 1 while requests are run one by one.
-        cheaper: The fallback that an overload would bring; empty where none is known to be cheaper.
-        prefers_light: Whether it is brought, for entries less urgent than `high` that allow it.
-        keeps_apart: Whether these stay out of the bundles of `high`, too.
     """
 
     __slots__ = (
         "arrivals",
         "breakers",
-        "cheaper",
         "earliness",
         "full_rows",
-        "keeps_apart",
         "latencies",
         "overhead",
         "pause",
         "policy",
-        "prefers_light",
         "probes",
         "queue",
         "round_trip",
         "settings",
         "slots",
-        "usual",
         "wasted_rows",
     )
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
-        self.settings = self.usual = settings
+        self.settings = settings
         self.full_rows = settings.max_rows
-        self.cheaper = ""
-        self.prefers_light = False
-        self.keeps_apart = False
         self.queue = ModelQueue(totals)
         self.latencies = VariantLatency()
         self.policy = batch_policy(settings)
@@ -123,8 +112,7 @@ class ModelState:
             (self.latencies.whole.discard if joins else self.latencies.whole.add)(variant)
             return
         rows = self.full_rows if joins else 1
-        if rows != self.usual.max_rows:
-            self.usual = replace(self.usual, max_rows=rows)
+        if rows != self.settings.max_rows:
             self.settings = replace(self.settings, max_rows=rows)
             self.policy = batch_policy(self.settings)
 
@@ -210,12 +198,6 @@ class ModelState:
             replica.riders += _RECENT * (max(0, rows - bundle.rows) - replica.riders)
             with_riders = latency.predict(min(most, share + round(replica.riders)), bucket)
             replica.riders_s = max(0.0, with_riders - latency.predict(share, bucket))
-
-    def light(self, priority: Priority) -> str:
-        """The variant that entries of this class run on because of an overload; empty for what they ask for."""
-        if not self.prefers_light or priority is _HIGH or not self.latencies.has(self.cheaper):
-            return ""
-        return self.cheaper
 
     def candidate(self, now: float, shares: Shares) -> Candidate | None:
         """What would go next, and where; ``None`` without a free slot or without anything that can go.

@@ -8,9 +8,7 @@ has a calendar of its own, so that a bundle of one variant does not end at the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
-from typing import NamedTuple
 
 from serve_app.scheduling.calendar import Calendar, Pair
 from serve_app.scheduling.decisions import QueueLength
@@ -29,43 +27,6 @@ class Totals:
         self.nbytes = 0
 
 
-class DeadlineHistogram:
-    """Rows by deadline, to estimate how many of them go first: O(1) updates, two short sums per question.
-
-    A ring of 2,048 cells of 1/32 s, and a ring of 64 sums over 32 cells each. Entries with a deadline more than 48 s
-    after their arrival are counted apart and are never ahead of a nearer deadline. The 16 s between that horizon and
-    the ring's span of 64 s are slack for entries that have expired and are not removed yet.
-    """
-
-    __slots__ = ("_coarse", "_fine", "total")
-
-    HORIZON_S = 48.0
-    _CELLS_PER_S = 32
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._fine = [0] * 2048
-        self._coarse = [0] * 64
-
-    def add(self, arrival: float, deadline: float, rows: int) -> None:
-        """Count ``rows`` in, or out when negative; ``arrival`` and ``deadline`` must be the same both times."""
-        self.total += rows
-        if deadline - arrival <= self.HORIZON_S:
-            cell = int(deadline * self._CELLS_PER_S)
-            self._fine[cell & 2047] += rows
-            self._coarse[(cell >> 5) & 63] += rows
-
-    def rows_until(self, now: float, deadline: float) -> int:
-        """Rows with a deadline no later than ``deadline``, to a cell's precision (31 ms)."""
-        if deadline - now > self.HORIZON_S:
-            return self.total
-        cell = int(deadline * self._CELLS_PER_S) & 2047
-        first, last = int(now) & 63, cell >> 5
-        coarse = self._coarse
-        rows = sum(coarse[first:last]) if first <= last else sum(coarse[first:]) + sum(coarse[:last])
-        return rows + sum(self._fine[last << 5 : cell + 1])
-
-
 class ClassQueue:
     """Entries of one (model, class), earliest deadline first; equal deadlines in the order of their ids.
 
@@ -73,8 +34,6 @@ class ClassQueue:
         rows: Rows queued.
         nbytes: Bytes queued.
         row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
-        variant_rows: Rows per variant, of those variants that have any; the exact model's are not among them.
-        histogram: Rows by deadline.
     """
 
     __slots__ = (
@@ -83,11 +42,9 @@ class ClassQueue:
         "_head",
         "_pairs",
         "_totals",
-        "histogram",
         "nbytes",
         "row_buckets",
         "rows",
-        "variant_rows",
     )
 
     def __init__(self, totals: Totals) -> None:
@@ -101,8 +58,6 @@ class ClassQueue:
         self.rows = 0
         self.nbytes = 0
         self.row_buckets = 0
-        self.variant_rows: dict[str, int] = {}
-        self.histogram = DeadlineHistogram()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -130,14 +85,11 @@ class ClassQueue:
         if head is not None and entry.deadline <= head.deadline and pair < (head.deadline, head.id):
             self._head = entry
         rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
-        if entry.variant:
-            self.variant_rows[entry.variant] = self.variant_rows.get(entry.variant, 0) + rows
         self.rows += rows
         self.nbytes += nbytes
         self.row_buckets += rows * entry.bucket
         totals.entries += 1
         totals.nbytes += nbytes
-        self.histogram.add(entry.arrival, entry.deadline, rows)
 
     def head(self, lane: str | None = None) -> Entry | None:
         """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
@@ -235,34 +187,15 @@ class ClassQueue:
         if entry is self._head:
             self._head = None
         rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
-        if entry.variant:
-            left = self.variant_rows.pop(entry.variant) - rows
-            if left:
-                self.variant_rows[entry.variant] = left
         self.rows -= rows
         self.nbytes -= nbytes
         self.row_buckets -= rows * entry.bucket
         totals.entries -= 1
         totals.nbytes -= nbytes
-        self.histogram.add(entry.arrival, entry.deadline, -rows)
         if self._pairs > 2 * len(self._entries) + _STALE_ALLOWED:
             for calendar in self._calendars.values():
                 calendar.keep(self._entries)
             self._pairs = len(self._entries)
-
-
-class Ahead(NamedTuple):
-    """Work that goes before an entry.
-
-    Attributes:
-        rows: Its rows.
-        bucket: Their mean cost bucket; 0 where there are none.
-        shares: The variants' parts of them, 0 to 1 each; the rest is the exact model's.
-    """
-
-    rows: int
-    bucket: int
-    shares: Mapping[str, float]
 
 
 class ModelQueue:
@@ -273,21 +206,12 @@ class ModelQueue:
         retry: Per class: entries whose first bundle failed. They are kept apart because they travel alone.
     """
 
-    __slots__ = ("_all", "_down_to", "fresh", "retry")
+    __slots__ = ("_all", "fresh", "retry")
 
     def __init__(self, totals: dict[Priority, Totals]) -> None:
         self.fresh = tuple(ClassQueue(totals[priority]) for priority in Priority)
         self.retry = tuple(ClassQueue(totals[priority]) for priority in Priority)
         self._all = (*self.fresh, *self.retry)
-        # By class: the queues of this class and those above it, and which of them are its own.
-        self._down_to = tuple(
-            tuple(
-                (queue, at == least - 1)
-                for queues in (self.fresh, self.retry)
-                for at, queue in enumerate(queues[:least])
-            )
-            for least in range(len(Priority) + 1)
-        )
 
     def __len__(self) -> int:
         return sum(map(len, self._all))
@@ -340,29 +264,10 @@ class ModelQueue:
             for priority, fresh, retry in zip(Priority, self.fresh, self.retry, strict=True)
         }
 
-    def ahead(self, priority: Priority, deadline: float, now: float) -> Ahead:
-        """Estimate the work that goes before an entry of this class and deadline.
-
-        Everything of the classes above counts, and what has an earlier deadline in its own class. Mean bucket and
-        shares are those of all that is queued in these classes.
-        """
-        rows = row_buckets = counted = 0
-        shares: dict[str, float] = {}
-        for queue, own in self._down_to[priority]:
-            queued = queue.rows
-            if not queued:
-                continue
-            rows += queue.histogram.rows_until(now, deadline) if own else queued
-            counted += queued
+    def ahead(self, priority: Priority) -> tuple[int, int]:
+        """Rows queued in this class and those above it, and their mean cost bucket; ``(0, 0)`` without any."""
+        rows = row_buckets = 0
+        for queue in (*self.fresh[:priority], *self.retry[:priority]):
+            rows += queue.rows
             row_buckets += queue.row_buckets
-            if queue.variant_rows:
-                for variant, count in queue.variant_rows.items():
-                    shares[variant] = shares.get(variant, 0) + count
-        if not counted:
-            return _NOTHING_AHEAD
-        if shares:
-            shares = {variant: count / counted for variant, count in shares.items()}
-        return Ahead(rows, row_buckets // counted, shares)
-
-
-_NOTHING_AHEAD = Ahead(0, 0, {})
+        return (rows, row_buckets // rows) if rows else (0, 0)

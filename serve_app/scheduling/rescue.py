@@ -12,7 +12,7 @@ died, but its answers still count if it comes back. So it is with one that is li
 
 This is hedging (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013), and it must not make an overload worse. An
 entry gets one twin at most that reaches a replica; twins of overdue bundles are `RescueSettings.share` of all rows in
-the long run; and one is made only for what admission would let in at that moment, so there are none above saturation.
+the long run; and one is made only where it would be in time behind all that waits, so there are none above saturation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from serve_app.scheduling.admission import Bounds, unreachable
+from serve_app.scheduling.admission import Bounds, in_time_after_all
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.devices import Device
@@ -278,11 +278,11 @@ class Rescues:
         return following
 
     def _affordable(self, entry: Entry, model: ModelState, now: float) -> bool:
-        """Whether it would be accepted now, and the share of extra work allows it."""
+        """Whether there is room, it would be in time behind all that waits, and the share of extra work allows it."""
         priority = entry.priority
         return (
             self._bounds.room(priority, entry.nbytes) is priority
-            and unreachable(entry, priority, model, self._devices[entry.model], now) is None
+            and in_time_after_all(entry, model, self._devices[entry.model], now)
             and self._allowances[entry.model].spend(entry.rows)
         )
 

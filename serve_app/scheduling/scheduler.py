@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from serve_app.scheduling.admission import Bounds, already_late, drain_s, unknown_model, unreachable
+from serve_app.scheduling.admission import Bounds, already_late, drain_s, too_slow, unknown_model
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
@@ -36,8 +36,6 @@ from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.lateness import slower_than_classes
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.overload import OverloadSettings
-from serve_app.scheduling.relief import DeviceLoad, Relief
 from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
@@ -56,7 +54,6 @@ class Scheduler:
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
         groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
-        overload: When the overload ladders move, one per device; ``None``: there are none.
 
     Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
     which reject.
@@ -68,7 +65,6 @@ class Scheduler:
         classes: Mapping[Priority, ClassSettings],
         limits: ProcessLimits,
         groups: Iterable[DeviceGroup] = (),
-        overload: OverloadSettings | None = None,
     ) -> None:
         missing = [priority.label for priority in _PRIORITIES if priority not in classes]
         if missing:
@@ -80,12 +76,6 @@ class Scheduler:
         min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
         self._devices = _devices(self._models, min_share, groups)
         self._device_of = {model.settings.name: device for device in self._devices for model in device.models}
-        self._reliefs = [] if overload is None else [Relief(device, overload) for device in self._devices]
-        self._relief_of = {
-            model.settings.name: relief
-            for device, relief in zip(self._devices, self._reliefs, strict=False)
-            for model in device.models
-        }
         self._bundles = BundlesInFlight()
         self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles)
         self._last_bundle = 0
@@ -119,24 +109,16 @@ class Scheduler:
             rejection = refusal
         else:
             model.arrivals.observe(now)
-            device = self._device_of[entry.model]
-            relief = self._relief_of.get(entry.model)
-            if relief is not None:
-                relief.arrived(entry, model, now)
             bounds = self._bounds
             priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
-                rejection = None
-                if relief is not None and priority > relief.taken:
-                    rejection = relief.refuse(priority, model, now)
-                if rejection is None:
-                    rejection = unreachable(entry, priority, model, device, now)
+                rejection = too_slow(entry, model, now)
                 if rejection is None:
                     entry.priority = priority
                     if priority is not _LOW:
-                        claims = device.claims
+                        claims = self._device_of[entry.model].claims
                         claims.observe(priority, model.slack_s(entry, now, claims.rate(priority, now)), now)
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
@@ -162,10 +144,7 @@ class Scheduler:
             return refusal
         if self._bounds.room(priority, nbytes) is None:
             return self._queue_full(known, priority, nbytes, now)
-        relief = self._relief_of.get(model)
-        if relief is None or priority <= relief.taken:
-            return None
-        return relief.refuse(priority, known, now, early=True)
+        return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
@@ -194,7 +173,6 @@ class Scheduler:
         now: float,
         outlook: Outlook | None = None,
         waited_s: float = 0.0,
-        load: DeviceLoad | None = None,
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -204,7 +182,6 @@ class Scheduler:
             now: Seconds.
             outlook: What the replica told of itself, where other routers send to it too.
             waited_s: How long the bundle was ready at the replica before its execution began, seconds.
-            load: What the replica told of its device, where it has anything new.
 
         Returns:
             The entries to answer, now DONE. Those that expired or were cancelled are not among them.
@@ -213,12 +190,6 @@ class Scheduler:
         if bundle is None:
             return []
         model = self._models[bundle.model]
-        relief = self._relief_of.get(bundle.model)
-        if relief is not None:
-            executed_s = executions[0][2] if len(executions) == 1 else sum([execution[2] for execution in executions])
-            relief.answered(bundle.entries, executed_s, now)
-            if load is not None and bundle.replica.listed:
-                relief.told(model, str(bundle.replica.name), load, now)
         model.answered(bundle, executions, now, outlook, waited_s)
         self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
@@ -400,18 +371,6 @@ class Scheduler:
         known = self._models[model]
         return known.queue.rows + known.slots.rows
 
-    def overload(self, model: str) -> str:
-        """The step of the model's overload ladder, by its label; empty while it takes none, or has no ladder."""
-        relief = self._relief_of.get(model)
-        return "" if relief is None or not relief.ladder.step else relief.ladder.step.label
-
-    def overloads(self, now: float) -> dict[str, dict[str, Any]]:
-        """A JSON-able picture of the ladders by model, as `Relief.picture` tells; empty without any.
-
-        Models that share a device share a ladder, and so its numbers.
-        """
-        return {model: relief.picture(now) for model, relief in self._relief_of.items()}
-
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""
         return self._models[model].queue.lengths()
@@ -454,9 +413,6 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """End what has expired, then form bundles while slots are free."""
-        for relief in self._reliefs:
-            if now >= relief.due:
-                relief.update(now)
         rescues = self._rescues
         if rescues.check_at <= now:
             rescues.check(now)
@@ -510,9 +466,6 @@ class Scheduler:
         for model in self._models.values():
             # Also without work: who asks for the usable replicas must not see holds that are over.
             earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
-        for relief in self._reliefs:
-            if relief.ladder.step:
-                earliest = min(earliest, relief.due)  # it comes down by itself, too
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from serve_app.scheduling.breaker import ALL, CircuitBreaker
 from serve_app.scheduling.latency import LatencyModel
@@ -37,10 +37,6 @@ class VariantLatency:
         """Whether anything is known of this variant itself, and it may stand in for the exact model at all."""
         return variant in self.variants and (variant not in self.limited or self.limited[variant].has_room())
 
-    def has_for_all(self, variant: str) -> bool:
-        """As `has`, for any number of entries."""
-        return variant in self.variants and variant not in self.limited
-
     def places(self, variant: str) -> int:
         """For how many entries more this variant may stand in for the exact model now."""
         breaker = self.limited.get(variant)
@@ -59,24 +55,6 @@ class VariantLatency:
         for variant, profile in by_variant.items():
             self._learning(variant).seed(profile)
             self._drop_unknown(variant)
-
-    def seconds_per_row(self, bucket: int, max_rows: int, slo_s: float, shares: Mapping[str, float]) -> float:
-        """As `LatencyModel.seconds_per_row`, for a mix of variants.
-
-        Args:
-            bucket: Cost bucket.
-            max_rows: Most rows in a batch.
-            slo_s: Latency target of a batch, seconds.
-            shares: The variants' parts of the rows, 0 to 1 each; the rest is the exact model's.
-        """
-        exact = self.exact.seconds_per_row(bucket, max_rows, slo_s)
-        if not shares:
-            return exact
-        return exact + sum(
-            share * (self.variants[variant].seconds_per_row(bucket, max_rows, slo_s) - exact)
-            for variant, share in shares.items()
-            if variant in self.variants
-        )
 
     def _learning(self, variant: str) -> LatencyModel:
         return self.variants.setdefault(variant, LatencyModel()) if variant else self.exact

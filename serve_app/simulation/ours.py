@@ -13,7 +13,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from serve_app.scheduling.overload import OverloadSettings
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 from serve_app.simulation.replica import SimulatedReplica
@@ -36,7 +35,6 @@ class ServeApp:
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
-        overload: Whether schedulers have overload ladders.
         rescue_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
@@ -51,11 +49,9 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
-        overload: bool = True,
         rescue_share: float = 0.05,
     ) -> None:
         self._rescue = RescueSettings(share=rescue_share)
-        self._overload = OverloadSettings() if overload else None
         self._co_schedule = co_schedule
         self._network_s = network_s
         self._bundle_timeout_s = bundle_timeout_s
@@ -83,7 +79,7 @@ class ServeApp:
         self._routers = [
             SimulatedRouter(
                 world,
-                Scheduler(settings, scenario.classes, limits, groups, self._overload),
+                Scheduler(settings, scenario.classes, limits, groups),
                 self._replicas,
                 self._bundle_timeout_s,
                 self._newest_frame_wins,
@@ -125,12 +121,6 @@ class ServeApp:
         """See `System.queued_rows`: in the routers' queues, on the way to replicas, and at their gates."""
         in_routers = sum(router.scheduler.load(model) for router in self._routers)
         return max(0, in_routers - self._world.load(model))
-
-    def overload_step(self) -> int:
-        """See `Laddered.overload_step`."""
-        now = self._world.now
-        ladders = [ladder for router in self._routers for ladder in router.scheduler.overloads(now).values()]
-        return max((int(ladder["level"]) for ladder in ladders), default=0)
 
     def _settings(self, settings: ModelScheduling) -> ModelScheduling:
         return settings if self._policy is None else replace(settings, policy=cast("Any", self._policy))

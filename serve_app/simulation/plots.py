@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.overload import Step
 from serve_app.simulation.report import CaseResults, Estimate, Row, estimate, summarise
 from serve_app.simulation.results import Result
 
@@ -97,29 +96,6 @@ def over_time(case: CaseResults) -> Figure:
     return figure
 
 
-def ladder_over_time(case: CaseResults) -> Figure:
-    """Goodput of each class and the step of the overload ladder over virtual time, surges shaded."""
-    labels = _labels(case)
-    with _style():
-        figure, panels = _panels_over_time(len(labels) + 1)
-        for system, colour in colours(list(case.results)).items():
-            series = [result.series for result in case.results[system]]
-            step_s = series[0].step_s
-            for axes, label in zip(panels, labels, strict=False):
-                times, met = _each_step([each.in_time[label] for each in series], step_s)
-                rates = [Estimate(each.mean / step_s, each.half_width / step_s, each.seeds) for each in met]
-                _line(axes, [time + step_s / 2 for time in times], rates, colour, "", system)
-            times, steps = _each_step([each.overload for each in series], step_s)
-            _line(panels[-1], times, steps, colour, "", system)
-        for axes, label in zip(panels, labels, strict=False):
-            axes.set(title=f"Goodput of class {label}", ylabel="in time per second")
-            axes.set_ylim(bottom=0)
-        panels[-1].set(title="Step of the overload ladder", ylim=(-0.2, max(Step) + 0.2))
-        panels[-1].set_yticks([int(step) for step in Step], [step.label for step in Step])
-        _finish_over_time(figure, panels, case)
-    return figure
-
-
 def latency_bars(case: CaseResults) -> Figure:
     """Median and 99th percentile of the latency of answers per system."""
     rows = [row for row in summarise(case) if row.p50_ms is not None and row.p99_ms is not None]
@@ -187,8 +163,6 @@ def write_plots(cases: Sequence[CaseResults], folder: Path, sweep: str = "") -> 
         figures["Latency"] = ("latency", lambda: latency_bars(case))
         if case.surges:
             figures["Over time"] = ("time", lambda: over_time(case))
-        if any(any(result.series.overload) for results in case.results.values() for result in results):
-            figures["Overload ladder"] = ("overload", lambda: ladder_over_time(case))
     written: dict[str, str] = {}
     for title, (name, draw) in figures.items():
         save(draw(), folder / name)

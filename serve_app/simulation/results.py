@@ -111,7 +111,6 @@ class Series:
         in_time: Of those, how many were answered in time.
         queued_rows: Rows waiting for an execution at the beginning of each step, and one more at the end.
         replicas: Replicas listed at those moments.
-        overload: Step of the system's overload ladder at those moments, 0 for none; the highest where it has several.
     """
 
     step_s: float
@@ -119,7 +118,6 @@ class Series:
     in_time: dict[str, list[int]]
     queued_rows: list[int]
     replicas: list[int]
-    overload: list[int]
 
     def goodput(self, start_s: float, end_s: float) -> float:
         """Answers in time per second to what arrived from one moment to another, rounded to steps (one at least)."""
@@ -224,7 +222,6 @@ def make_result(
     usage: Usage,
     queued_rows: list[int],
     replicas: list[int],
-    overload: list[int],
     step_s: float,
     wall_s: float,
     events: int,
@@ -280,7 +277,7 @@ def make_result(
         {label: part.server_s / total.server_s if total.server_s else 0.0 for label, part in classes.items()},
         usage.rows / usage.executions if usage.executions else 0.0,
         usage.busy_s / usage.replica_s if usage.replica_s else 0.0,
-        _series(scenario, arrivals, outcome, queued_rows, replicas, overload, step_s),
+        _series(scenario, arrivals, outcome, queued_rows, replicas, step_s),
         wall_s,
         events / wall_s if wall_s else 0.0,
     )
@@ -292,7 +289,6 @@ def _series(
     outcome: npt.NDArray[np.uint8],
     queued_rows: list[int],
     replicas: list[int],
-    overload: list[int],
     step_s: float,
 ) -> Series:
     steps = max(1, math.ceil(scenario.duration_s / step_s - 1e-9))
@@ -305,4 +301,4 @@ def _series(
             offered[priority.label] = np.bincount(step[group], minlength=steps).tolist()
             met = group & (outcome == IN_TIME)
             in_time[priority.label] = np.bincount(step[met], minlength=steps).tolist()
-    return Series(step_s, offered, in_time, queued_rows, replicas, overload)
+    return Series(step_s, offered, in_time, queued_rows, replicas)

@@ -57,7 +57,6 @@ def simulate(
         world.usage,
         world.queued_rows,
         world.replicas,
-        world.overload,
         step_s,
         wall_s,
         world.events,

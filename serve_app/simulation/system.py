@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Overheads, Scenario
@@ -127,14 +127,6 @@ class World(Protocol):
 
     def load(self, model: str) -> int:
         """Rows running at the model's replicas."""
-
-
-@runtime_checkable
-class Laddered(Protocol):
-    """A system with an overload ladder, see `serve_app.scheduling.overload`."""
-
-    def overload_step(self) -> int:
-        """The highest step that any of its ladders is on now, as a number."""
 
 
 class System(Protocol):

@@ -10,7 +10,7 @@ from serve_app.simulation.loop import Event, Loop
 from serve_app.simulation.machine import Machine, NoiseSource, Processor, Running, SharedProcessor
 from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage
 from serve_app.simulation.scenario import Overheads, Scenario
-from serve_app.simulation.system import Execution, Laddered, Request, System
+from serve_app.simulation.system import Execution, Request, System
 from serve_app.simulation.workloads import Arrivals
 
 _ROUNDING_S = 1e-9
@@ -44,7 +44,6 @@ class SimulatedWorld:
         self.usage = Usage()
         self.queued_rows: list[int] = []
         self.replicas: list[int] = []
-        self.overload: list[int] = []
 
     @property
     def now(self) -> float:
@@ -222,7 +221,6 @@ class SimulatedWorld:
         now = self._loop.now
         self.queued_rows.append(sum(self._system.queued_rows(name) for name in self._fleets))
         self.replicas.append(sum(len(fleet.listed) for fleet in self._fleets.values()))
-        self.overload.append(self._system.overload_step() if isinstance(self._system, Laddered) else 0)
         if now + _ROUNDING_S < self._scenario.duration_s:
             self._loop.at(len(self.queued_rows) * self._step_s, self._sample)
         elif not self._open:

@@ -55,7 +55,6 @@ def server_args(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "models": [dict(model) for model in models],
         "router": {"max_ongoing_requests": 1_000_000, "max_request_rows": 16_384},
         "classes": {"normal": {"timeout_ms": 60_000}},
-        "overload": {"enabled": False},
     }
 
 

@@ -94,12 +94,10 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         model["health"] = {"check_period_s": 1.0}
     direct_port, direct_grpc_port = free_ports(2)
     router = {"cpus": 0.1, "direct_port": direct_port, "direct_grpc_port": direct_grpc_port}
-    # No overload ladder: after one burst it may refuse the next, and the tests here wait for what is queued.
     args = {
         "models": models,
         "classes": {"normal": {"timeout_ms": 60000}},
         "router": router,
-        "overload": {"enabled": False},
     }
     with ServeProcess(args, folder) as running:
         yield running

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 import serve_app.errors as tree
-from serve_app.errors import DeadlineUnreachable, InvalidRequest, ModelNotFound, QueueFull, ServeAppError
+from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.protocols.errors import STATUSES, internal_error, render, retry_after, status_of
 from serve_app.protocols.grpc_call import Call
 
@@ -22,7 +22,6 @@ DESIGN = [
     (tree.PayloadTooLarge, 413, "INVALID_ARGUMENT", "payload_too_large"),
     (tree.UnsupportedMedia, 415, "INVALID_ARGUMENT", "unsupported_media"),
     (tree.QueueFull, 429, "RESOURCE_EXHAUSTED", "queue_full"),
-    (tree.DeadlineUnreachable, 429, "RESOURCE_EXHAUSTED", "deadline_unreachable"),
     (tree.ModelUnavailable, 503, "UNAVAILABLE", "model_unavailable"),
     (tree.DeadlineExceeded, 504, "DEADLINE_EXCEEDED", "deadline_exceeded"),
     (tree.InferenceFailed, 500, "INTERNAL", "inference_failed"),
@@ -52,7 +51,7 @@ def test_every_class_of_the_tree_is_in_the_table() -> None:
         (QueueFull("full", 0.01), 1),
         (QueueFull("full", 2.1), 3),
         (QueueFull("full"), 1),
-        (DeadlineUnreachable("late", math.inf), 3600),
+        (QueueFull("late", math.inf), 3600),
         (tree.ModelUnavailable("down"), 1),
         (InvalidRequest("wrong"), None),
         (tree.InferenceFailed("broken", 4.0), 4),
@@ -105,15 +104,6 @@ def test_bugs_are_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None
     assert "ZeroDivisionError: division by zero" in caplog.text
 
 
-def test_a_refusal_under_overload_tells_the_step() -> None:
-    """The same header on every route, and none where there is no overload."""
-    error = QueueFull("no", 1.0)
-    calm = render(error)
-    error.overload = "shed-low"
-    told = (b"x-overload", b"shed-low")
-    assert [told in reply.headers for reply in (calm, render(error), render(error, openai=True))] == [False, True, True]
-
-
 class _Ended:
     """The context of a gRPC call, as it was left."""
 
@@ -132,15 +122,6 @@ class _Ended:
 
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
         self.metadata = trailing_metadata
-
-
-def test_a_grpc_refusal_under_overload_tells_the_step() -> None:
-    """As HTTP does, in the trailing metadata."""
-    ended = _Ended()
-    error = QueueFull("no", 1.0)
-    error.overload = "shed-low"
-    Call(ended).fail(error)
-    assert ("x-overload", "shed-low") in ended.metadata
 
 
 def test_metadata_of_cache_control_add_up() -> None:

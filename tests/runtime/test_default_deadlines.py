@@ -8,7 +8,7 @@ import logging
 import pytest
 from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, tensor
 
-from serve_app.errors import DeadlineExceeded, DeadlineUnreachable, ServeAppError
+from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import BundleResult, Failure, ModelSignature
 from serve_app.protocols.service import ModelInfo, RequestOptions
 from serve_app.runtime.cache import CacheSettings, ModelCacheSettings, ResponseCache
@@ -113,20 +113,6 @@ async def test_a_deadline_that_is_named_too_short_says_what_the_model_takes() ->
     advice = f"the model takes about 6.1 s alone; this request allows 5 s: {ADVICE}"
     assert (type(refused), refused.message, refused.retry_after_s) == (DeadlineExceeded, advice, None)
     assert late.value.message == f"the request could not be executed in time: {advice}"
-
-
-async def test_load_is_no_fault_of_the_deadline() -> None:
-    """The same request could be answered by an idle server: it is told when to come again."""
-    line = Line()
-    running, first = await line.sent(RequestOptions(timeout_s=60.0))
-    waiting = [asyncio.ensure_future(line.service.submit(MODEL, tensor(1), RequestOptions(HIGH, 60.0))) for _ in "ab"]
-    await asyncio.sleep(0)
-    refused = await line.refusal(RequestOptions(LOW, 6.2))
-    assert (type(refused), (refused.retry_after_s or 0) > 10) == (DeadlineUnreachable, True)
-    running.succeed()
-    for _ in waiting:
-        (await line.transport.next()).succeed()
-    await asyncio.gather(first, *waiting)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -12,7 +12,7 @@ from scheduling_builders import HIGH, LOW, NORMAL, make_entry
 
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.queue import ClassQueue, DeadlineHistogram, ModelQueue, Totals
+from serve_app.scheduling.queue import ClassQueue, ModelQueue, Totals
 
 
 class _Payload:
@@ -161,25 +161,19 @@ def test_retries_queue_apart_and_count_with_their_class() -> None:
     assert not queue
 
 
-def test_work_ahead_is_that_of_classes_above_and_of_earlier_deadlines() -> None:
-    """Lower classes and later deadlines of the same class do not count."""
+def test_work_ahead_is_that_of_the_class_and_those_above() -> None:
+    """Retries count as well; the bucket is the mean over rows."""
     queue = ModelQueue({priority: Totals() for priority in Priority})
-    for priority, deadline, rows in ((HIGH, 9.0, 1), (NORMAL, 1.0, 2), (NORMAL, 8.0, 4), (LOW, 0.5, 8)):
-        queue.push(make_entry(priority, deadline, rows=rows, bucket=16))
+    assert queue.ahead(LOW) == (0, 0)
+    for priority, rows, bucket in ((HIGH, 1, 16), (NORMAL, 3, 32), (LOW, 8, 64)):
+        queue.push(make_entry(priority, rows=rows, bucket=bucket))
+    retried = make_entry(NORMAL, rows=4, bucket=16)
+    retried.attempts = 1
+    queue.push(retried)
 
-    assert queue.ahead(NORMAL, 5.0, 0.0) == (3, 16, {})
-    assert queue.ahead(HIGH, 5.0, 0.0) == (0, 16, {})
-    assert queue.ahead(LOW, 5.0, 0.0) == (15, 16, {})
-
-
-def test_work_ahead_names_the_parts_of_its_variants() -> None:
-    """By rows, over everything queued in the classes that count; the exact model has the rest."""
-    queue = ModelQueue({priority: Totals() for priority in Priority})
-    for priority, rows, variant in ((HIGH, 2, "int8"), (NORMAL, 4, ""), (NORMAL, 2, "tiny"), (LOW, 9, "int8")):
-        queue.push(make_entry(priority, 1.0, rows=rows, variant=variant))
-
-    assert queue.ahead(NORMAL, 5.0, 0.0) == (8, 0, {"int8": 0.25, "tiny": 0.25})
-    assert ModelQueue({priority: Totals() for priority in Priority}).ahead(LOW, 5.0, 0.0) == (0, 0, {})
+    assert queue.ahead(HIGH) == (1, 16)
+    assert queue.ahead(NORMAL) == (8, 22)
+    assert queue.ahead(LOW) == (16, 43)
 
 
 def test_take_passes_over_other_variants() -> None:
@@ -194,33 +188,6 @@ def test_take_passes_over_other_variants() -> None:
     assert [light_1, light_2] == taken
     assert queue.head("int8") is None
     assert [exact_1, exact_2] == [queue.pop(), queue.pop()]
-
-
-def test_far_deadlines_are_behind_near_ones() -> None:
-    """An absurd deadline neither overflows the histogram nor counts as ahead of a near one."""
-    histogram = DeadlineHistogram()
-    histogram.add(0.0, 1e12, 7)
-    histogram.add(0.0, float("inf"), 2)
-    histogram.add(0.0, 1.0, 1)
-
-    assert histogram.rows_until(0.0, 2.0) == 1
-    assert histogram.rows_until(0.0, 1e15) == 10
-
-
-@given(
-    start=st.floats(0, 1e6),
-    entries=st.lists(st.tuples(st.floats(0.1, 47.0), st.integers(1, 9)), max_size=30),
-    asked=st.floats(0.1, 47.0),
-)
-def test_histogram_is_right_to_a_cell(start: float, entries: list[tuple[float, int]], asked: float) -> None:
-    """The estimate lies between the exact counts one cell earlier and one cell later."""
-    histogram = DeadlineHistogram()
-    for ahead, rows in entries:
-        histogram.add(start, start + ahead, rows)
-    estimate = histogram.rows_until(start, start + asked)
-
-    assert sum(rows for ahead, rows in entries if ahead <= asked - 1e-6) <= estimate
-    assert estimate <= sum(rows for ahead, rows in entries if ahead <= asked + 1 / 32 + 1e-6)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "remove", "take"]), st.integers(0, 50)), max_size=200))
@@ -251,10 +218,8 @@ def test_behaves_like_a_sorted_list(operations: list[tuple[str, int]]) -> None:
         for variant in ("", "x", "y"):
             of_variant = [e for e in model if e.variant == variant]
             assert (of_variant[0] if of_variant else None) is queue.head(variant)
-            if variant:
-                assert sum(e.rows for e in of_variant) == queue.variant_rows.get(variant, 0)
         assert len(model) == len(queue) == totals.entries
-        assert sum(e.rows for e in model) == queue.rows == queue.histogram.total
+        assert sum(e.rows for e in model) == queue.rows
         assert sum(e.nbytes for e in model) == queue.nbytes == totals.nbytes
         assert sum(e.rows * e.bucket for e in model) == queue.row_buckets
         assert queue.pairs <= 2 * len(queue) + 64

@@ -388,21 +388,20 @@ def test_a_fallback_that_was_never_seen_is_not_taken() -> None:
 
 
 def test_a_fallback_that_is_probed_gets_as_many_entries_as_there_are_places() -> None:
-    """Whether it stands in from the start or for what would be late; nobody fills the bundle up."""
+    """Nobody fills the bundle up."""
     breaker = CircuitBreaker(BreakerSettings(consecutive_failures=1, reset_s=1.0, probes=2), 0.0)
     breaker.observe(Verdict.FAULT, 0.0)
     breaker.poll(1.0)
     settings = ModelScheduling("m", 32, 10.0, fallbacks=("light",))
-    for deadline, light in ((10.0, "light"), (0.0035, "")):
-        queue, latencies = ModelQueue({p: Totals() for p in Priority}), VariantLatency()
-        entries = [make_entry(deadline=deadline) for _ in range(5)]
-        for entry in (*entries, make_entry(LOW)):
-            queue.push(entry)
-        latencies.seed((*point, "") for point in AFFINE)
-        latencies.seed((*point, "light") for point in _scaled(0.5))
-        latencies.limited["light"] = breaker
-        bundle = compose(queue, NORMAL, settings, latencies, Room(0.0, 0.0, 32), light)
-        assert (bundle.variant, bundle.entries, len(queue)) == ("light", entries[:2], 4)
+    queue, latencies = ModelQueue({p: Totals() for p in Priority}), VariantLatency()
+    entries = [make_entry(deadline=0.0035) for _ in range(5)]
+    for entry in (*entries, make_entry(LOW)):
+        queue.push(entry)
+    latencies.seed((*point, "") for point in AFFINE)
+    latencies.seed((*point, "light") for point in _scaled(0.5))
+    latencies.limited["light"] = breaker
+    bundle = compose(queue, NORMAL, settings, latencies, Room(0.0, 0.0, 32))
+    assert (bundle.variant, bundle.entries, len(queue)) == ("light", entries[:2], 4)
 
 
 def test_who_asks_for_a_build_gets_that_one() -> None:

@@ -22,7 +22,7 @@ def test_unknown_model_predicts_nothing() -> None:
     """Without a prior or samples every prediction is 0.0, and any number of rows fits in any time."""
     latency = LatencyModel()
 
-    assert (latency.known, latency.predict(7, 3), latency.seconds_per_row(0, 32, 0.1)) == (False, 0.0, 0.0)
+    assert (latency.known, latency.predict(7, 3), latency.best(0, 32, 0.1)) == (False, 0.0, (32, 0.0))
     assert latency.rows_within(0.0, 0, 32) == 32
 
 
@@ -175,13 +175,13 @@ def test_rows_within_is_the_largest_that_fits() -> None:
     assert latency.rows_within(-1.0, 0, 32) == 0
 
 
-def test_seconds_per_row_is_that_of_the_best_batch() -> None:
-    """The largest batch within the target; one row when none is."""
+def test_the_best_batch_is_the_largest_within_the_target() -> None:
+    """One row when none is."""
     latency = _seeded()
 
-    assert pytest.approx(latency.seconds_per_row(0, 32, 0.1)) == 0.037 / 32
-    assert pytest.approx(latency.seconds_per_row(0, 32, 0.0200001)) == 0.020 / 15
-    assert pytest.approx(latency.seconds_per_row(0, 32, 0.001)) == 0.006
+    assert pytest.approx(latency.best(0, 32, 0.1)) == (32, 0.037 / 32)
+    assert pytest.approx(latency.best(0, 32, 0.0200001)) == (15, 0.020 / 15)
+    assert pytest.approx(latency.best(0, 32, 0.001)) == (1, 0.006)
 
 
 def test_affine_fit_never_has_a_negative_part() -> None:

@@ -145,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.asked[entry.id] = (variant, exact)
             self.lanes[entry.id] = entry.lane
         else:
-            assert rejection.code in {"queue_full", "deadline_unreachable", "deadline_exceeded", "model_unavailable"}
+            assert rejection.code in {"queue_full", "deadline_exceeded", "model_unavailable"}
             assert rejection.code != "model_unavailable" or model == "m"
             assert rejection.code == "deadline_exceeded" or timeout > 0
             assert (rejection.retry_after_s is None) or rejection.code != "deadline_exceeded"

@@ -13,7 +13,6 @@ from simulation_results import result
 from serve_app.simulation.plots import (
     bars,
     colours,
-    ladder_over_time,
     latency_bars,
     over_sweep,
     over_time,
@@ -63,18 +62,6 @@ def test_over_time_there_is_a_panel_per_class_and_one_for_the_queue() -> None:
     assert list(np.asarray(low.get_lines()[0].get_ydata())) == [50.0] * 10
     assert list(np.asarray(queue.get_lines()[0].get_ydata())) == [0, 3, 9, 9, 4, 2, 0, 0, 0, 0, 0]
     assert "surge" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_the_ladder_is_drawn_by_the_names_of_its_steps(tmp_path: Path) -> None:
-    """Under the goodput of each class, and only where it moved."""
-    steps = (0, 0, 1, 2, 3, 3, 3, 2, 1, 0, 0)
-    moved = CaseResults({"serve-app": [result(overload=steps)], "without": [result("without")]})
-    high, low, ladder = ladder_over_time(moved).axes
-    assert [text.get_text() for text in ladder.get_yticklabels()][:4] == ["none", "batches", "variant", "shed-low"]
-    assert tuple(np.asarray(ladder.get_lines()[0].get_ydata())) == steps
-    assert list(np.asarray(high.get_lines()[0].get_xdata())) == [second + 0.5 for second in range(10)]
-    assert list(np.asarray(low.get_lines()[0].get_ydata())) == [6.0] * 10
-    assert "overload.svg" in write_plots([moved], tmp_path).values()
 
 
 def test_bars_show_every_system() -> None:

@@ -141,7 +141,7 @@ def test_serve_app_with_batches_of_one_waits_as_theory_says_too() -> None:
 
 def test_the_goodput_of_a_part_of_the_time() -> None:
     """Over all classes, by the steps that the moments fall on; less than a step is one."""
-    series = Series(0.5, {}, {"high": [1, 2, 3, 4], "low": [0, 10, 20, 0]}, [0] * 5, [1] * 5, [0] * 5)
+    series = Series(0.5, {}, {"high": [1, 2, 3, 4], "low": [0, 10, 20, 0]}, [0] * 5, [1] * 5)
     assert series.goodput(0.5, 1.5) == 35.0
     assert series.goodput(1.5, 1.6) == 8.0
 
@@ -150,7 +150,7 @@ def test_recovery_is_the_time_until_the_queue_is_short_again() -> None:
     """As before the surge, or as the caller says, for two steps in a row."""
     result = simulate(make_scenario(Stream("periodic", "m", rate=10.0)), Fifo, 1)
     queued = [0, 1, 2, 0, 50, 90, 60, 2, 30, 2, 1, 0]
-    series = Series(0.5, {}, {}, queued, [1] * len(queued), [0] * len(queued))
+    series = Series(0.5, {}, {}, queued, [1] * len(queued))
     changed = replace(result, series=series)
     assert 2.0 == changed.recovery_s(2.5, before_s=2.0)
     assert 2.5 == changed.recovery_s(2.5, rows=1)

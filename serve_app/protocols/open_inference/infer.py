@@ -94,7 +94,7 @@ class InferEndpoint:
             _PRIORITY[answer.priority],
             (b"server-timing", server_timing(answer)),
         ]
-        if answer.variant or answer.cache or answer.overload or answer.unverified:
+        if answer.variant or answer.cache or answer.unverified:
             reply += [(name.encode(), value.encode()) for name, value in peculiarities(answer)]
         if length is not None:
             reply.append((b"inference-header-content-length", b"%d" % length))

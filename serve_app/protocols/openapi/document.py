@@ -200,10 +200,6 @@ _HEADERS: Final[dict[str, Any]] = {
         "description": "Whether the answer came from the response cache, where the model has one",
         "schema": {"type": "string", "enum": ["hit", "miss", "shared"]},
     },
-    "X-Overload": {
-        "description": "The step of the overload ladder that it was answered under, if any",
-        "schema": {"type": "string"},
-    },
     "X-Unverified": {
         "description": "What was done without proof that it changes no answer: `batch` for sharing a run with others",
         "schema": {"type": "string", "enum": ["batch"]},
@@ -224,7 +220,7 @@ _HEADERS: Final[dict[str, Any]] = {
 def _headers_of(path: str, operation: Operation) -> list[str]:
     names = ["X-Request-Id"]
     if operation.runs:
-        names += ["X-Priority", "X-Variant", "X-Cache", "X-Overload", "X-Unverified", "Server-Timing"]
+        names += ["X-Priority", "X-Variant", "X-Cache", "X-Unverified", "Server-Timing"]
     return [*names, "Inference-Header-Content-Length"] if path.endswith("/infer") else names
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import grpc
@@ -130,23 +129,6 @@ def test_a_deadline_that_is_too_short_for_an_idle_server_is_the_callers(server: 
         assert {"code": "deadline_exceeded"}.items() <= dict(error.trailing_metadata()).items()
         assert "retry-after" not in dict(error.trailing_metadata())
     assert alone_s > 0.02
-
-
-def test_a_deadline_that_only_the_load_makes_too_short_is_refused_with_a_time(server: LocalServer) -> None:
-    """429 and RESOURCE_EXHAUSTED with Retry-After, since the same request could be answered later."""
-    milliseconds = f"{3000 * measure(server, 'busy'):.0f}"
-    with ThreadPoolExecutor(14) as pool:
-        waiting = [pool.submit(ask, server, "busy", SLOW, x_priority="high") for _ in range(14)]
-        while not any(future.done() for future in waiting):
-            if CLIENT.get(f"{server.url}/status").json()["models"]["busy"]["queues"]["high"]["entries"] > 9:
-                break
-        refused = ask(server, "busy", SLOW, x_timeout_ms=milliseconds)
-        error = ask_grpc(server, "busy", timeout=int(milliseconds) * 1000)
-        assert [future.result().status for future in waiting] == [200] * 14
-    assert (refused.status, refused.code) == (429, "deadline_unreachable")
-    assert int(refused.retry_after or 0) >= 1
-    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert int(dict(error.trailing_metadata())["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(
