@@ -102,12 +102,10 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
 
     On a shared device, what is queued for its other models counts, too.
     """
-    if not model.latencies.exact.known or not model.slots.usable:
+    quickest = model.slots.quickest()
+    if not model.latencies.exact.known or quickest is None:
         return None
-    begin = model.slots.earliest_start(now)
-    if device.concurrency:
-        begin = max(begin, device.earliest_start(now))
-    seconds = begin - now
+    seconds = max(model.backlog_s(quickest), device.wait_s(now))
     for member in device.models:
         rows, bucket = member.queue.ahead(priority)
         if rows:

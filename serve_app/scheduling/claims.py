@@ -71,11 +71,11 @@ class Claims:
         if claim is None:
             return
         claim.arrivals.observe(now)
-        budget, most = entry.deadline - now, settings.max_rows
-        rows = entry.rows
-        if rows < most:
-            rows = min(most, rows + int(min(claim.rate(now) * budget, most)))
-        slack_s = budget - latency.predict(min(rows, most), entry.bucket)
+        budget_s, rows, most = entry.deadline - now, entry.rows, settings.max_rows
+        slack_s = budget_s - latency.predict(min(rows, most), entry.bucket)
+        if slack_s > 0.0 and rows < most:
+            together = min(most, rows + int(min(claim.rate(now) * slack_s, most)))
+            slack_s = budget_s - latency.predict(together, entry.bucket)
         if slack_s > 0.0:
             slacks = claim.slacks.add(slack_s)
             claim.slack_s = slacks[int(_QUANTILE * (len(slacks) - 1))]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from serve_app.scheduling.batching import target_s
 from serve_app.scheduling.breaker import ALL
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
@@ -29,8 +29,6 @@ class Room(NamedTuple):
 
     Attributes:
         slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
-        next_slack_from: The same at the next best replica; ``inf`` when there is none. Entries that are given up here
-            and can still be in time there stay queued.
         max_rows: Most rows.
         longest_s: Per class, the longest predicted execution that its rows may be part of, so that no more urgent
             class is blocked too long; the head alone may take longer.
@@ -38,7 +36,6 @@ class Room(NamedTuple):
     """
 
     slack_from: float
-    next_slack_from: float
     max_rows: int
     longest_s: tuple[float, float, float] = (inf, inf, inf)
     owed: Priority | None = None
@@ -115,7 +112,7 @@ def compose(
         own.pop()
         return _alone(head, latencies, settings, room)
     looked_at: list[Entry] = []
-    places = _places(latencies, variant, ALL)
+    places = 1 if lane == ALONE else _places(latencies, variant, ALL)
     run = _best_run(own, lane, looked_at, settings, latency, room, places)
     if run.start and not lane:
         for fallback in settings.fallbacks:
@@ -125,13 +122,7 @@ def compose(
                 run = _best_run(own, lane, looked_at, settings, latency, room, places)
                 if not run.start:
                     break
-    given_up: list[Entry] = []
-    for entry in looked_at[: run.start]:
-        alone = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
-        if entry.deadline - room.next_slack_from >= alone:
-            own.push(entry)
-        else:
-            given_up.append(entry)
+    given_up = looked_at[: run.start]
     for entry in looked_at[run.end :]:
         own.push(entry)
     entries = looked_at[run.start : run.end]
@@ -288,8 +279,7 @@ def _fill(
                 break
             other.take_head(lane)
             alone = latency.predict(following.rows, following.bucket)
-            later = min(end, room.next_slack_from)
-            if settings.early_drop and following.deadline - later < alone and not following.probe:
+            if settings.early_drop and following.deadline - end < alone and not following.probe:
                 given_up.append(following)
             else:
                 passed_over.append(following)

@@ -23,6 +23,9 @@ class Priority(IntEnum):
 EXACT_ONLY = "="
 """The lane of entries for the exact model that no fallback may answer. No variant can have this name."""
 
+ALONE = "!"
+"""The lane of entries that share no batch. No variant can have this name."""
+
 
 class EntryState(Enum):
     """Where an entry is. The only legal moves are downwards, plus RUNNING -> QUEUED for one retry."""
@@ -106,6 +109,11 @@ class Entry:
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is for the exact model, and no fallback may stand in."""
+        return self.lane == EXACT_ONLY
 
     def twin(self, avoid: str) -> Entry:
         """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""

@@ -74,6 +74,7 @@ class Gate:
         "_planned",
         "_policy",
         "_queue",
+        "_runs_until",
         "_settings",
         "latencies",
         "shares",
@@ -89,6 +90,7 @@ class Gate:
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
         self._idle_since: float | None = None
+        self._runs_until = 0.0
         self.latencies = VariantLatency()
         self.shares = Shares(min_share)
 
@@ -133,6 +135,15 @@ class Gate:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
 
+    def backlog_s(self, now: float) -> float:
+        """Predicted time until all that runs and waits here is done, seconds."""
+        left_s = max(0.0, self._runs_until - now)
+        rows = self._queue.rows
+        if not rows:
+            return left_s
+        buckets = self.latencies.exact.buckets
+        return left_s + self.seconds(rows, buckets[-1] if buckets else 0, "")
+
     # ------------------------------------------------------------- decisions
 
     def seconds(self, rows: int, bucket: int, variant: str) -> float:
@@ -161,6 +172,7 @@ class Gate:
                 continue
             self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
+            self._runs_until = now + predicted_s
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
             for entry in entries:
@@ -200,7 +212,7 @@ class Gate:
         longest_s = (inf, inf, inf) if self._planned else self._claims.bounds_s(now)
         if spare_s < inf:
             longest_s = (min(spare_s, longest_s[0]), min(spare_s, longest_s[1]), min(spare_s, longest_s[2]))
-        room = Room(now, inf, self._settings.max_rows, longest_s, owed)
+        room = Room(now, self._settings.max_rows, longest_s, owed)
         alone_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + alone_s > head.deadline and self._is_probe(now):
             head.probe = True

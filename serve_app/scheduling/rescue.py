@@ -140,13 +140,12 @@ class Rescues:
 
     # ---------------------------------------------------------------- events
 
-    def launched(self, bundle: Bundle, predicted_s: float) -> None:
+    def launched(self, bundle: Bundle) -> None:
         """A bundle was sent to a replica."""
         if not self._settings.share or len(self._models[bundle.model].slots.replicas) < 2:
             return
         self._allowances[bundle.model].earn(bundle.rows)
-        due = self._overdue_at(bundle, predicted_s)
-        self.check_at = min(self.check_at, due)
+        self.check_at = min(self.check_at, self._overdue_at(bundle))
 
     def silent(self, replica: Replica, now: float) -> None:
         """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
@@ -239,18 +238,18 @@ class Rescues:
         if not silent:
             if not self._settings.share:
                 return inf
-            if (due := self._overdue_at(bundle, replica.predicted_s(bundle.id))) > now:
+            if (due := self._overdue_at(bundle)) > now:
                 return due
         waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == 1 and e.id not in self.pairs]
         slots.release_holds(now)
-        begin = slots.second_start(replica, now) if waiting else inf
-        if begin == inf:
+        other = slots.quickest(other_than=replica) if waiting else None
+        if other is None:
             bundle.settled = not waiting
             self.stuck = self.stuck or bool(waiting)
             return slots.next_release if waiting else inf
         if replica.held_until is None and replica.listed:
             slots.quarantine(replica.name, now)
-        following = self._rescue_due(waiting, model, bundle, begin, now, silent=silent)
+        following = self._rescue_due(waiting, model, bundle, now + model.backlog_s(other), now, silent=silent)
         bundle.settled = following == inf
         return following
 
@@ -305,11 +304,13 @@ class Rescues:
         copy.state = _DONE
         self._bounds.nbytes -= copy.nbytes
 
-    def _overdue_at(self, bundle: Bundle, predicted_s: float) -> float:
-        model = self._models[bundle.model]
-        return bundle.begins + self._patience_s(model, predicted_s or model.settings.slo_s)
+    def _overdue_at(self, bundle: Bundle) -> float:
+        """When a bundle is overdue, if its replica answers nothing until then: what it has may come in any order."""
+        model, replica = self._models[bundle.model], bundle.replica
+        expected_s = model.backlog_s(replica) or model.settings.slo_s
+        return max(bundle.begins, replica.heard_at) + self._patience_s(model, expected_s)
 
     def _patience_s(self, model: ModelState, predicted_s: float) -> float:
-        """How long a bundle may take, from when its replica is free for it, before it is overdue."""
+        """How long what is predicted to take so long may take before it is overdue."""
         settings = self._settings
         return settings.patience * predicted_s + model.overhead.seconds + settings.slack_s

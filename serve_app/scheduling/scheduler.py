@@ -30,9 +30,8 @@ from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
-from serve_app.scheduling.devices import Device, NextBundle
+from serve_app.scheduling.devices import Alone, Device, NextBundle, Shared
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.lateness import slower_than_classes
 from serve_app.scheduling.model_state import ModelState
@@ -108,7 +107,6 @@ class Scheduler:
         ):
             rejection = refusal
         else:
-            model.arrivals.observe(now)
             bounds = self._bounds
             priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
@@ -117,9 +115,7 @@ class Scheduler:
                 rejection = too_slow(entry, model, now)
                 if rejection is None:
                     entry.priority = priority
-                    if priority is not _LOW:
-                        claims = self._device_of[entry.model].claims
-                        claims.observe(priority, model.slack_s(entry, now, claims.rate(priority, now)), now)
+                    self._device_of[entry.model].arrived(entry, now)
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -171,8 +167,9 @@ class Scheduler:
         bundle_id: int,
         executions: Sequence[tuple[int, int, float, str]],
         now: float,
-        outlook: Outlook | None = None,
         waited_s: float = 0.0,
+        told_s: float = 0.0,
+        returned: Collection[Entry] = (),
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -180,17 +177,19 @@ class Scheduler:
             bundle_id: As dispatched; a bundle that is not known any more is ignored.
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
-            outlook: What the replica told of itself, where other routers send to it too.
-            waited_s: How long the bundle was ready at the replica before its execution began, seconds.
+            waited_s: How long the bundle was at the replica's gate, seconds.
+            told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
+            returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
+                they had never been sent.
 
         Returns:
-            The entries to answer, now DONE. Those that expired or were cancelled are not among them.
+            The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
         """
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return []
         model = self._models[bundle.model]
-        model.answered(bundle, executions, now, outlook, waited_s)
+        model.answered(bundle, executions, now, waited_s, told_s)
         self._device_of[bundle.model].ended(bundle_id, now)
         answered: list[Entry] = []
         useful = nbytes = 0
@@ -199,13 +198,17 @@ class Scheduler:
                 continue
             if entry.deadline <= now:
                 self._late.append(entry)
+            elif returned and entry in returned:
+                entry.attempts -= 1
+                entry.state = _QUEUED
+                model.queue.push(entry)
             else:
                 entry.state = _DONE
                 nbytes += entry.nbytes
                 answered.append(entry)
                 useful += entry.rows
         self._bounds.nbytes -= nbytes
-        model.wasted_rows += bundle.rows - useful
+        model.wasted_rows += sum([execution[0] for execution in executions]) and bundle.rows - useful
         rescues = self._rescues
         if rescues.suspects or rescues.stuck:
             rescues.heard(bundle.replica, now)
@@ -310,7 +313,7 @@ class Scheduler:
         """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
         slots = self._models[model].slots
         if (known := slots.replicas.get(replica)) is not None:
-            slots.restore(known, now)
+            slots.restore(known)
         for owing in self._owing(model, replica):
             self._rescues.heard(owing, now)
 
@@ -379,13 +382,11 @@ class Scheduler:
         """A JSON-able picture of every model by name.
 
         Returns:
-            What `ModelState.picture` and `Rescues.picture` tell, and ``credit_s`` per class (see `Shares`; of the
-            device, where it is shared).
+            What `ModelState.picture` and `Rescues.picture` tell.
         """
         return {
             name: model.picture()
             | self._rescues.picture(name)
-            | {"credit_s": {p.label: credit for p, credit in self._device_of[name].shares.credit_s.items()}}
             for name, model in self._models.items()
         }
 
@@ -485,14 +486,15 @@ class Scheduler:
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
         device = self._device_of[model.settings.name]
-        begins = max(now, replica.busy_until, device.earliest_start(now))
-        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, begins)
+        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
         device.launched(bundle_id, following, now)
-        model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=suspect)
+        model.slots.acquire(replica, bundle_id, entries, now, suspect=suspect)
         self._bundles.add(bundle)
         if attempt:
-            self._rescues.launched(bundle, predicted_s)
-        return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant)
+            self._rescues.launched(bundle)
+        return Dispatch(
+            bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, model.overhead.seconds
+        )
 
     def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
         result = Requeue([], [], [])
@@ -529,7 +531,7 @@ def _devices(
 ) -> list[Device]:
     """The devices: one per group, and one for each model that is in none."""
     alone = dict(models)
-    devices = []
+    devices: list[Device] = []
     for group in groups:
         members = []
         for name in group.models:
@@ -539,5 +541,5 @@ def _devices(
                     + (f"model {name} is in two groups" if name in models else f"there is no model {name}")
                 )
             members.append(alone.pop(name))
-        devices.append(Device(members, min_share, group))
-    return devices + [Device([model], min_share) for model in alone.values()]
+        devices.append(Shared(members, min_share, group))
+    return [*devices, *(Alone(model) for model in alone.values())]

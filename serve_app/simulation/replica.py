@@ -36,10 +36,11 @@ class Sent:
         left: When its answer left the replica.
         reached_at: When it was at the gate.
         waited_s: How long it was here before its execution began, seconds.
+        told_s: Predicted time until all that is here is done, seconds.
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "waited_s",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s", "waited_s",
         "waiting",
     )  # fmt: skip
 
@@ -62,6 +63,7 @@ class Sent:
         self.returned: list[Entry] = []
         self.left = 0.0
         self.reached_at = 0.0
+        self.told_s = 0.0
         self.waited_s = 0.0
 
 
@@ -78,7 +80,7 @@ class SimulatedReplica:
         planned: bool,
     ) -> None:
         self._world = world
-        self._model = settings.name
+        self.model = settings.name
         self._name = name
         self._max_rows = settings.max_rows
         self._answer_s = world.overheads.answer_s
@@ -180,7 +182,7 @@ class SimulatedReplica:
             self.gate.observe(*observed)
             self._run_pieces(turn, bundles, requests, pieces, [*ran, observed])
 
-        self._world.execute(self._model, self._name, requests, rows, turn.bucket, done, turn.variant)
+        self._world.execute(self.model, self._name, requests, rows, turn.bucket, done, turn.variant)
 
     def _died(self, bundles: list[Sent]) -> None:
         """The replica is gone: what ran and what waited here fails."""
@@ -196,6 +198,7 @@ class SimulatedReplica:
 
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
+        sent.told_s = self.gate.backlog_s(sent.left)
         if self._answer_s > 0.0:
             self._world.at(sent.left + self._answer_s, partial(take, sent))
         else:

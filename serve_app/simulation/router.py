@@ -127,7 +127,7 @@ class SimulatedRouter:
             self._wake_ups[dispatch.model] = dispatch
             return
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
-        sent = Sent(dispatch, now, due, self.done, self.failed, self.name)
+        sent = Sent(dispatch, now, due, self.done, self.failed)
         self._in_flight[dispatch.bundle_id] = sent
         if self._watchdog is None or sent.due < self._watched_until:
             self._watch(sent.due)
@@ -163,10 +163,10 @@ class SimulatedRouter:
         if sent.executions:
             self.scheduler.on_verdict(sent.dispatch.bundle_id, sent.dispatch.variant, Verdict.ANSWERED, self._world.now)
         alive = self.scheduler.on_done(
-            sent.dispatch.bundle_id, sent.executions, self._world.now, sent.outlook, sent.waited_s
+            sent.dispatch.bundle_id, sent.executions, self._world.now, sent.waited_s, sent.told_s, sent.returned
         )
         for entry in alive:
-            if sent.expired and entry in sent.expired:
+            if sent.dropped and entry in sent.dropped:
                 self._world.drop(entry.payload)
             else:
                 self._world.answer(entry.payload, sent.left)
