@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     slow = {"path": str(folder / "slow"), "batching": {"max_rows": 1}}
     args = {
         "models": [
-            *(slow | {"name": name} for name in ("unknown", "known", "busy")),
+            *(slow | {"name": name} for name in ("unknown", "known")),
             slow | {"name": "cached", "cache": {"ttl_s": 60.0}},
         ],
         "classes": {
