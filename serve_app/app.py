@@ -211,7 +211,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
         name=model.deployment,
         ray_actor_options=actor_options,
         # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
-        max_ongoing_requests=4 * model.batching.window * config.router.replicas,
+        max_ongoing_requests=3 * model.batching.window * model.batching.max_rows * config.router.replicas,
         autoscaling_config={
             "min_replicas": scaling.min_replicas,
             "initial_replicas": scaling.start_replicas,

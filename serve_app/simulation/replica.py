@@ -40,8 +40,8 @@ class Sent:
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s", "waited_s",
-        "waiting",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s",
+        "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
