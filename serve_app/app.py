@@ -48,9 +48,15 @@ def build(args: dict[str, Any]) -> serve.Application:
         for info in (infos[model.name],)
     ]
     known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
+    min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
+    grouped = {member for group in config.groups() for member in group.models}
     models = {
         model.name: _model_deployment(model, config).bind(
-            model, builds=described[model.name], identities=known.get(model.name, {})
+            model,
+            builds=described[model.name],
+            identities=known.get(model.name, {}),
+            min_share=min_share,
+            planned=model.name in grouped,
         )
         for model in pinned
     }
