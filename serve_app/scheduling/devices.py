@@ -27,7 +27,9 @@ _HOLD = 0.25
 _COALESCE = 0.125
 """Entries that come within this part of an execution travel together to a busy replica."""
 _PARTS = 2
-"""A bundle has at most the rows of a usual batch over this: what is left over of one goes back to its router."""
+_FEWEST = 2
+"""A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
+batch leaves over of a bundle goes back to its router."""
 
 
 class NextBundle(NamedTuple):
@@ -105,14 +107,14 @@ class Alone:
         return None
 
     def _part(self) -> int:
-        """Most rows of a bundle."""
-        settings = self._model.settings
-        return max(1, min(settings.max_rows, round(self._model.run_rows / _PARTS)))
+        """Most rows of a bundle for a busy replica."""
+        return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
 
     def _take(self, priority: Priority, head: Entry, replica: Replica) -> list[Entry]:
         """Entries of one lane, those of the class first and then of less urgent ones, as far as there is room."""
         model = self._model
-        queue, lane, most = model.queue, head.lane, self._part()
+        queue, lane = model.queue, head.lane
+        most = self._part() if replica.rows else model.settings.max_rows
         room = model.slots.window * model.settings.max_rows
         queue.fresh[priority - 1].take_head(lane)
         entries, rows = [head], head.rows

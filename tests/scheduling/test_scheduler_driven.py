@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
+from math import inf, nan
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -234,3 +234,41 @@ def test_a_lone_request_is_always_answered(
     drive.offer([(300.0, "n", priority, budget, 1)])
 
     assert len(drive.answered) == answered + 1
+
+
+@given(
+    moments=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40),
+    budget=st.sampled_from([0.01, 0.1, 2.0]),
+    policy=st.sampled_from(_POLICIES),
+)
+def test_a_clock_that_steps_back_loses_nothing(moments: list[float], budget: float, policy: Policy) -> None:
+    """Each call goes by the moment that it is told, and every entry still ends exactly once."""
+    scheduler = _scheduler((policy, policy), grouped=False, early_drop=True, replicas=2, known=True)
+    accepted: list[int] = []
+    ended: list[int] = []
+    running: list[Dispatch] = []
+    for now in [*moments, 10.0]:
+        entry = make_entry(deadline=now + budget, arrival=now)
+        if scheduler.on_arrival(entry, now) is None:
+            accepted.append(entry.id)
+        decisions = scheduler.decide(now)
+        ended += [each.id for each in (*decisions.expired, *decisions.given_up)]
+        running += decisions.dispatches
+        if len(running) > 1:
+            done = running.pop(0)
+            executions = [(done.rows, done.bucket, done.predicted_s, done.variant)]
+            ended += [each.id for each in scheduler.on_done(done.bundle_id, executions, now)]
+    for done in running:
+        ended += [each.id for each in scheduler.on_done(done.bundle_id, (), 10.0)]
+    ended += [each.id for each in scheduler.decide(1e6).expired]
+
+    assert sorted(ended) == sorted(accepted)
+    assert scheduler.wake_at is None
+
+
+def test_a_deadline_that_is_no_number_is_refused() -> None:
+    """It would never come."""
+    scheduler = _scheduler(("auto", "auto"), grouped=False, early_drop=True, replicas=1, known=True)
+
+    assert scheduler.on_arrival(make_entry(deadline=nan), 0.0) is not None
+    assert scheduler.wake_at is None
