@@ -78,8 +78,8 @@ class ModelState:
 
         Returns:
             ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``overhead_s`` (of a bundle, besides waiting at
-            the replica and its execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names), ``bundles``
-            (in flight), ``latency_s`` (of the exact model, per cost bucket: predicted seconds of 1 row and of a full
+            the replica and its execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names),
+            ``slots_in_use`` (bundles in flight), ``latency_s`` (of the exact model, per cost bucket: predicted seconds of 1 row and of a full
             batch), ``wasted_rows`` (executed for nobody), and where variants have run ``variants`` (by name: their
             ``latency_s``).
         """
@@ -93,7 +93,7 @@ class ModelState:
             "running_rows": slots.rows,
             "replicas": list(slots.replicas),
             "held_replicas": slots.held,
-            "bundles": slots.in_use,
+            "slots_in_use": slots.in_use,
             "latency_s": self._latency_s(self.latencies.exact),
             "wasted_rows": self.wasted_rows,
         }
