@@ -109,7 +109,7 @@ class _Server(ModelServer):
         disconnect: bool,
         seed: int,
     ) -> None:
-        super().__init__(world, model)
+        super().__init__(world, model, remote=True)
         self._wait_s = wait_s
         self._max_batch_size = max_batch_size
         self._max_ongoing = max_ongoing
@@ -162,10 +162,7 @@ class _Server(ModelServer):
             attempt = 0
             replica.ongoing += 1
             request = pending.popleft()
-            if self.send_s > 0.0:
-                self.world.at(self.world.now + self.send_s, partial(self._put, replica, request))
-            else:
-                self._put(replica, request)
+            self.travel(partial(self._put, replica, request))
         self._tasks -= 1
 
     def _choose(self) -> _Replica | None:
