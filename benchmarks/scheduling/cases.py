@@ -73,38 +73,38 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "azure": (
         "A recorded hour",
         (
-            "Arrivals and lengths of a production service (Azure LLM inference trace 2023, code), its time scaled to the "
-            "load; a batch is padded to its longest prompt."
+            "Arrivals and lengths of a production service (Azure LLM inference trace 2023, code), its time scaled to "
+            "the load; a batch is padded to its longest prompt."
         ),
     ),
     "ratio": ("Fixed over per-row cost", "Gamma arrivals with CV 4, deadline 5 x L(1); L(1) is 30 ms in all."),
     "curves": (
         "Measured curves",
         (
-            "Gamma arrivals with CV 4 at the costs of two models on one core: `wide` of up to 64 rows, and `minilm` for "
-            "which batches gain next to nothing. Deadlines are short beside the ways, which are absolute."
+            "Gamma arrivals with CV 4 at the costs of two models on one core: `wide` of up to 64 rows, and `minilm` "
+            "for which batches gain next to nothing. Deadlines are short beside the ways, which are absolute."
         ),
     ),
     "classes": (
         "Three classes, routers and replicas",
         (
-            "10% high with 3 x L(1), 60% normal with 8 x, 30% low with 30 x. Baselines have one process, so routers make "
-            "no difference to them."
+            "10% high with 3 x L(1), 60% normal with 8 x, 30% low with 30 x. Baselines have one process, so routers "
+            "make no difference to them."
         ),
     ),
     "overload": ("Overload", "Poisson arrivals, deadline 10 x L(1), up to three times of what the server can do."),
     "noise": (
         "Execution times that scatter, drift and stall",
         (
-            "Poisson arrivals, deadline 5 x L(1). Scatter is lognormal. Drift: for 3 s of every 11 s on average executions "
-            "take 1.5 times as long. Stalls: 200 ms every 10 s."
+            "Poisson arrivals, deadline 5 x L(1). Scatter is lognormal. Drift: for 3 s of every 11 s on average "
+            "executions take 1.5 times as long. Stalls: 200 ms every 10 s."
         ),
     ),
     "models": (
         "Many models",
         (
-            "Zipf's law with exponent 1 over models of three classes, deadline 10 x L(1); each with a replica and a device "
-            "of its own, where the first has a load of 0.8, or all on four devices at half of what they could do."
+            "Zipf's law with exponent 1 over models of three classes, deadline 10 x L(1); each with a replica and "
+            "a device of its own, where the first has a load of 0.8, or all on four devices at half of what they could do."
         ),
     ),
     "mixed": (
@@ -114,8 +114,8 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "tenants": (
         "A flooding tenant",
         (
-            "One tenant at a load of 0.4 beside one that floods with 1.6, in one class: with the same deadline (8 x L(1)), "
-            "a tighter one (4 x), and one that is tighter than anything real (2 x)."
+            "One tenant at a load of 0.4 beside one that floods with 1.6, in one class: with the same deadline (8 x "
+            "L(1)), a tighter one (4 x), and one that is tighter than anything real (2 x)."
         ),
     ),
 }
@@ -146,11 +146,11 @@ def settings(trace: Path | None) -> Iterator[Setting]:
         curve = Affine(L1_S * ratio / (ratio + 1), L1_S / (ratio + 1))
         make = partial(_one, "gamma", 5.0, load, curve=curve, cv=4.0)
         yield Setting(f"ratio/{ratio}/{load:g}", make, bound=True, value=load)
-    for (name, curve, most, scales), load in product(
+    for (name, points, most, scales), load in product(
         (("wide", WIDE, 64, (10.0, 20.0)), ("minilm", MINILM, 32, (5.0, 10.0))), (0.7, 1.0)
     ):
         for scale in scales:
-            make = partial(_one, "gamma", scale, load, curve=curve, max_rows=most, cv=4.0)
+            make = partial(_one, "gamma", scale, load, curve=points, max_rows=most, cv=4.0)
             yield Setting(f"curves/{name}/{scale:g}x/{load:g}", make, bound=True, value=load)
     for routers, replicas, load in product((1, 2, 4), (1, 2), (0.3, 0.5, 0.8, 0.9, 1.5, 3.0)):
         make = partial(_classes, load, routers, replicas)

@@ -36,9 +36,9 @@ def run(lab: Laboratory) -> Experiment:
     return Experiment(
         "flash_crowd",
         "Flash crowds over mixed classes",
-        f"Poisson arrivals, 20% high (deadline 300 ms), 50% normal (600 ms), 30% low (1250 ms), that grow to a multiple "
-        f"for {surge_s:g} s. With autoscaling, one replica may become four, each 5 s after the wish for it; Ray "
-        "Serve's delays apply. A bound would take all four to be there from the start, so none is given then.",
+        f"Poisson arrivals, 20% high (deadline 300 ms), 50% normal (600 ms), 30% low (1250 ms), that grow to a "
+        f"multiple for {surge_s:g} s. With autoscaling, one replica may become four, each 5 s after the wish for it; "
+        "Ray Serve's delays apply. A bound would take all four to be there from the start, so none is given then.",
         findings,
         [Table(_HEADER, [row for each in measured for row in _rows(each, surge_s)])],
         {

@@ -1,12 +1,13 @@
-"""What messages and pauses really take: drawn around the medians of a scenario's overheads, by seed."""
+"""What messages, pauses and a router's processor take: drawn around the medians of a scenario's overheads, by seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from serve_app.simulation.scenario import Overheads
+from serve_app.simulation.system import World
 
 _CHUNK = 1024
 
@@ -40,3 +41,27 @@ class Drawn:
 def request_ways(overheads: Overheads, seed: int) -> Drawn:
     """The ways of requests to the system, in the order of their arrivals: the same for every system."""
     return Drawn(overheads.request_s, overheads.scatter, (seed, 0, 7))
+
+
+class Serial:
+    """A processor that does one thing after the other, each as long as the others.
+
+    Args:
+        world: Whose clock it follows.
+        each_s: Seconds per thing.
+    """
+
+    __slots__ = ("_each_s", "_free_at", "_world")
+
+    def __init__(self, world: World, each_s: float) -> None:
+        self._world = world
+        self._each_s = each_s
+        self._free_at = 0.0
+
+    def take(self, action: Callable[[], None]) -> None:
+        """Do this when its turn has come and is over."""
+        if self._each_s <= 0.0:
+            action()
+            return
+        self._free_at = max(self._world.now, self._free_at) + self._each_s
+        self._world.at(self._free_at, action)

@@ -26,6 +26,7 @@ from random import Random
 from serve_app.simulation.baselines.serving import Baseline, ModelServer, Worker
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
+from serve_app.simulation.ways import Serial
 
 _FIRST_BACKOFF_S = 0.025
 _LONGEST_BACKOFF_S = 0.5
@@ -119,10 +120,14 @@ class _Server(ModelServer):
         self._choices: list[_Replica] = []
         self._pending: deque[Request] = deque()
         self._tasks = 0
+        self._processor = Serial(world, world.overheads.router_s)
 
     # ------------------------------------------------------------------ the router
 
     def enqueue(self, request: Request) -> None:
+        self._processor.take(partial(self._queue, request))
+
+    def _queue(self, request: Request) -> None:
         self._pending.append(request)
         self._start_tasks()
 
