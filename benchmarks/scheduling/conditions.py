@@ -46,9 +46,11 @@ MINILM = measured(
 """The model ``minilm`` on one core, from the same file."""
 
 OVERHEADS = Overheads(request_s=0.0016, send_s=0.0027, answer_s=0.0043, between_s=0.0044, scatter=0.5, router_s=0.00013)
-"""Ways and pauses are the calibration's means over both models. With sigma 0.5 the 99th percentile of a way is 3.2
-times its median, which is about what the calibration's stalls at a busy router add. A small request costs a router 130 us
-(`docs/performance.md`)."""
+"""What a server with a router adds, from the calibration: ways and pauses are its means over both models.
+
+With sigma 0.5 the 99th percentile of a way is 3.2 times its median, which is about what the calibration's stalls at a
+busy router add. A small request costs a router 130 us (`docs/performance.md`).
+"""
 NOISE = Noise("lognormal", 0.08)
 """Profiles of one model scatter by 3 to 11%."""
 MAX_ROWS = 32
