@@ -104,7 +104,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "Many models",
         (
             "Zipf's law with exponent 1 over models of three classes, deadline 10 x L(1); each with a replica and "
-            "a device of its own, where the first has a load of 0.8, or all on four devices at half of what they could do."
+            "a device each, where the first has a load of 0.8, or all on four devices at half of what they could do."
         ),
     ),
     "mixed": (
