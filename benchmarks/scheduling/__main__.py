@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from benchmarks.machine import revision
 from benchmarks.scheduling import flash_crowd, parts, policies, shared_device, shares, speed, streams
 from benchmarks.scheduling.cases import GROUPS, settings
 from benchmarks.scheduling.comparison import BEST, look, run_group
@@ -149,7 +150,7 @@ def write(found: list[Experiment], seeds: tuple[int, ...], out: Path, *, quick: 
     out.mkdir(parents=True, exist_ok=True)
     path = out / "scheduling.json"
     former = orjson.loads(path.read_bytes())["experiments"] if path.exists() else {}
-    document = orjson.loads(to_json(found, _LINES, seeds, quick=quick))
+    document = orjson.loads(to_json(found, _LINES, seeds, quick=quick, commit=revision()))
     merged = {**former, **document["experiments"]}
     document["experiments"] = {name: merged[name] for name in EXPERIMENTS if name in merged}
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

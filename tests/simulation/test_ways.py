@@ -80,7 +80,7 @@ def test_a_serial_processor_does_one_after_the_other() -> None:
 
     def script(world: World, _: Scripted) -> None:
         processor, free = Serial(world, 0.1), Serial(world, 0.0)
-        for _ in range(3):
+        for _number in range(3):
             processor.take(lambda: done.append(round(world.now, 9)))
         free.take(lambda: done.append(-1.0))
         world.at(1.0, lambda: processor.take(lambda: done.append(round(world.now, 9))))
