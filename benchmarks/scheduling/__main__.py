@@ -24,6 +24,7 @@ from benchmarks.scheduling.comparison import BEST, look, run_group
 from benchmarks.scheduling.contenders import OURS
 from benchmarks.scheduling.experiment import Experiment
 from benchmarks.scheduling.laboratory import Laboratory
+from benchmarks.scheduling.memory import forget
 from benchmarks.scheduling.report import render, save_figures, to_json
 from benchmarks.session import steps
 from serve_app.config.scenario_systems import SYSTEMS
@@ -81,12 +82,15 @@ def main(
     trace: Annotated[
         Path | None, typer.Option(help="recorded hour: CSV with TIMESTAMP, ContextTokens, GeneratedTokens")
     ] = None,
+    fresh: Annotated[bool, typer.Option(help="calculate baselines and bounds anew")] = False,
     list_cases: Annotated[bool, typer.Option("--list", help="name all workloads")] = False,
     quick: Annotated[bool, typer.Option(help="two seeds and short workloads, for trying")] = False,
     processes: Annotated[int, typer.Option(help="simulations at once")] = 2,
     out: Annotated[Path, typer.Option(help="folder of the report")] = PUBLISHED,
 ) -> None:
     """Run the experiments and write the report."""
+    if fresh:
+        forget()
     if list_cases:
         for setting in settings(trace):
             print(setting.name)
