@@ -206,7 +206,7 @@ class Scheduler:
                 answered.append(entry)
                 useful += entry.rows
         self._bounds.nbytes -= nbytes
-        if any([execution[0] for execution in executions]):
+        if any(execution[0] for execution in executions):
             model.wasted_rows += bundle.rows - useful - sum([entry.rows for entry in returned])
         rescues = self._rescues
         if rescues.suspects or rescues.stuck:
