@@ -174,6 +174,7 @@ class Gate:
             self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
             self._runs_until = now + predicted_s
+            self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
             for entry in entries:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
+from math import inf
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import ALONE, Entry, Priority
@@ -129,11 +130,17 @@ class SimulatedReplica:
                 ended[sent] = None
         if turn.entries:
             self._run(turn)
-        elif self.gate and self._reopening is None and turn.opens < float("inf"):
-            self._reopening = self._world.at(turn.opens, self._reopen)
+        elif turn.opens < inf:
+            self._reopen_at(turn.opens)
         for sent in ended:
             if not sent.waiting and not sent.executions:
                 self._reply(sent, sent.done)
+
+    def _reopen_at(self, opens: float) -> None:
+        """Ask the gate again at this moment; what has come since may have to go sooner than what was there."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self._reopening = self._world.at(opens, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
