@@ -84,7 +84,6 @@ class SimulatedReplica:
         self.model = settings.name
         self._name = name
         self._max_rows = settings.max_rows
-        self._answer_s = world.overheads.answer_s
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
@@ -119,6 +118,9 @@ class SimulatedReplica:
     def _open(self) -> None:
         """Let the next batch begin if the session is free."""
         if self._busy:
+            return
+        if (ready := self._world.ready_at(self._name)) > self._world.now:
+            self._reopen_at(ready)
             return
         turn = self.gate.next(self._world.now)
         ended: dict[Sent, None] = {}
@@ -206,7 +208,8 @@ class SimulatedReplica:
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
         sent.told_s = self.gate.backlog_s(sent.left)
-        if self._answer_s > 0.0:
-            self._world.at(sent.left + self._answer_s, partial(take, sent))
+        back_s = self._world.way_s("send")
+        if back_s > 0.0:
+            self._world.at(sent.left + back_s, partial(take, sent))
         else:
             take(sent)
