@@ -236,8 +236,8 @@ class Gate:
             other = queue.fresh[priority - 1].head()
             if other is not None and other is not head:
                 oldest = min(oldest, other.arrival)
-                # It rides along at the latest when the whole batch could still be in time for it.
-                latest = min(latest, other.deadline - latency.predict(min(rows, most), other.bucket))
+                # It rides along while the whole batch and one more like it could be in time for it.
+                latest = min(latest, other.deadline - latency.predict(rows + other.rows, other.bucket))
         waiting = Waiting(
             now,
             rows,
