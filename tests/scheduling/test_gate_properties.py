@@ -201,7 +201,9 @@ _OFFERED = st.lists(
 
 
 @given(offered=_OFFERED, order=st.randoms(use_true_random=False), share=st.sampled_from([0.0, 0.2]))
-def test_it_is_all_the_same_which_routers_entries_came_by(offered: list[tuple[Priority, float, int, int, str]], order, share: float) -> None:  # type: ignore[no-untyped-def]
+def test_it_is_all_the_same_which_routers_entries_came_by(
+    offered: list[tuple[Priority, float, int, int, str]], order, share: float
+) -> None:  # type: ignore[no-untyped-def]
     """Whatever the order in which they sent what waits now, the runs are the same."""
     entries = [_entry(priority, 0.0, budget, *rest) for priority, budget, *rest in offered]  # type: ignore[arg-type]
     shuffled = list(entries)
@@ -215,7 +217,9 @@ def test_it_is_all_the_same_which_routers_entries_came_by(offered: list[tuple[Pr
         runs.append(ran)
 
     assert runs[0] == runs[1]
-    assert sorted(entry.id for entry in entries) == sorted(each for ids, dropped, _ in runs[0] for each in ids + dropped)
+    assert sorted(entry.id for entry in entries) == sorted(
+        each for ids, dropped, _ in runs[0] for each in ids + dropped
+    )
 
 
 @given(offered=_OFFERED)
