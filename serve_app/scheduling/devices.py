@@ -8,7 +8,7 @@ bundle of a lower class is cut short or held back when an urgent one is due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -52,19 +52,20 @@ class Alone:
         model: The model.
 
     Attributes:
+        active: The model.
         open_at: When the latest `next_bundle` wants to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
     concurrency = 0
 
-    __slots__ = ("_model", "models", "open_at")
+    __slots__ = ("_model", "active", "open_at")
 
     def __init__(self, model: ModelState) -> None:
         self._model = model
-        self.models = [model]
+        self.active = {model: None}
         self.open_at = inf
 
-    def arrived(self, entry: Entry, now: float) -> None:
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry was accepted."""
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
@@ -72,6 +73,11 @@ class Alone:
 
     def ended(self, bundle_id: int, now: float) -> None:
         """A bundle was answered, failed, or was given up."""
+
+    @property
+    def wake_at(self) -> float:
+        """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
+        return min(self.open_at, self._model.wake_at)
 
     def wait_s(self, now: float) -> float:  # noqa: ARG002 - see `Shared`
         """How long until one more execution has room on the device: none, whatever its replicas do."""
@@ -156,12 +162,12 @@ class Shared:
     """Models that compute on one device.
 
     Args:
-        models: The members.
+        group: Its settings; models join one by one.
         min_share: Guaranteed share per class, over all members.
-        group: Its settings.
 
     Attributes:
-        models: The members.
+        active: Members with anything queued, and those to which something else may happen.
+        members: How many there are.
         shares: The classes' credits.
         concurrency: Executions at once over all members.
         open_at: As of `Alone`.
@@ -169,31 +175,46 @@ class Shared:
 
     __slots__ = (
         "_claims",
+        "_group",
         "_held_since",
         "_memory_bytes",
         "_running",
+        "active",
         "concurrency",
-        "models",
+        "members",
         "open_at",
         "shares",
     )
 
-    def __init__(self, models: list[ModelState], min_share: Mapping[Priority, float], group: DeviceGroup) -> None:
-        self.models = models
+    def __init__(self, group: DeviceGroup, min_share: Mapping[Priority, float]) -> None:
+        self.active: dict[ModelState, None] = {}
+        self.members = 0
         self.shares = Shares(min_share)
         self.concurrency = group.concurrency
         self.open_at = inf
         self._claims = Claims()
         self._held_since: float | None = None
-        resident = sum(model.settings.resident_bytes for model in models)
-        self._memory_bytes = group.memory_bytes - resident if group.memory_bytes else 0
+        self._group = group
+        # What is left for running batches.
+        self._memory_bytes = group.memory_bytes
         self._running: dict[int, _Running] = {}
 
-    def arrived(self, entry: Entry, now: float) -> None:
+    def join(self, model: ModelState) -> None:
+        """A model is to run here."""
+        self.members += 1
+        self._memory_bytes -= model.settings.resident_bytes
+
+    def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
+        """A member runs here no more, and nobody counts on what its bundles take."""
+        self.members -= 1
+        self._memory_bytes += model.settings.resident_bytes
+        self.active.pop(model, None)
+        for bundle_id in bundles:
+            self._running.pop(bundle_id, None)
+
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry of a member was accepted."""
-        for model in self.models:
-            if model.settings.name == entry.model:
-                self._claims.observe(entry, model.latencies.of(entry.variant), model.settings, now)
+        self._claims.observe(entry, model.latencies.of(entry.variant), model.settings, now)
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""
@@ -204,6 +225,18 @@ class Shared:
     def ended(self, bundle_id: int, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """A bundle was answered, failed, or was given up."""
         self._running.pop(bundle_id, None)
+
+    @property
+    def wake_at(self) -> float:
+        """As of `Alone`. Members that have nothing to do are not active any more."""
+        earliest = self.open_at
+        for model in tuple(self.active):
+            wake_at = model.wake_at
+            if wake_at < inf:
+                earliest = min(earliest, wake_at)
+            elif not model.queue:
+                del self.active[model]
+        return earliest
 
     def wait_s(self, now: float) -> float:
         """How long until one more execution is predicted to have room on the device, seconds."""
@@ -225,7 +258,7 @@ class Shared:
             self.open_at = inf
             if len(self._running) >= self.concurrency:
                 return None
-            found = (self._candidate(model, now) for model in self.models if model.queue)
+            found = (self._candidate(model, now) for model in self.active if model.queue)
             candidates = [candidate for candidate in found if candidate is not None]
             if len(candidates) > 1:
                 most_urgent = min(candidate.priority for candidate in candidates)
@@ -286,18 +319,14 @@ class Shared:
         settings = model.settings
         longest_s = self._claims.bounds_s(now)
         alone_s = candidate.alone_s
-        if (
-            not paid
-            and alone_s > longest_s[priority - 1]
-            and self._claims.likely_blocks(priority, alone_s, now)
-        ):
+        if not paid and alone_s > longest_s[priority - 1] and self._claims.likely_blocks(priority, alone_s, now):
             if self._held_since is not None:
                 self.shares.held_back(priority, min(alone_s, now - self._held_since))
             self._held_since = now
             self.open_at = min(self.open_at, now + _HOLD * alone_s)
             return None
         most = settings.max_rows
-        if self._memory_bytes and settings.bytes_per_row:
+        if self._group.memory_bytes and settings.bytes_per_row:
             free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
             fitting = free // settings.bytes_per_row
             if fitting < min(head.rows, most):
@@ -322,8 +351,9 @@ class Shared:
 Device = Alone | Shared
 
 
-def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float]:
-    return not candidate.paid, candidate.priority, candidate.slack_s
+def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float, str]:
+    # By name where all else is equal, so that it does not matter to which of them something happened first.
+    return not candidate.paid, candidate.priority, candidate.slack_s, candidate.model.settings.name
 
 
 _LOW = Priority.LOW

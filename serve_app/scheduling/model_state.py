@@ -133,6 +133,15 @@ class ModelState:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
         self.slots.release(replica, bundle.id, now, answered=True, told_s=told_s)
 
+    @property
+    def wake_at(self) -> float:
+        """When something happens to it by itself, seconds; ``inf``: never.
+
+        Also without work: who asks for the usable replicas must not see holds that are over.
+        """
+        earliest = min(self.queue.next_deadline(), self.slots.next_release)
+        return earliest if self.breakers is None else min(earliest, self.breakers.next_poll)
+
     def alone_s(self, entry: Entry) -> float:
         """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
         return execution_s(self.latencies.of(entry.variant), entry.rows, entry.bucket, self.settings.max_rows)
