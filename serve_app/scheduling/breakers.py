@@ -117,7 +117,7 @@ class Breakers:
     @property
     def next_poll(self) -> float:
         """When `poll` changes anything, seconds; ``inf``: not before something else happens."""
-        return min([breaker.next_poll for breaker in self._limited.values()], default=inf) if self.tripped else inf
+        return min([breaker.next_poll for breaker in self._limited.values()], default=inf)
 
     def sweep(self, queue: ModelQueue, now: float) -> list[Refused]:
         """Take what is queued for open breakers out, or to a fallback. The caller ends what is returned."""

@@ -102,28 +102,24 @@ class Alone:
             replica = slots.choose(priority, most)
             if replica is None:
                 continue
-            if replica.rows_before(priority) and fresh.rows < self._part():
+            part = max(1, min(most, round(model.run_rows / _PARTS)))
+            if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
                 if now < send_at:
                     self.open_at = min(self.open_at, send_at)
                     continue
-            return self._bundle(replica, self._take(priority, head, replica))
+            return self._bundle(replica, self._take(priority, head, replica, part))
         return None
 
-    def _part(self) -> int:
-        """Most rows of a bundle."""
-        settings = self._model.settings
-        return max(1, min(settings.max_rows, round(self._model.run_rows / _PARTS)))
-
-    def _take(self, priority: Priority, head: Entry, replica: Replica) -> list[Entry]:
+    def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
         """Entries of one lane, those of the class first and then of less urgent ones, as far as there is room."""
         model = self._model
-        queue, lane, most = model.queue, head.lane, self._part()
+        queue, lane = model.queue, head.lane
         room = model.slots.window * model.settings.max_rows
         queue.fresh[priority - 1].take_head(lane)
         entries, rows = [head], head.rows
         for other in _PRIORITIES[priority - 1 :]:
-            if queue.fresh[other - 1].rows:
+            if rows < most and queue.fresh[other - 1].rows:
                 left = min(most, room - replica.rows_before(other)) - rows
                 rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, lane)
         return entries

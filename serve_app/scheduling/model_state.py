@@ -140,7 +140,8 @@ class ModelState:
         Also without work: who asks for the usable replicas must not see holds that are over.
         """
         earliest = min(self.queue.next_deadline(), self.slots.next_release)
-        return earliest if self.breakers is None else min(earliest, self.breakers.next_poll)
+        breakers = self.breakers
+        return min(earliest, breakers.next_poll) if breakers is not None and breakers.tripped else earliest
 
     def alone_s(self, entry: Entry) -> float:
         """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
@@ -157,8 +158,8 @@ class ModelState:
         own_s = 0.0
         if rows := replica.rows:
             latency = self.latencies.exact
-            bucket = latency.buckets[-1] if latency.buckets else 0
-            own_s = execution_s(latency, rows, bucket, self.settings.max_rows)
+            buckets = latency.buckets
+            own_s = execution_s(latency, rows, buckets[-1] if buckets else 0, self.settings.max_rows)
         return own_s + replica.told_s
 
     def _latency_s(self, latency: LatencyModel) -> dict[str, dict[str, float]]:

@@ -530,8 +530,9 @@ class Scheduler:
             waiting = False
             for model in device.active:
                 model.slots.release_holds(now)
-                if model.queue:
-                    model.queue.expire(now, expired)
+                queue = model.queue
+                if queue:
+                    queue.expire(now, expired)
                     waiting = True
                 breakers = model.breakers
                 if breakers is not None and (breakers.tripped or breakers.changes):
@@ -565,15 +566,14 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
-        earliest = self._bundles.next_deadline()
-        if len(self._bundles):
-            earliest = min(earliest, self._rescues.check_at)
-        for entry in self._late:
-            earliest = min(earliest, entry.deadline)
         agenda = self._agenda
         for device in agenda.touched:
             agenda.note(device, device.wake_at)
-        earliest = min(earliest, agenda.next_at())
+        earliest = min(agenda.next_at(), self._bundles.next_deadline())
+        if self._rescues.check_at < earliest and len(self._bundles):
+            earliest = self._rescues.check_at
+        for entry in self._late:
+            earliest = min(earliest, entry.deadline)
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:

@@ -83,7 +83,8 @@ class Replica:
     @property
     def rows(self) -> int:
         """Rows in flight there."""
-        return sum(self.ahead)
+        high, normal, low = self.ahead
+        return high + normal + low
 
     def rows_before(self, priority: Priority) -> int:
         """Rows in flight there of this class and those above it."""
@@ -160,8 +161,12 @@ class Slots:
         rows = [0, 0, 0]
         for entry in entries:
             rows[entry.priority - 1] += entry.rows
-        replica.bundles[bundle_id] = InFlight((rows[0], rows[1], rows[2]), now)
-        replica.ahead = [ahead + more for ahead, more in zip(replica.ahead, rows, strict=True)]
+        high, normal, low = rows
+        replica.bundles[bundle_id] = InFlight((high, normal, low), now)
+        ahead = replica.ahead
+        ahead[0] += high
+        ahead[1] += normal
+        ahead[2] += low
         replica.sent_at = now
         if suspect:
             replica.suspects.add(bundle_id)
@@ -178,7 +183,10 @@ class Slots:
         """
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:
-            replica.ahead = [ahead - less for ahead, less in zip(replica.ahead, bundle.rows, strict=True)]
+            ahead, (high, normal, low) = replica.ahead, bundle.rows
+            ahead[0] -= high
+            ahead[1] -= normal
+            ahead[2] -= low
         replica.suspects.discard(bundle_id)
         replica.heard_at = now
         replica.told_s = told_s

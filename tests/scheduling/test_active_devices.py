@@ -91,10 +91,11 @@ class ActiveMachine(RuleBasedStateMachine):
         self.grouped = grouped
         self.sides = (_Side(grouped), _Side(grouped))
         self.there = set(_MODELS)
-        for model in _MODELS:
-            self.both(lambda side, model=model: side.scheduler.on_replicas(model, ["a", "b"], self.now))
-            if seeded:
-                self.both(lambda side, model=model: side.scheduler.seed(model, _PROFILE))
+        for side in self.sides:
+            for model in _MODELS:
+                side.scheduler.on_replicas(model, ["a", "b"], self.now)
+                if seeded:
+                    side.scheduler.seed(model, _PROFILE)
 
     def both(self, event: Callable[[_Side], Any]) -> Any:
         """Let something happen to both. What comes of it is the same."""
