@@ -186,7 +186,7 @@ class Scheduler:
         elif (
             model.breakers is not None
             and model.breakers.tripped
-            and (refusal := self._refusal(model, entry, now)) is not None
+            and (refusal := model.breakers.admit(entry, now)) is not None
         ):
             rejection = refusal
         else:
@@ -221,10 +221,8 @@ class Scheduler:
         if known is None:
             return unknown_model(model)
         breakers = known.breakers
-        if breakers is not None and breakers.tripped:
-            self._touch(known)
-            if (refusal := breakers.precheck(now)) is not None:
-                return refusal
+        if breakers is not None and breakers.tripped and (refusal := breakers.precheck(now)) is not None:
+            return refusal
         if self._bounds.room(priority, nbytes) is None:
             return self._queue_full(known, priority, nbytes, now)
         return None
@@ -602,12 +600,6 @@ class Scheduler:
         return Dispatch(
             bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, model.overhead.seconds
         )
-
-    def _refusal(self, model: ModelState, entry: Entry, now: float) -> Rejection | None:
-        """Ask the breakers of a model, of which one is not closed; what they do is reported by the next `decide`."""
-        assert model.breakers is not None
-        self._touch(model)
-        return model.breakers.admit(entry, now)
 
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
