@@ -74,6 +74,9 @@ class Alone:
     def ended(self, bundle_id: int, now: float) -> None:
         """A bundle was answered, failed, or was given up."""
 
+    def rest(self) -> None:
+        """After a decision."""
+
     @property
     def wake_at(self) -> float:
         """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
@@ -224,15 +227,13 @@ class Shared:
 
     @property
     def wake_at(self) -> float:
-        """As of `Alone`. Members that have nothing to do are not active any more."""
-        earliest = self.open_at
-        for model in tuple(self.active):
-            wake_at = model.wake_at
-            if wake_at < inf:
-                earliest = min(earliest, wake_at)
-            elif not model.queue:
-                del self.active[model]
-        return earliest
+        """As of `Alone`."""
+        return min([self.open_at, *(model.wake_at for model in self.active)])
+
+    def rest(self) -> None:
+        """After a decision: members with nothing to do are not active any more."""
+        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
+            del self.active[model]
 
     def wait_s(self, now: float) -> float:
         """How long until one more execution is predicted to have room on the device, seconds."""

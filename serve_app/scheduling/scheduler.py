@@ -542,6 +542,7 @@ class Scheduler:
                     dispatches.append(self._launch(following, now))
             else:
                 device.open_at = inf
+            device.rest()
             self._agenda.note(device, device.wake_at)
         if rescues.pairs:
             expired = [entry for entry in expired if rescues.settle(entry, answered=False)]

@@ -246,3 +246,19 @@ def test_a_model_moves_out_of_its_group() -> None:
     scheduler.on_replicas("n", ["a"], 0.0)
 
     assert _sent(scheduler, make_entry(model="n")).model == "n"
+
+
+def test_asking_for_the_time_loses_no_news_of_a_group_s_member() -> None:
+    """A breaker that closes while nothing is queued is told by the next decision all the same."""
+    breaker = BreakerSettings(consecutive_failures=1, probes=1, reset_s=1.0)
+    models = [replace(_M, name=name, breaker=breaker) for name in ("m", "n")]
+    scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
+    changes = []
+    for now, verdict in ((0.0, Verdict.FAULT), (2.0, Verdict.ANSWERED)):
+        dispatch = _sent(scheduler, make_entry(), now=now)
+        scheduler.on_verdict(dispatch.bundle_id, "", verdict, now)
+        scheduler.on_done(dispatch.bundle_id, [], now)
+        assert scheduler.wake_at is None or scheduler.wake_at > now
+        changes += scheduler.decide(now).changes
+
+    assert [change.state for change in changes] == ["open", "closed"]
