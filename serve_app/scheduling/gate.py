@@ -152,9 +152,13 @@ class Gate:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
 
+    def runs_s(self, now: float) -> float:
+        """Predicted time until what runs here has ended, seconds."""
+        return max(0.0, self._runs_until - now)
+
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
-        left_s = max(0.0, self._runs_until - now)
+        left_s = self.runs_s(now)
         rows = self._queue.rows
         if not rows:
             return left_s
