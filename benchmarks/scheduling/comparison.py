@@ -28,8 +28,9 @@ HEADER = (
     "rows",
     "settings",
 )
-_SECONDS = 40.0
-_TUNE_S = 12.0
+_SECONDS = 30.0
+_TUNE_S = 10.0
+_TUNE_MANY_S = 4.0
 _NOISE = 0.005
 
 
@@ -110,7 +111,8 @@ def look(
 def case_of(setting: Setting, seconds: float) -> Case:
     """A workload with those who meet it in the report."""
     others = (*BEST, *BASELINES) if setting.everybody else BEST
-    return Case(setting.make(seconds), {OURS: ours()}, others, setting.bound, setting.value, tune_s=_TUNE_S)
+    tune_s = _TUNE_S if setting.group != "models" else _TUNE_MANY_S
+    return Case(setting.make(seconds), {OURS: ours()}, others, setting.bound, setting.value, tune_s=tune_s)
 
 
 def _lines(setting: Setting, measured: Measured) -> list[list[str]]:
