@@ -96,7 +96,8 @@ def look(
     """
     chosen = [each for each in settings(trace) if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
     if not chosen:
-        raise ValueError(f"no workload is called {' or '.join(patterns)}")
+        hint = "" if trace is not None else "; the recorded hour's need --trace"
+        raise ValueError(f"no workload is called {' or '.join(patterns)}{hint}")
     tuned = tuple(system for system in systems if system != OURS)
     contenders = {OURS: ours()} if OURS in systems else {}
     cases = [
