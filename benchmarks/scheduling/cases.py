@@ -223,7 +223,7 @@ def _models(count: int, shared: bool, seconds: float) -> Scenario:
         f"{count} models",
         models,
         (Stream("long_tail", rate=rate, timeout_s=slo_s, share=share),),
-        seconds * min(1.0, _MOST_PER_S / rate) + 1.0,
+        0.5 * seconds * min(1.0, _MOST_PER_S / rate) + 1.0,
         classes(),
         tuple(Device(f"gpu-{number}") for number in range(devices)) if shared else (),
         overheads=OVERHEADS,
