@@ -4,7 +4,7 @@ An execution cannot be interrupted. A request of a more urgent class that comes 
 what is left of it, and is in time only if that is no more than its slack: its budget less its own execution. How much
 is left when such requests come is learnt as a part of L: near to uniform where they come at any time to the only
 replica, and little where routers send them to the replica that is free first. So with a low quantile of the slacks and
-a high one of the parts, a batch with rows of a less urgent class, also of those that ride along with the class itself,
+the largest of the parts lately, a batch with rows of a less urgent class, also of those that ride along with the class itself,
 takes no longer than
 
     slack / part
@@ -23,12 +23,8 @@ from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Window
 from serve_app.scheduling.settings import ModelScheduling
 
-TOG = 1.0
-SC = 1.0
-PRED = lambda l: l.predict
 _REMEMBERED = 64
 _TIGHT = 0.1
-_BLOCKED = 0.98
 _UNLIKELY = 0.02
 _PROBABLE = 0.2
 
@@ -54,7 +50,7 @@ class _Claim:
         slacks, parts = self._slacks.add(slack_s), self._parts.add(part)
         self.slack_s = slacks[int(_TIGHT * (len(slacks) - 1))]
         # Until enough have come, any moment is as likely as another.
-        self.part = parts[int(_BLOCKED * (len(parts) - 1))] if len(parts) == _REMEMBERED else 1.0
+        self.part = parts[-1] if len(parts) == _REMEMBERED else 1.0
 
     def bound_s(self, now: float) -> float:
         """How long what blocks this class may take, seconds; ``inf``: any time."""
@@ -89,11 +85,10 @@ class Claims:
             return
         claim.arrivals.observe(now)
         budget_s, rows, most = entry.deadline - now, entry.rows, settings.max_rows
-        slack_s = budget_s - PRED(latency)(min(rows, most), entry.bucket)
+        slack_s = budget_s - latency.predict(min(rows, most), entry.bucket)
         if slack_s > 0.0 and rows < most:
-            together = min(most, rows + int(TOG * min(claim.rate(now) * slack_s, most)))
-            slack_s = budget_s - PRED(latency)(together, entry.bucket)
-        slack_s *= SC
+            together = min(most, rows + int(min(claim.rate(now) * slack_s, most)))
+            slack_s = budget_s - latency.predict(together, entry.bucket)
         if slack_s > 0.0:
             claim.observe(slack_s, part)
 

@@ -70,13 +70,13 @@ class Gate:
 
     __slots__ = (
         "_arrivals",
+        "_busy",
+        "_busy_at",
         "_claims",
         "_idle_since",
         "_planned",
         "_policy",
         "_queue",
-        "_busy",
-        "_busy_at",
         "_run_s",
         "_runs_until",
         "_settings",
@@ -137,7 +137,8 @@ class Gate:
         return True
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
-        """Learn from one execution; see `LatencyModel.observe`."""
+        """An execution has ended; see `LatencyModel.observe`."""
+        self._runs_until = 0.0
         self.latencies.observe(rows, bucket, seconds, variant)
         self._busy += seconds
 
