@@ -60,7 +60,7 @@ class Case:
         replicas: Replicas of the model.
         load: What arrives for every row that is executed.
         at_once: Entries that arrive between two decisions.
-        tight: Whether deadlines are near enough that entries are refused and given up.
+        tight: Whether deadlines are near enough that entries expire.
         models: Models that are configured; only the first has any work.
     """
 
@@ -143,7 +143,7 @@ class Load:
 
     Args:
         case: What is measured.
-        queued: Entries queued at the start; as many stay queued.
+        queued: Entries queued at the start; as many stay queued. None where less arrives than is executed.
     """
 
     def __init__(self, case: Case, queued: int) -> None:
@@ -168,7 +168,7 @@ class Load:
         self._now = 0.0
         # The work that is queued takes this long; with tight deadlines about so many entries can be in time.
         self._horizon_s = queued * _SECONDS_PER_ROW / case.replicas
-        for _ in range(queued):
+        for _ in range(queued if case.load >= 1.0 else 0):
             self._now += _BETWEEN_S
             self._scheduler.on_arrival(self._entry(), self._now)
         self.refused = 0
@@ -202,7 +202,7 @@ class Load:
             decisions = scheduler.decide(now)
             _ = scheduler.wake_at
             spent += thread_time() - begin
-            self.given_up += len(decisions.given_up)
+            self.given_up += len(decisions.given_up) + len(decisions.expired)
             for dispatch in decisions.dispatches:
                 self._replicas[str(dispatch.replica)].take(dispatch, now)
         return spent
@@ -240,7 +240,7 @@ def measure(case: Case, queued: int, entries: int, repetitions: int) -> tuple[fl
 
 
 def _steady(case: Case, queued: int) -> Load:
-    """A load that has run for a while: in overload, until much is refused or given up."""
+    """A load that has run for a while: in overload, until as much expires as does not go."""
     load = Load(case, queued)
     load.run(max(_WARM_UP, int(_HORIZONS * case.load * queued) if case.tight else 0))
     return load
@@ -269,12 +269,12 @@ def main(
     if not cases:
         raise typer.BadParameter(f"no case is called {only!r}; there are: {'; '.join(case.title for case in _CASES)}")
     console = Console(width=_WIDTH)
-    table = Table(title="Microseconds per entry by entries queued; of the last: refused, given up and still queued")
+    table = Table(title="Microseconds per entry by entries queued; of the last: refused, too late and still queued")
     table.add_column("case", no_wrap=True)
     for size in sizes:
         table.add_column(f"{size:,}", justify="right", no_wrap=True)
     table.add_column("refused", justify="right")
-    table.add_column("given up", justify="right")
+    table.add_column("too late", justify="right")
     table.add_column("left", justify="right")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

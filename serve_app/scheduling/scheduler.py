@@ -326,7 +326,8 @@ class Scheduler:
             model = self._models[bundle.model]
             if model.breakers is not None:
                 model.breakers.observe(variant, verdict, bundle.replica, model.slots, now)
-                self._touch(model)
+                if model.breakers.changes:
+                    self._touch(model)
 
     def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
         """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
@@ -351,7 +352,6 @@ class Scheduler:
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
             self._device_of[bundle.model].ended(bundle_id, now)
-            self._touch(model)
         self._rescues.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:

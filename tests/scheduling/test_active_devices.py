@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduling_builders import HIGH, LOW, NORMAL, make_class
+from scheduling_builders import HIGH, LOW, NORMAL, accept, make_class, make_entry, make_scheduler
 
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
@@ -184,6 +184,12 @@ class ActiveMachine(RuleBasedStateMachine):
                 lambda side: (side.scheduler.on_heard if speaks else side.scheduler.on_silent)(model, name, self.now)
             )
 
+    @rule(model=_MODEL, name=_NAME | st.none())
+    def quarantine(self, model: str, name: str | None) -> None:
+        """A replica is wedged, or the wake-up bundle is given up."""
+        if model in self.there:
+            self.both(lambda side: side.scheduler.quarantine(model, name, self.now))
+
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def replace(self, model: str, names: list[str]) -> None:
         """Replicas come and go."""
@@ -286,3 +292,17 @@ class ActiveMachine(RuleBasedStateMachine):
 
 ActiveMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestActiveDevices = ActiveMachine.TestCase
+
+
+def test_a_replica_that_speaks_again_gets_what_waited_for_it() -> None:
+    """At once, though nothing has arrived since."""
+    scheduler = make_scheduler()
+    first, second = make_entry(), make_entry()
+    accept(scheduler, first)
+    scheduler.decide(0.0)
+    scheduler.on_silent("m", "a", 1.0)
+    accept(scheduler, second, now=1.0)
+    assert scheduler.decide(1.0).dispatches == []
+
+    scheduler.on_heard("m", "a", 2.0)
+    assert [dispatch.entries for dispatch in scheduler.decide(2.0).dispatches] == [[second]]

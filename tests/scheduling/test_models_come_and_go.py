@@ -8,7 +8,7 @@ import pytest
 from scheduling_builders import AFFINE, accept, make_class, make_entry, make_scheduler
 
 from serve_app.scheduling.breaker import Verdict
-from serve_app.scheduling.decisions import Dispatch, Rejection
+from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
@@ -253,7 +253,7 @@ def test_asking_for_the_time_loses_no_news_of_a_group_s_member() -> None:
     breaker = BreakerSettings(consecutive_failures=1, probes=1, reset_s=1.0)
     models = [replace(_M, name=name, breaker=breaker) for name in ("m", "n")]
     scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
-    changes = []
+    changes: list[Change] = []
     for now, verdict in ((0.0, Verdict.FAULT), (2.0, Verdict.ANSWERED)):
         dispatch = _sent(scheduler, make_entry(), now=now)
         scheduler.on_verdict(dispatch.bundle_id, "", verdict, now)
