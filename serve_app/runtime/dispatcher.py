@@ -33,6 +33,7 @@ from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 _PATIENCE = 4
 """A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
 
@@ -384,7 +385,8 @@ class Dispatcher:
             dispatch.bundle_id, result.executions, now, result.wait_s, result.backlog_s, returned
         )
         for entry in returned:
-            self._dispatched_at.pop(entry.id, None)
+            if entry.state is EntryState.QUEUED:
+                self._dispatched_at.pop(entry.id, None)
         for entry in alive:
             entry.variant = variant
         try:
@@ -407,7 +409,7 @@ class Dispatcher:
         now: float,
     ) -> None:
         """Give each entry that is still waited for its answer."""
-        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if answer != RETURNED]
+        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if _has_run(answer)]
         self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
@@ -505,6 +507,10 @@ def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str 
     if ran := {execution.variant for execution in result.executions} - allowed:
         return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
     return None
+
+
+def _has_run(answer: EntryResult) -> bool:
+    return isinstance(answer, Success) or answer.code not in _NOT_RUN
 
 
 def _late(entry: Entry) -> str:

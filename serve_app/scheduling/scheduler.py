@@ -194,14 +194,18 @@ class Scheduler:
         answered: list[Entry] = []
         useful = nbytes = 0
         for entry in bundle.entries:
+            comes_back = bool(returned) and entry in returned
+            if comes_back:
+                useful += entry.rows  # nothing was executed for it
             if entry.state is not _RUNNING:
                 continue
             if entry.deadline <= now:
                 self._late.append(entry)
-            elif returned and entry in returned:
+            elif comes_back:
                 entry.attempts -= 1
-                entry.state = _QUEUED
-                model.queue.push(entry)
+                if not self._rescues.carried_elsewhere(entry):
+                    entry.state = _QUEUED
+                    model.queue.push(entry)
             else:
                 entry.state = _DONE
                 nbytes += entry.nbytes
