@@ -364,6 +364,7 @@ class Session:
             concerned = [staged for staged in found if not staged.ended]
             self._held.clear()
             self._ended_now = []
+            self._gate.ended()
             self._busy = False
         if concerned:
             self._fail(concerned)
@@ -425,6 +426,7 @@ class Session:
                 self._gate.observe(execution.rows, execution.bucket, execution.seconds, variant)
         held = self._held.difference(bundles)
         if not held:
+            self._gate.ended()
             self._busy = False
         self._held = held
 

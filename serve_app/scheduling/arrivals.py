@@ -54,7 +54,7 @@ class ArrivalPattern:
         if last is None:
             self._recent = 1.0
             return
-        gap = now - last
+        gap = max(0.0, now - last)
         # Many come in one turn of the event loop, at the same time.
         self._recent = 1.0 + (self._recent * exp(-gap / self._memory_s) if gap else self._recent)
         # The exponent of gap / shortest is the bin: (0, 1] -> 0, (1, 2] -> 1 and so on.
@@ -69,7 +69,7 @@ class ArrivalPattern:
         """Rate over the last ``memory_s`` seconds, exponentially weighted, requests per second."""
         if self.last is None:
             return 0.0
-        if now == self.last:
+        if now <= self.last:
             return self._recent / self._memory_s
         return self._recent * exp((self.last - now) / self._memory_s) / self._memory_s
 

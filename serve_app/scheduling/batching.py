@@ -71,7 +71,7 @@ class BatchPolicy(Protocol):
         """When the bundle shall go if nothing changes until then, seconds; now or the past: at once."""
 
     def on_batch(self, rows: int, latency_s: float) -> None:
-        """A bundle of so many rows was answered, and its first entry had arrived ``latency_s`` seconds before."""
+        """A batch of so many rows begins; when it ends, its first entry has been here for ``latency_s`` seconds."""
 
 
 class Eager:

@@ -131,6 +131,10 @@ class Gate:
         """Learn from one execution; see `LatencyModel.observe`."""
         self.latencies.observe(rows, bucket, seconds, variant)
 
+    def ended(self) -> None:
+        """The batch has run, however long that was predicted to take: the session is free."""
+        self._runs_until = 0.0
+
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
@@ -174,6 +178,7 @@ class Gate:
             self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
             self._runs_until = now + predicted_s
+            self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
             for entry in entries:
@@ -235,8 +240,8 @@ class Gate:
             other = queue.fresh[priority - 1].head()
             if other is not None and other is not head:
                 oldest = min(oldest, other.arrival)
-                # It rides along at the latest when the whole batch could still be in time for it.
-                latest = min(latest, other.deadline - latency.predict(min(rows, most), other.bucket))
+                # It rides along while the whole batch and one more like it could be in time for it.
+                latest = min(latest, other.deadline - latency.predict(rows + other.rows, other.bucket))
         waiting = Waiting(
             now,
             rows,

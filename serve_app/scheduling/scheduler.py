@@ -49,7 +49,7 @@ class Scheduler:
     """Queues entries of several models by class and deadline, and says which bundle goes where.
 
     Args:
-        models: The models. Raises ValueError for an unknown batch policy.
+        models: The models.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
         groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
@@ -194,25 +194,20 @@ class Scheduler:
         answered: list[Entry] = []
         useful = nbytes = 0
         for entry in bundle.entries:
-            comes_back = bool(returned) and entry in returned
-            if comes_back:
-                useful += entry.rows  # nothing was executed for it
             if entry.state is not _RUNNING:
                 continue
             if entry.deadline <= now:
                 self._late.append(entry)
-            elif comes_back:
-                entry.attempts -= 1
-                if not self._rescues.carried_elsewhere(entry):
-                    entry.state = _QUEUED
-                    model.queue.push(entry)
+            elif returned and entry in returned:
+                self._take_back(model, bundle, entry)
             else:
                 entry.state = _DONE
                 nbytes += entry.nbytes
                 answered.append(entry)
                 useful += entry.rows
         self._bounds.nbytes -= nbytes
-        model.wasted_rows += sum([execution[0] for execution in executions]) and bundle.rows - useful
+        if any(execution[0] for execution in executions):
+            model.wasted_rows += bundle.rows - useful - sum([entry.rows for entry in returned])
         rescues = self._rescues
         if rescues.suspects or rescues.stuck:
             rescues.heard(bundle.replica, now)
@@ -522,6 +517,14 @@ class Scheduler:
                 model.queue.push(entry)
                 result.requeued.append(entry)
         return result
+
+    def _take_back(self, model: ModelState, bundle: Bundle, entry: Entry) -> None:
+        """Queue a running entry again that its replica has not run."""
+        if bundle.replica.name is not None:
+            entry.attempts -= 1  # a wake-up bundle was not counted
+        if not self._rescues.carried_elsewhere(entry):
+            entry.state = _QUEUED
+            model.queue.push(entry)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE

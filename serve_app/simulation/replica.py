@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
+from math import inf
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import ALONE, Entry, Priority
@@ -83,7 +84,6 @@ class SimulatedReplica:
         self.model = settings.name
         self._name = name
         self._max_rows = settings.max_rows
-        self._answer_s = world.overheads.answer_s
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
@@ -119,6 +119,9 @@ class SimulatedReplica:
         """Let the next batch begin if the session is free."""
         if self._busy:
             return
+        if (ready := self._world.ready_at(self._name)) > self._world.now:
+            self._reopen_at(ready)
+            return
         turn = self.gate.next(self._world.now)
         ended: dict[Sent, None] = {}
         for here in turn.dropped:
@@ -129,11 +132,17 @@ class SimulatedReplica:
                 ended[sent] = None
         if turn.entries:
             self._run(turn)
-        elif self.gate and self._reopening is None and turn.opens < float("inf"):
-            self._reopening = self._world.at(turn.opens, self._reopen)
+        elif turn.opens < inf:
+            self._reopen_at(turn.opens)
         for sent in ended:
             if not sent.waiting and not sent.executions:
                 self._reply(sent, sent.done)
+
+    def _reopen_at(self, opens: float) -> None:
+        """Ask the gate again at this moment; what has come since may have to go sooner than what was there."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self._reopening = self._world.at(opens, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
@@ -167,6 +176,7 @@ class SimulatedReplica:
         if not pieces:
             for sent in bundles:
                 sent.executions = ran
+            self.gate.ended()
             self._busy = False
             self._open()
             for sent in bundles:
@@ -199,7 +209,8 @@ class SimulatedReplica:
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
         sent.told_s = self.gate.backlog_s(sent.left)
-        if self._answer_s > 0.0:
-            self._world.at(sent.left + self._answer_s, partial(take, sent))
+        back_s = self._world.way_s("send")
+        if back_s > 0.0:
+            self._world.at(sent.left + back_s, partial(take, sent))
         else:
             take(sent)

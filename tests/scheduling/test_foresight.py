@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_builders import make_foresight
-
 from serve_app.scheduling.foresight import Due, Foresight
+
+
+
+def make_foresight(profile_s: float = 0.005) -> Foresight:
+    foresight = Foresight(32)
+    foresight.seed([(rows, 0, profile_s + 0.001 * rows, "") for rows in (1, 2, 4, 8, 16, 32)])
+    return foresight
+
 
 _DUE = st.builds(Due, st.floats(0.0, 0.2), st.integers(1, 40), st.sampled_from([0, 64]))
 
