@@ -24,6 +24,7 @@ from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.staged import NOT_IN_TIME
 from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
@@ -440,7 +441,8 @@ class Dispatcher:
                         )
                     )
             elif answer.code == DeadlineExceeded.code:
-                self._fail(entry, self._late(answer.message, entry))
+                outcome = "given_up" if answer == NOT_IN_TIME else None
+                self._fail(entry, self._late(answer.message, entry), outcome)
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 

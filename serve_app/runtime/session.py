@@ -364,7 +364,6 @@ class Session:
             concerned = [staged for staged in found if not staged.ended]
             self._held.clear()
             self._ended_now = []
-            self._gate.ended()
             self._busy = False
         if concerned:
             self._fail(concerned)

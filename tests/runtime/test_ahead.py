@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_models
 import pytest
-from runtime_harness import batch_same_turn, tensor
+from runtime_harness import batch_same_turn, run_to_the_end, tensor
 
 from serve_app.inference.memory import HostMemory
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
@@ -270,7 +270,8 @@ async def test_everybody_gets_their_own_answer(stage: Callable[..., Stage], grap
         for _ in range(25):
             sent = [float(random.randrange(-20, 1000)) for _ in range(random.randint(1, 5))]
             options = {"priority": random.randint(1, 3), "sender": f"router-{number % 3}"}
-            running = at.send(*sent, **options, width=random.choice((1, WIDTH)))
+            asked = bundle(*sent, **options, width=random.choice((1, WIDTH)))
+            running = asyncio.ensure_future(run_to_the_end(at.worker, asked))
             if random.random() < 0.2:
                 for _ in range(random.randrange(8)):
                     await asyncio.sleep(0)

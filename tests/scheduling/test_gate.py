@@ -87,7 +87,9 @@ def test_the_deadline_counts_from_now() -> None:
     entries = [make_entry(deadline=5.0200001) for _ in range(15)]
 
     assert make_gate(*entries).next(5.0).rows == 15
-    assert make_gate(*entries[:7], *(make_entry(deadline=9.0) for _ in range(9)), early_drop=False).next(5.008).rows == 7
+    assert (
+        make_gate(*entries[:7], *(make_entry(deadline=9.0) for _ in range(9)), early_drop=False).next(5.008).rows == 7
+    )
 
 
 def test_without_predictions_rows_alone_bound_a_batch() -> None:

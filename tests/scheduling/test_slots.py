@@ -21,7 +21,9 @@ def _slots(*names: str, window: int = 2) -> Slots:
     return slots
 
 
-def _choose(slots: Slots, priority: Priority = NORMAL, avoid: str | None = None, *, suspect: bool = False) -> str | None:
+def _choose(
+    slots: Slots, priority: Priority = NORMAL, avoid: str | None = None, *, suspect: bool = False
+) -> str | None:
     """The name of the replica that is chosen, ``-`` for the wake-up slot."""
     replica = slots.choose(priority, _MAX_ROWS, avoid, suspect=suspect)
     return replica and (replica.name or "-")
@@ -280,14 +282,12 @@ def test_room_is_bounded_and_counts_come_back_to_zero(
     for number, (priority, rows, answers) in enumerate(asked):
         replica = slots.choose(priority, _MAX_ROWS)
         if replica is None:
-            assert all(
-                other.rows_before(priority) >= window * _MAX_ROWS for other in slots.replicas.values()
-            ), "somebody has room"
+            assert all(other.rows_before(priority) >= window * _MAX_ROWS for other in slots.replicas.values()), (
+                "somebody has room"
+            )
         else:
             assert replica.rows == min(
-                other.rows
-                for other in slots.replicas.values()
-                if other.rows_before(priority) < window * _MAX_ROWS
+                other.rows for other in slots.replicas.values() if other.rows_before(priority) < window * _MAX_ROWS
             )
             slots.acquire(replica, number, [make_entry(priority, rows=rows)], float(number))
             sent.append((replica, number))
