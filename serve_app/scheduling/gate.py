@@ -61,7 +61,7 @@ class Gate:
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
             here goes at once, as far as it can be in time.
-        timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for what must be in time.
+        timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for a deadline.
 
     Attributes:
         latencies: What is known of execution times here.
