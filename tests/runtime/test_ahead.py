@@ -269,7 +269,7 @@ async def test_everybody_gets_their_own_answer(stage: Callable[..., Stage], grap
     async def client(number: int) -> None:
         for _ in range(25):
             sent = [float(random.randrange(-20, 1000)) for _ in range(random.randint(1, 5))]
-            options = {"priority": random.randint(1, 3), "sender": f"router-{number % 3}"}
+            options: dict[str, Any] = {"priority": random.randint(1, 3), "sender": f"router-{number % 3}"}
             asked = bundle(*sent, **options, width=random.choice((1, WIDTH)))
             running = asyncio.ensure_future(run_to_the_end(at.worker, asked))
             if random.random() < 0.2:

@@ -220,12 +220,12 @@ async def test_whatever_happens_beside_them_clients_get_their_own_answers(policy
                 for _ in range(random.randrange(8)):
                     await asyncio.sleep(0)
                 task.cancel()
-            (result,) = await asyncio.gather(task, return_exceptions=True)
-            if isinstance(result, BaseException):
-                assert isinstance(result, DeadlineExceeded | asyncio.CancelledError), result
-            else:
-                assert result.value["y"].tolist() == [[value + 1]] * rows
-                answered += 1
+            try:
+                result = await task
+            except (DeadlineExceeded, asyncio.CancelledError):
+                continue
+            assert result.value["y"].tolist() == [[value + 1]] * rows
+            answered += 1
         return answered
 
     async with asyncio.timeout(60.0):
