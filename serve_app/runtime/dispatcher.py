@@ -383,7 +383,7 @@ class Dispatcher:
             if entry.id in self._dispatched_at:
                 self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
         alive = self._scheduler.on_done(
-            dispatch.bundle_id, result.executions, now, result.wait_s, result.backlog_s, returned
+            dispatch.bundle_id, result.executions, now, result.wait_s, result.runs_s, result.backlog_s, returned
         )
         for entry in returned:
             if entry.state is EntryState.QUEUED:

@@ -168,7 +168,13 @@ class SimulatedRouter:
         if sent.executions:
             self.scheduler.on_verdict(sent.dispatch.bundle_id, sent.dispatch.variant, Verdict.ANSWERED, self._world.now)
         alive = self.scheduler.on_done(
-            sent.dispatch.bundle_id, sent.executions, self._world.now, sent.waited_s, sent.told_s, sent.returned
+            sent.dispatch.bundle_id,
+            sent.executions,
+            self._world.now,
+            sent.waited_s,
+            sent.runs_s,
+            sent.told_s,
+            sent.returned,
         )
         for entry in alive:
             if sent.dropped and entry in sent.dropped:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_app.scheduling.foresight import Due, Foresight
 
+from serve_app.scheduling.foresight import Due, Foresight
 
 def make_foresight(profile_s: float = 0.005) -> Foresight:
     foresight = Foresight(32)

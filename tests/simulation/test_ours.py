@@ -170,19 +170,39 @@ def test_a_replica_that_has_work_never_waits_for_the_ways() -> None:
     assert [began for began, *_ in watch.batches[1:]] == pytest.approx(ends[:-1])
 
 
-def test_what_arrives_at_one_instant_travels_in_one_bundle() -> None:
-    """One decision for all of them."""
-    _, watch = _watched(make_scenario(), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
-    assert [(1.0, "m#1", 3, 0, (0, 1, 2))] == watch.batches
+def test_what_arrives_while_a_replica_is_busy_runs_together() -> None:
+    """However it travelled: the first finds it idle, the rest are at the gate when it is free."""
+    _, watch = _watched(make_scenario(), *((1.0, 2.0) for _ in range(9)))
+    assert [(1.0, "m#1", 1), (1.006, "m#1", 8)] == [batch[:3] for batch in watch.batches]
+    assert sorted(request for *_, ids in watch.batches for request in ids) == [*range(9)]
 
 
-def test_bundles_of_several_routers_are_merged_at_the_gate() -> None:
+def test_requests_of_several_routers_are_merged_at_the_gate() -> None:
     """What waits while the replica is busy runs together, as far as it fits."""
     scenario = make_scenario(models=(make_model(curve=Affine(0.1, 0.0), slo_s=1.0),), routers=3)
-    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.0), (1.02, 3.0), (1.03, 3.0))
+    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.1), (1.02, 3.2), (1.03, 3.3))
     assert [(0,), (1, 2, 3)] == [ids for *_, ids in watch.batches]
-    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.0), (1.02, 3.0), (1.03, 3.0), rows=4)
+    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.1), (1.02, 3.2), (1.03, 3.3), rows=4)
     assert [4, 8, 4] == [rows for _, _, rows, *_ in watch.batches]
+
+
+@pytest.mark.parametrize("rate", [300.0, 900.0])
+def test_it_hardly_matters_how_many_routers_there_are(rate: float) -> None:
+    """Below and above what the replica can do, priorities, shares and deadlines hold across them."""
+    share = {HIGH: 0.3, NORMAL: 0.3, LOW: 0.4}
+    stream = Stream("poisson", "m", rate=rate, timeout_s=0.1, share=share)
+    one, four = (simulate(make_scenario(stream, routers=routers), ServeApp, 1) for routers in (1, 4))
+    assert one.attainment == pytest.approx(four.attainment, abs=0.02)
+    for name in ("high", "normal", "low"):
+        assert one.classes[name].attainment == pytest.approx(four.classes[name].attainment, abs=0.05)
+
+
+def test_a_batch_that_waits_for_company_goes_sooner_when_somebody_has_less_time() -> None:
+    """The first could wait until 2.9 s, and the second until a few milliseconds after it came."""
+    result, watch = _watched(make_scenario(), (1.0, 3.0), (1.5, 1.52), policy="deferred")
+    assert 2 == result.total.in_time
+    assert [(1, 0)] == [ids for *_, ids in watch.batches]
+    assert 1.5 < watch.batches[0][0] < 1.52
 
 
 def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
@@ -232,20 +252,20 @@ def test_a_replica_that_does_not_answer_for_long_loses_its_work_to_others() -> N
         duration_s=30.0,
     )
     alone = partial(ServeApp, rescue_share=0.0)
-    impatient = simulate(scenario, partial(alone, bundle_timeout_s=0.3), 5)
-    patient = simulate(scenario, alone, 5)
+    impatient = simulate(scenario, partial(alone, bundle_timeout_s=0.3), 7)
+    patient = simulate(scenario, alone, 7)
     assert patient.total.offered - patient.total.in_time > 5
     assert impatient.total.offered == impatient.total.in_time
     assert impatient.wasted_s > 0.0  # what ran twice
-    rescued = simulate(scenario, ServeApp, 5)
+    rescued = simulate(scenario, ServeApp, 7)
     assert rescued.total.offered == rescued.total.in_time
 
 
 def test_a_model_without_replicas_wakes_up() -> None:
-    """What waited for its first replica goes there as one bundle, as what the dispatcher has queued again does."""
+    """What waited for its first replica goes there at once, as what the dispatcher has queued again does."""
     result, watch = _watched(_asleep(), (0.5, 9.0), (0.6, 9.0))
     assert 2 == result.total.in_time
-    assert [(3.0, "m#1", 2, 0, (0, 1))] == watch.batches
+    assert [(3.0, "m#1", (0,)), (3.006, "m#1", (1,))] == [(at, to, ids) for at, to, _, _, ids in watch.batches]
 
 
 def test_who_waits_for_a_start_is_charged_for_it() -> None:
@@ -259,7 +279,7 @@ def test_a_model_can_be_woken_up_again() -> None:
     """Its replica comes, stops when it is idle, and comes again; the wake-up before holds nothing back."""
     result, watch = _watched(_asleep(duration_s=30.0), (0.5, 9.0), (15.5, 29.0), (15.6, 29.0))
     assert 3 == result.total.in_time
-    assert [("m#1", (0,)), ("m#2", (1, 2))] == [(replica, ids) for _, replica, _, _, ids in watch.batches]
+    assert [("m#1", (0,)), ("m#2", (1,)), ("m#2", (2,))] == [(to, ids) for _, to, _, _, ids in watch.batches]
 
 
 def test_an_unknown_curve_is_learnt() -> None:
