@@ -19,7 +19,6 @@ from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
-
 _SELDOM = 1e-6
 """Requests per second below which nothing is expected."""
 

@@ -201,6 +201,42 @@ async def test_the_gate_may_decide_otherwise(stage: Callable[..., Stage]) -> Non
     await at.nothing_held()
 
 
+async def test_a_bundle_of_which_a_part_runs_is_not_run_as_it_was_prepared(stage: Callable[..., Stage]) -> None:
+    """Something more urgent takes the rest of the room: what was prepared is discarded, and the rest comes back."""
+    at = stage(max_rows=4)
+    first = at.send(1.0)
+    await at.begun()
+    second = at.send(2.0, 3.0, 4.0)
+    await at.uploaded(3)
+    urgent = at.send(5.0, 6.0, priority=1)
+    await at.uploaded(2)
+    at.memory.go.release(2)
+    assert values(await first) == [2.0]
+    assert values(await urgent) == [6.0, 7.0]
+    assert values(await second) == [3.0, 4.0, "returned"]
+    await at.nothing_held()
+
+
+async def test_a_fault_in_preparing_ahead_leaves_nobody_waiting(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs those who wait then, and the health check tells."""
+    at = stage()
+    first = at.send(1.0)
+    await at.begun()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ahead, "want", broken)
+        assert values(await at.send(2.0)) == ["inference_failed"]
+    assert at.worker.broken
+    at.memory.go.release(2)
+    await first
+    assert values(await at.send(3.0)) == [4.0]
+
+
 @pytest.mark.parametrize("all_of_it", [True, False])
 async def test_what_has_expired_is_not_run_as_it_was_prepared(stage: Callable[..., Stage], all_of_it: bool) -> None:
     """Not at all, or only those of its entries that have time."""
