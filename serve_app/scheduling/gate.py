@@ -71,13 +71,13 @@ class Gate:
 
     __slots__ = (
         "_arrivals",
+        "_busy",
+        "_busy_at",
         "_claims",
         "_idle_since",
         "_planned",
         "_policy",
         "_queue",
-        "_busy",
-        "_busy_at",
         "_run_s",
         "_runs_until",
         "_settings",

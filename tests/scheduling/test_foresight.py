@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from serve_app.scheduling.foresight import Due, Foresight
 
+
 def make_foresight(profile_s: float = 0.005) -> Foresight:
     foresight = Foresight(32)
     foresight.seed([(rows, 0, profile_s + 0.001 * rows, "") for rows in (1, 2, 4, 8, 16, 32)])
