@@ -58,7 +58,8 @@ _LINES = (
         "30 ms. Ways are the medians that the calibration measured, lognormal with sigma 0.5: 1.6 ms to the system, "
         "2.7 ms from a router to a replica and as much back, 1.6 ms back to the client, and 4.4 ms between two "
         "executions. Systems that compose batches in the server's process (Triton, the sliding window, Clipper, Nexus) "
-        "pay no way from a router to a replica and back; the bound pays none either."
+        "pay no way from a router to a replica and back, and no 130 us of a router's processor per request; the bound "
+        "pays neither."
     ),
     (
         "Load 1 is what all replicas do in batches with the most rows per second that take no longer than the "

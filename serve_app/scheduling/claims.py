@@ -23,6 +23,9 @@ from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Window
 from serve_app.scheduling.settings import ModelScheduling
 
+TOG = 1.0
+SC = 1.0
+PRED = lambda l: l.predict
 _REMEMBERED = 64
 _TIGHT = 0.1
 _BLOCKED = 0.98
@@ -86,10 +89,11 @@ class Claims:
             return
         claim.arrivals.observe(now)
         budget_s, rows, most = entry.deadline - now, entry.rows, settings.max_rows
-        slack_s = budget_s - latency.predict(min(rows, most), entry.bucket)
+        slack_s = budget_s - PRED(latency)(min(rows, most), entry.bucket)
         if slack_s > 0.0 and rows < most:
-            together = min(most, rows + int(min(claim.rate(now) * slack_s, most)))
-            slack_s = budget_s - latency.predict(together, entry.bucket)
+            together = min(most, rows + int(TOG * min(claim.rate(now) * slack_s, most)))
+            slack_s = budget_s - PRED(latency)(together, entry.bucket)
+        slack_s *= SC
         if slack_s > 0.0:
             claim.observe(slack_s, part)
 

@@ -165,12 +165,15 @@ class Gate:
         self.latencies.seed(points)
 
     def runs_s(self, now: float) -> float:
-        """Predicted time until what runs here has ended, seconds."""
-        return max(0.0, self._runs_until - now)
+        """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
+        left_s = self._runs_until - now
+        if left_s > 0.0:
+            return left_s
+        return self._run_s if self._queue else 0.0
 
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
-        left_s = self.runs_s(now)
+        left_s = max(0.0, self._runs_until - now)
         rows = self._queue.rows
         if not rows:
             return left_s
