@@ -24,6 +24,7 @@ from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.staged import NOT_IN_TIME
 from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
@@ -33,6 +34,7 @@ from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 _PATIENCE = 4
 """A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
 
@@ -384,7 +386,8 @@ class Dispatcher:
             dispatch.bundle_id, result.executions, now, result.wait_s, result.runs_s, result.backlog_s, returned
         )
         for entry in returned:
-            self._dispatched_at.pop(entry.id, None)
+            if entry.state is EntryState.QUEUED:
+                self._dispatched_at.pop(entry.id, None)
         for entry in alive:
             entry.variant = variant
         try:
@@ -407,7 +410,7 @@ class Dispatcher:
         now: float,
     ) -> None:
         """Give each entry that is still waited for its answer."""
-        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if answer != RETURNED]
+        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if _has_run(answer)]
         self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
@@ -438,7 +441,8 @@ class Dispatcher:
                         )
                     )
             elif answer.code == DeadlineExceeded.code:
-                self._fail(entry, self._late(answer.message, entry))
+                outcome = "given_up" if answer == NOT_IN_TIME else None
+                self._fail(entry, self._late(answer.message, entry), outcome)
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
@@ -505,6 +509,10 @@ def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str 
     if ran := {execution.variant for execution in result.executions} - allowed:
         return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
     return None
+
+
+def _has_run(answer: EntryResult) -> bool:
+    return isinstance(answer, Success) or answer.code not in _NOT_RUN
 
 
 def _late(entry: Entry) -> str:

@@ -62,6 +62,7 @@ class Gate:
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
             here goes at once, as far as it can be in time.
+        timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for a deadline.
 
     Attributes:
         latencies: What is known of execution times here.
@@ -80,15 +81,22 @@ class Gate:
         "_run_s",
         "_runs_until",
         "_settings",
+        "_timer_s",
         "latencies",
         "shares",
     )
 
     def __init__(
-        self, settings: ModelScheduling, min_share: Mapping[Priority, float], *, planned: bool = False
+        self,
+        settings: ModelScheduling,
+        min_share: Mapping[Priority, float],
+        *,
+        planned: bool = False,
+        timer_s: float = 0.0,
     ) -> None:
         self._settings = settings
         self._planned = planned
+        self._timer_s = timer_s
         self._policy = batch_policy(settings)
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES})
         self._arrivals = ArrivalPattern(settings.slo_s)
@@ -148,6 +156,10 @@ class Gate:
         self._busy_at = now
         self._busy *= kept
         return min(1.0, self._busy / _BUSY_S)
+
+    def ended(self) -> None:
+        """The batch has run, however long that was predicted to take: the session is free."""
+        self._runs_until = 0.0
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
@@ -263,7 +275,8 @@ class Gate:
             if other is not None and other is not head:
                 oldest = min(oldest, other.arrival)
                 # It rides along while the whole batch and one more like it could be in time for it.
-                latest = min(latest, other.deadline - latency.predict(rows + other.rows, other.bucket))
+                last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
+                latest = min(latest, other.deadline - last_s)
         waiting = Waiting(
             now,
             rows,
@@ -271,7 +284,7 @@ class Gate:
             head.rows,
             head.bucket,
             oldest,
-            head.deadline,
+            head.deadline - self._timer_s,
             head.deadline - head.arrival,
             1,
             1,

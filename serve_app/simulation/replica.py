@@ -178,6 +178,7 @@ class SimulatedReplica:
         if not pieces:
             for sent in bundles:
                 sent.executions = ran
+            self.gate.ended()
             self._busy = False
             self._open()
             for sent in bundles:

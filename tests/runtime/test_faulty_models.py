@@ -179,8 +179,8 @@ async def test_a_worker_whose_model_is_broken_says_so() -> None:
     """The router is told with the answer, and the health check can see it."""
     backend = Moody()
     worker = Worker(
-        name="m", backends={"": backend}, processor=None,
-        examples={"": EXAMPLE},
+        scheduling=ModelScheduling("m", 8, slo_s=60.0), backends={"": backend}, processor=None,
+        preprocess_threads=1, batch=batch_same_turn, examples={"": EXAMPLE},
     )  # fmt: skip
     backend.fails = True
     assert (await worker.run(entries(1.0, 2.0))).model_works is False

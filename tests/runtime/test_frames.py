@@ -113,7 +113,7 @@ def test_bundles_of_one_kind(count: int, payload: dict[str, Any]) -> None:
 )
 def test_results(results: list[Success | Failure]) -> None:
     """Results."""
-    sent = BundleResult(results, [Execution(3, 0, 0.1, "int8")], 0.1, 0.2, 0.3, None)
+    sent = BundleResult(results, [Execution(3, 0, 0.1, "int8")], 0.1, 0.2, 0.3, 0.4)
     assert same(decode_result(received(encode_result(3, sent))), sent)
 
 

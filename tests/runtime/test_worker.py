@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_models
 import pytest
-from runtime_harness import batch_same_turn, tensor
+from runtime_harness import batch_same_turn, run_to_the_end, tensor
 
 from serve_app.errors import InvalidRequest
 from serve_app.inference.onnx import OnnxBackend
@@ -113,7 +113,7 @@ async def test_a_cancelled_bundle_gives_the_session_back(make_worker: Callable[.
 async def test_a_variant_runs_on_its_own_session(make_worker: Callable[..., Worker]) -> None:
     """Entries for different variants never share a run."""
     worker = make_worker("add_one", variants=("light",))
-    result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="light")]))
+    result = await run_to_the_end(worker, Bundle([entry(tensor(0)), entry(tensor(1), variant="light")]))
     assert values(result) == [[[1.0]], [[2.0]]]
     assert sorted((run.rows, run.variant) for run in result.executions) == [(1, ""), (1, "light")]
 
@@ -273,7 +273,7 @@ async def test_every_run_counts_as_progress() -> None:
 async def test_a_variant_that_is_not_here_fails_its_entries_alone(make_worker: Callable[..., Worker]) -> None:
     """During a redeploy a router may still know a variant that the replica does not."""
     worker = make_worker("add_one")
-    result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="gone")]))
+    result = await run_to_the_end(worker, Bundle([entry(tensor(0)), entry(tensor(1), variant="gone")]))
     assert values(result) == [[[1.0]], "inference_failed"]
 
 
@@ -295,15 +295,3 @@ async def test_what_cannot_end_in_time_is_not_executed(
     assert "could not be executed in time" in result.results[0].message
     assert [run.rows for run in result.executions] == [1]
     worker.close()
-
-
-async def test_routers_are_told_of_one_another(make_worker: Callable[..., Worker]) -> None:
-    """A router alone is told nothing; of two, each has half a batch."""
-    worker = make_worker("add_one")
-    assert (await worker.run(Bundle([entry(tensor(0))], "a"))).outlook is None
-    first, second = await asyncio.gather(
-        worker.run(Bundle([entry(tensor(0))], "a")), worker.run(Bundle([entry(tensor(1))], "b"))
-    )
-    assert (values(first), values(second)) == ([[[1.0]]], [[[2.0]]])
-    assert second.outlook is not None
-    assert second.outlook.share == 0.5

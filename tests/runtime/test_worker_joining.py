@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from joining_backends import Made, Paced, shifted
-from runtime_harness import batch_same_turn
+from runtime_harness import batch_same_turn, run_to_the_end
 
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Joinable, Success, Tensors, WireEntry
 from serve_app.runtime.joining import Joining
@@ -61,8 +61,8 @@ def bundle(*entries: Any, sender: str = "a", priority: int = 2) -> Bundle:
 
 
 async def run(worker: Worker, *entries: Any, sender: str = "a") -> BundleResult:
-    """Run a bundle."""
-    return await worker.run(bundle(*entries, sender=sender))
+    """Run a bundle, and again what comes back."""
+    return await run_to_the_end(worker, bundle(*entries, sender=sender))
 
 
 def told(*results: BundleResult) -> list[str]:
