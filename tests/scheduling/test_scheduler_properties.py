@@ -183,9 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         returns=st.sampled_from([0, 0, 1, 2, 99]),
         verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, *Verdict]),
     )
-    def done(
-        self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict
-    ) -> None:
+    def done(self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict) -> None:
         """A replica answers, may tell that it has more to do, and may give back what it has not run."""
         dispatch = self.take(index)
         returned = dispatch.entries[len(dispatch.entries) - returns :] if returns else []

@@ -26,7 +26,7 @@ def _choose(
 ) -> str | None:
     """The name of the replica that is chosen, ``-`` for the wake-up slot."""
     replica = slots.choose(priority, _MAX_ROWS, avoid, suspect=suspect)
-    return replica and (replica.name or "-")
+    return None if replica is None else replica.name or "-"
 
 
 def _take(
@@ -276,7 +276,7 @@ def test_repr_names_the_replica() -> None:
 def test_room_is_bounded_and_counts_come_back_to_zero(
     asked: list[tuple[Priority, int, bool]], window: int, names: str
 ) -> None:
-    """No class has more in flight than the window and one entry, less urgent ones not counted; nor does a replica idle."""
+    """Per class the window and one entry more, less urgent ones not counted; the one with the fewest rows gets it."""
     slots = _slots(*names, window=window)
     sent: list[tuple[Replica, int]] = []
     for number, (priority, rows, answers) in enumerate(asked):
