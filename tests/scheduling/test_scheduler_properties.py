@@ -358,7 +358,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_free_slots(self, name: str, picture: dict[str, Any]) -> None:
         """What waits beside a replica with nothing to do does so for a retry that must go elsewhere, or a device."""
-        busy = {replica for bundle_id, replica in self.holding.items() if self.in_flight[bundle_id].model == name}
+        sent = (*self.in_flight.values(), *self.timed_out.values())
+        busy = {dispatch.replica for dispatch in sent if dispatch.model == name}
         idle = set(picture["replicas"]) - set(picture["held_replicas"]) - busy
         if idle and name not in self.grouped:
             assert not self.fresh(name), "a replica is idle and work waits"
