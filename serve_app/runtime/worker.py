@@ -133,13 +133,14 @@ class Worker:
         await self._pool.postprocess(staged)
         finished = time.monotonic()
         with self._lock:
-            backlog_s = self._gate.backlog_s(finished)
+            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
         return BundleResult(
             [cast("EntryResult", result) for result in staged.results],
             staged.executions,
             preprocessed - started,
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
+            runs_s,
             backlog_s,
             staged.model_works,
             self._joining.news(staged.sender),

@@ -20,6 +20,10 @@ from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
 
+_SELDOM = 1e-6
+"""Requests per second below which nothing is expected."""
+
+
 class Waiting(NamedTuple):
     """What a policy sees of a model that has entries queued and a replica for them.
 
@@ -52,6 +56,7 @@ class Waiting(NamedTuple):
     latency: LatencyModel
     arrivals: ArrivalPattern
     scatter: float = 0.0
+    busy: float = 0.0
 
     def frontier(self) -> float:
         """Until when one more entry like the head could still join, seconds (Symphony's window opens here)."""
@@ -196,12 +201,13 @@ class Auto:
         if saved <= 0.0:
             return now
         arrivals, usable = waiting.arrivals, waiting.usable
+        saved *= 1.0 - waiting.busy
         tight = self._is_tight(waiting)
-        rate = 1.0 / saved if tight and arrivals.in_bursts else max(1.0 / saved, self._BURST * arrivals.rate)
-        until = arrivals.likely_until(rate)
+        worth = saved if arrivals.in_bursts else min(saved, 1.0 / (self._BURST * max(arrivals.rate, _SELDOM)))
+        until = arrivals.worth_waiting_until(now, worth)
         if tight and usable > 1 and waiting.idle * self._SPARE <= max(usable, self._SPARE):
             careful = frontier - waiting.scatter * together
-            until = max(until, min(careful, arrivals.likely_until(usable / ((usable - 1) * saved))))
+            until = max(until, min(careful, arrivals.worth_waiting_until(now, saved * (usable - 1) / usable)))
         return min(until, frontier)
 
     def _is_tight(self, waiting: Waiting) -> bool:

@@ -13,7 +13,7 @@ of what is known at the last moment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
+from math import exp, inf
 from typing import NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
@@ -29,6 +29,7 @@ from serve_app.scheduling.variants import VariantLatency
 _HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
+_BUSY_S = 2.0
 
 
 class Turn(NamedTuple):
@@ -74,6 +75,9 @@ class Gate:
         "_planned",
         "_policy",
         "_queue",
+        "_busy",
+        "_busy_at",
+        "_run_s",
         "_runs_until",
         "_settings",
         "latencies",
@@ -90,7 +94,10 @@ class Gate:
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
         self._idle_since: float | None = None
+        self._run_s = 0.0
         self._runs_until = 0.0
+        self._busy = 0.0
+        self._busy_at = 0.0
         self.latencies = VariantLatency()
         self.shares = Shares(min_share)
 
@@ -117,7 +124,9 @@ class Gate:
         self._queue.push(entry)
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
-        self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now)
+        left_s = self._runs_until - now
+        part = min(1.0, left_s / self._run_s) if left_s > 0.0 else 0.0
+        self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now, part)
 
     def remove(self, entry: Entry) -> bool:
         """Forget an entry. Returns whether it waited here."""
@@ -130,10 +139,25 @@ class Gate:
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """Learn from one execution; see `LatencyModel.observe`."""
         self.latencies.observe(rows, bucket, seconds, variant)
+        self._busy += seconds
+
+    def busy(self, now: float) -> float:
+        """Part of the last seconds in which the session has run, 0 to 1."""
+        kept = exp((self._busy_at - now) / _BUSY_S)
+        self._busy_at = now
+        self._busy *= kept
+        return min(1.0, self._busy / _BUSY_S)
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
+
+    def runs_s(self, now: float) -> float:
+        """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
+        left_s = self._runs_until - now
+        if left_s > 0.0:
+            return left_s
+        return self._run_s if self._queue else 0.0
 
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
@@ -173,6 +197,7 @@ class Gate:
                 continue
             self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
+            self._run_s = predicted_s
             self._runs_until = now + predicted_s
             self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
@@ -251,6 +276,8 @@ class Gate:
             1,
             latency,
             self._arrivals,
+            0.0,
+            self.busy(now),
         )
         return min(self._policy.open_at(waiting), latest)
 

@@ -37,11 +37,12 @@ class Sent:
         left: When its answer left the replica.
         reached_at: When it was at the gate.
         waited_s: How long it was here before its execution began, seconds.
+        runs_s: Predicted time until what runs here has ended, seconds.
         told_s: Predicted time until all that is here is done, seconds.
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "runs_s", "told_s",
         "waited_s", "waiting",
     )  # fmt: skip
 
@@ -64,6 +65,7 @@ class Sent:
         self.returned: list[Entry] = []
         self.left = 0.0
         self.reached_at = 0.0
+        self.runs_s = 0.0
         self.told_s = 0.0
         self.waited_s = 0.0
 
@@ -84,7 +86,6 @@ class SimulatedReplica:
         self.model = settings.name
         self._name = name
         self._max_rows = settings.max_rows
-        self._answer_s = world.overheads.answer_s
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
@@ -119,6 +120,9 @@ class SimulatedReplica:
     def _open(self) -> None:
         """Let the next batch begin if the session is free."""
         if self._busy:
+            return
+        if (ready := self._world.ready_at(self._name)) > self._world.now:
+            self._reopen_at(ready)
             return
         turn = self.gate.next(self._world.now)
         ended: dict[Sent, None] = {}
@@ -205,8 +209,10 @@ class SimulatedReplica:
 
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
+        sent.runs_s = self.gate.runs_s(sent.left)
         sent.told_s = self.gate.backlog_s(sent.left)
-        if self._answer_s > 0.0:
-            self._world.at(sent.left + self._answer_s, partial(take, sent))
+        back_s = self._world.way_s("send")
+        if back_s > 0.0:
+            self._world.at(sent.left + back_s, partial(take, sent))
         else:
             take(sent)

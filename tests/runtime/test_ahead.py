@@ -23,6 +23,7 @@ from serve_app.payloads import Bundle, BundleResult, Execution, Success, WireEnt
 from serve_app.runtime.ahead import Ahead, Ready
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 WIDTH = 20_000  # values of a row: more than is worth no thread
 ROW = 4 * WIDTH
@@ -66,10 +67,9 @@ class Stage:
         self.backend = OnnxBackend(OnnxSettings("m", path, device="cpu", **settings), lambda: self.memory)
         self.backend.load()
         self.worker = Worker(
-            name="m",
+            scheduling=ModelScheduling("m", max_rows, slo_s=60.0),
             backends={"": self.backend},
             processor=None,
-            max_rows=max_rows,
             preprocess_threads=2,
             batch=batch_same_turn,
             warm_up=[Execution(1, 0, 1.0), Execution(max_rows, 0, 1.0)],

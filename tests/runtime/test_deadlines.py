@@ -17,6 +17,7 @@ from serve_app.runtime.ahead import Ahead, Ready
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import SMALL_BYTES, Staged
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 BUDGET_S = 0.2
 
@@ -52,10 +53,9 @@ class Lasting:
 def make_worker(**backends: Lasting) -> Worker:
     """A worker that knows nothing of how long runs take."""
     return Worker(
-        name="m",
+        scheduling=ModelScheduling("m", 8, slo_s=60.0),
         backends={"" if name == "exact" else name: backend for name, backend in backends.items()},
         processor=None,
-        max_rows=8,
         preprocess_threads=1,
         batch=batch_same_turn,
     )

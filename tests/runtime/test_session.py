@@ -14,6 +14,7 @@ from runtime_harness import batch_same_turn, tensor
 
 from serve_app.payloads import Bundle, Execution, Failure, ModelSignature, Success, Tensors, WireEntry
 from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 
 class Paced:
@@ -56,10 +57,9 @@ def make_worker() -> Iterator[MakeWorker]:
     def worker(backend: Paced, *, batch: BatchTogether = batch_same_turn, max_rows: int = 1, run_s: float = 1.0) -> Any:
         made.append(
             Worker(
-                name="paced",
+                scheduling=ModelScheduling("paced", max_rows, slo_s=60.0),
                 backends={"": backend},
                 processor=None,
-                max_rows=max_rows,
                 preprocess_threads=1,
                 batch=batch,
                 warm_up=[Execution(1, 0, run_s), Execution(max_rows, 0, run_s)],

@@ -15,6 +15,7 @@ from serve_app.runtime.execution import Executor
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.settings import ModelScheduling
 
 
 class AddOne:
@@ -53,10 +54,9 @@ class Stage:
         self.backend = AddOne("cpu" if in_loop else "gpu")
         self.made.append(
             Worker(
-                name="m",
+                scheduling=ModelScheduling("m", 4, slo_s=60.0),
                 backends={"": self.backend},
                 processor=None,
-                max_rows=4,
                 preprocess_threads=1,
                 batch=batch,
                 warm_up=[Execution(1, 0, 1e-5), Execution(4, 0, 1e-5)],

@@ -28,6 +28,7 @@ from serve_app.payloads import (
 )
 from serve_app.processors.processor import Cost
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 
 def entry(payload: Any, *, priority: int = 2, budget_s: float = 30.0, rows: int = 1, variant: str = "") -> WireEntry:
@@ -165,10 +166,9 @@ class Doubling:
 def media_worker(make_backend: Callable[[onnx_models.Kind], OnnxBackend]) -> Any:
     """A worker with a processor."""
     worker = Worker(
-        name="media",
+        scheduling=ModelScheduling("media", 8, slo_s=60.0),
         backends={"": make_backend("add_one")},
         processor=Doubling(),
-        max_rows=8,
         preprocess_threads=2,
         batch=batch_same_turn,
     )
@@ -227,10 +227,9 @@ class Wedged:
 def wedged_worker(backend: Wedged, max_rows: int) -> Worker:
     """A worker of that backend, without a processor."""
     return Worker(
-        name="wedged",
+        scheduling=ModelScheduling("wedged", max_rows, slo_s=60.0),
         backends={"": backend},
         processor=None,
-        max_rows=max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
     )
@@ -283,10 +282,9 @@ async def test_what_cannot_end_in_time_is_not_executed(
 ) -> None:
     """By what the warm-up took; what has the time for it runs all the same."""
     worker = Worker(
-        name="slow",
+        scheduling=ModelScheduling("slow", 8, slo_s=60.0),
         backends={"": make_backend("add_one")},
         processor=None,
-        max_rows=8,
         preprocess_threads=1,
         batch=batch_same_turn,
         warm_up=[Execution(1, 0, 60.0), Execution(8, 0, 60.0)],
