@@ -196,7 +196,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             picture = self.scheduler.breaker_picture(dispatch.model, self.now)
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
-        answered = self.scheduler.on_done(dispatch.bundle_id, executions, self.now, waited, told, returned)
+        answered = self.scheduler.on_done(
+            dispatch.bundle_id, executions, self.now, waited, told_s=told, returned=returned
+        )
         assert answered == expected
         for entry in expected:
             self.end(entry)
@@ -504,7 +506,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (totals["bytes"], totals["bundles"]) == (0, 0)
         assert all(count == {"entries": 0, "bytes": 0} for count in totals["classes"].values())
         assert all(self.scheduler.load(name) == 0 for name in _MODELS)
-        assert all(picture["bundles"] == 0 for picture in self.scheduler.snapshot().values())
+        assert all(picture["slots_in_use"] == 0 for picture in self.scheduler.snapshot().values())
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60)
