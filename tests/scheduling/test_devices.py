@@ -69,7 +69,7 @@ def test_one_execution_at_a_time() -> None:
 def test_the_policy_of_a_model_makes_no_difference() -> None:
     """A bundle is composed when the device is free, and then it goes."""
     for policy in ("auto", "deferred", "eager", "window"):
-        scheduler = _shared(_model("m", policy), _model("n", policy))  # type: ignore[arg-type]
+        scheduler = _shared(_model("m", policy), _model("n", policy))
         for deadline in (1.0, 2.0, 3.0):
             accept(scheduler, make_entry(deadline=deadline, rows=32), make_entry(model="n", deadline=deadline, rows=32))
         assert _models(scheduler) == ["m"]

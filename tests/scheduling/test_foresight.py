@@ -9,6 +9,7 @@ from serve_app.scheduling.foresight import Due, Foresight
 
 
 def make_foresight(profile_s: float = 0.005) -> Foresight:
+    """One that knows the exact model: 1 ms per row and something fixed, seconds."""
     foresight = Foresight(32)
     foresight.seed([(rows, 0, profile_s + 0.001 * rows, "") for rows in (1, 2, 4, 8, 16, 32)])
     return foresight

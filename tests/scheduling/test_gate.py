@@ -106,7 +106,7 @@ def test_executions_teach_it() -> None:
         gate.observe(1, 0, 0.04, "")
         gate.observe(1, 0, 0.01, "int8")
 
-    assert (gate.seconds(1, 0, ""), gate.seconds(1, 0, "int8")) == (pytest.approx(0.04), pytest.approx(0.01))
+    assert [gate.seconds(1, 0, ""), gate.seconds(1, 0, "int8")] == pytest.approx([0.04, 0.01])
     assert gate.seconds(70, 0, "") == pytest.approx(2 * gate.seconds(32, 0, "") + gate.seconds(6, 0, ""))
 
 
@@ -292,7 +292,8 @@ def test_a_fallback_stands_in_where_the_exact_model_is_late() -> None:
     gate.add(exact, 0.0)
     turn = gate.next(0.0)
 
-    assert (turn.entries, turn.variant, turn.predicted_s) == ([falling], "light", pytest.approx(0.003))
+    assert (turn.entries, turn.variant) == ([falling], "light")
+    assert turn.predicted_s == pytest.approx(0.003)
     assert gate.next(0.0).dropped == [exact]
 
 
@@ -338,7 +339,8 @@ def test_a_batch_waits_for_company_as_its_policy_says() -> None:
     for policy, opens in (("window", 0.05), ("deferred", 1.0 - 0.007)):
         gate = make_gate(entry := make_entry(deadline=1.0), policy=policy)  # type: ignore[arg-type]
         turn = gate.next(0.0)
-        assert (turn.entries, turn.dropped, turn.opens) == ((), [], pytest.approx(opens))
+        assert (turn.entries, turn.dropped) == ((), [])
+        assert turn.opens == pytest.approx(opens)
         assert entry.state is EntryState.QUEUED
         assert gate.next(turn.opens).entries == [entry]
 

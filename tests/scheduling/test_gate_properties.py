@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -188,6 +190,9 @@ class GateMachine(RuleBasedStateMachine):
 GateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestGate = GateMachine.TestCase
 
+_Offered = tuple[Priority, float, int, int, str]
+"""Class, budget, rows, bucket, lane."""
+
 _OFFERED = st.lists(
     st.tuples(
         st.sampled_from(Priority),
@@ -201,31 +206,31 @@ _OFFERED = st.lists(
 
 
 @given(offered=_OFFERED, order=st.randoms(use_true_random=False), share=st.sampled_from([0.0, 0.2]))
-def test_it_is_all_the_same_which_routers_entries_came_by(
-    offered: list[tuple[Priority, float, int, int, str]], order, share: float
-) -> None:  # type: ignore[no-untyped-def]
+def test_it_is_all_the_same_which_routers_entries_came_by(offered: list[_Offered], order: Random, share: float) -> None:
     """Whatever the order in which they sent what waits now, the runs are the same."""
-    entries = [_entry(priority, 0.0, budget, *rest) for priority, budget, *rest in offered]  # type: ignore[arg-type]
+    entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
     shuffled = list(entries)
     order.shuffle(shuffled)
-    runs = []
-    for each in (entries, shuffled):
-        gate, now, ran = make_gate(*each, max_rows=_MAX_ROWS, share=share), 0.0, []
-        while (turn := gate.next(now)).entries or turn.dropped:
-            ran.append(([entry.id for entry in turn.entries], sorted(entry.id for entry in turn.dropped), turn.rows))
-            now += turn.predicted_s
-        runs.append(ran)
+    first, second = _runs(entries, share), _runs(shuffled, share)
 
-    assert runs[0] == runs[1]
-    assert sorted(entry.id for entry in entries) == sorted(
-        each for ids, dropped, _ in runs[0] for each in ids + dropped
-    )
+    assert first == second
+    assert sorted(entry.id for entry in entries) == sorted(each for ids, dropped in first for each in ids + dropped)
+
+
+def _runs(entries: list[Entry], share: float) -> list[tuple[list[int], list[int]]]:
+    """Ids of the entries of each batch, and of those dropped for it."""
+    gate, now = make_gate(*entries, max_rows=_MAX_ROWS, share=share), 0.0
+    runs = []
+    while (turn := gate.next(now)).entries or turn.dropped:
+        runs.append(([entry.id for entry in turn.entries], sorted(entry.id for entry in turn.dropped)))
+        now += turn.predicted_s
+    return runs
 
 
 @given(offered=_OFFERED)
-def test_nothing_runs_late_where_predictions_hold(offered: list[tuple[Priority, float, int, int, str]]) -> None:
+def test_nothing_runs_late_where_predictions_hold(offered: list[_Offered]) -> None:
     """With early drop whatever is run is in time; and the first of every batch is of the most urgent class."""
-    entries = [_entry(priority, 0.0, budget, *rest) for priority, budget, *rest in offered]
+    entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
     gate, now = make_gate(*entries, max_rows=_MAX_ROWS), 0.0
     waiting = set(entries)
     while (turn := gate.next(now)).entries or turn.dropped:

@@ -21,7 +21,7 @@ def _model() -> ModelState:
 def _send(model: ModelState, bundle_id: int, now: float, rows: int = 1) -> Bundle:
     replica = model.slots.replicas["a"]
     bundle = Bundle(bundle_id, "m", replica, [make_entry(rows=rows)], rows, now)
-    model.slots.acquire(replica, bundle_id, bundle.entries, now)
+    model.slots.acquire(replica, bundle_id, bundle.entries, 0.0, now)
     return bundle
 
 
@@ -31,8 +31,8 @@ def test_the_overhead_does_not_count_what_a_bundle_waited_there() -> None:
     for number in range(8):
         start = 1.0 + number
         first, second = _send(model, 2 * number, start), _send(model, 2 * number + 1, start + 0.001)
-        model.answered(first, [(1, 0, 0.01, "")], start + 0.013, 0.0, 0.0)
-        model.answered(second, [(1, 0, 0.01, "")], start + 0.023, 0.009, 0.0)
+        model.answered(first, [(1, 0, 0.01, "")], start + 0.013, 0.0, 0.0, 0.0)
+        model.answered(second, [(1, 0, 0.01, "")], start + 0.023, 0.009, 0.0, 0.0)
 
     assert model.overhead.seconds == pytest.approx(0.003)
 
@@ -43,7 +43,7 @@ def test_what_came_too_late_teaches_the_way_all_the_same() -> None:
     for number in range(8):
         bundle = _send(model, number, float(number))
         bundle.release_entries()
-        model.answered(bundle, [(1, 0, 0.01, "")], number + 0.07, 0.0, 0.0)
+        model.answered(bundle, [(1, 0, 0.01, "")], number + 0.07, 0.0, 0.0, 0.0)
 
     assert model.overhead.seconds == pytest.approx(0.06)
 
@@ -52,7 +52,7 @@ def test_who_was_not_run_teaches_nothing() -> None:
     """Everything was dropped or comes back: how long that took is nobody's overhead."""
     model = _model()
     for number in range(8):
-        model.answered(_send(model, number, float(number)), [], number + 0.9, 0.0, 0.0)
+        model.answered(_send(model, number, float(number)), [], number + 0.9, 0.0, 0.0, 0.0)
 
     assert (model.overhead.seconds, model.run_rows) == (0.002, 1.0)
 
@@ -63,7 +63,7 @@ def test_a_replica_that_was_silent_teaches_nothing_of_the_ways() -> None:
     for number in range(8):
         bundle = _send(model, number, 100.0 * number)
         model.slots.quarantine("a", 100.0 * number + 30.0)
-        model.answered(bundle, [(1, 0, 0.01, "")], 100.0 * number + 60.0, 0.0, 0.0)
+        model.answered(bundle, [(1, 0, 0.01, "")], 100.0 * number + 60.0, 0.0, 0.0, 0.0)
 
     assert model.overhead.seconds == 0.002
 
@@ -72,7 +72,7 @@ def test_the_usual_run_is_a_moving_mean_of_whole_batches() -> None:
     """Other routers' rows included."""
     model = _model()
     for number in range(60):
-        model.answered(_send(model, number, float(number)), [(24, 0, 0.03, "")], number + 0.03, 0.0, 0.0)
+        model.answered(_send(model, number, float(number)), [(24, 0, 0.03, "")], number + 0.03, 0.0, 0.0, 0.0)
 
     assert model.run_rows == pytest.approx(24.0, abs=0.1)
 
@@ -85,6 +85,6 @@ def test_what_a_replica_has_ahead_is_what_it_told_or_what_was_sent() -> None:
     assert model.backlog_s(replica) == 0.0
     first, _ = _send(model, 1, 0.0, rows=4), _send(model, 2, 0.0, rows=4)
     assert model.backlog_s(replica) == pytest.approx(0.013)
-    model.answered(first, [(4, 0, 0.009, "")], 0.01, 0.0, 0.5)
+    model.answered(first, [(4, 0, 0.009, "")], 0.01, 0.0, 0.0, 0.5)
 
     assert model.backlog_s(replica) == pytest.approx(0.5)

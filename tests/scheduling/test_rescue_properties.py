@@ -210,7 +210,7 @@ class RescueMachine(RuleBasedStateMachine):
         assert (totals["bytes"], totals["bundles"]) == (0, 0)
         assert all(count == {"entries": 0, "bytes": 0} for count in totals["classes"].values())
         for picture in self.it.snapshot().values():
-            assert (picture["bundles"], picture["running_rows"]) == (0, 0)
+            assert (picture["slots_in_use"], picture["running_rows"]) == (0, 0)
 
 
 RescueMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)

@@ -488,7 +488,7 @@ def test_snapshot_is_json() -> None:
         "running_rows": 2,
         "replicas": ["a"],
         "held_replicas": [],
-        "bundles": 1,
+        "slots_in_use": 1,
         "latency_s": {"0": {"1": pytest.approx(0.006), "2": pytest.approx(0.007)}},
         "wasted_rows": 0,
         "rescues": {"made": 0, "won": 0, "duplicates": 0},

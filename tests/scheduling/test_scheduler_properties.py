@@ -183,9 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         returns=st.sampled_from([0, 0, 1, 2, 99]),
         verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, *Verdict]),
     )
-    def done(
-        self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict
-    ) -> None:
+    def done(self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict) -> None:
         """A replica answers, may tell that it has more to do, and may give back what it has not run."""
         dispatch = self.take(index)
         returned = dispatch.entries[len(dispatch.entries) - returns :] if returns else []
@@ -198,7 +196,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             picture = self.scheduler.breaker_picture(dispatch.model, self.now)
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
-        answered = self.scheduler.on_done(dispatch.bundle_id, executions, self.now, waited, told, returned)
+        answered = self.scheduler.on_done(
+            dispatch.bundle_id, executions, self.now, waited, told_s=told, returned=returned
+        )
         assert answered == expected
         for entry in expected:
             self.end(entry)
@@ -360,7 +360,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_free_slots(self, name: str, picture: dict[str, Any]) -> None:
         """What waits beside a replica with nothing to do does so for a retry that must go elsewhere, or a device."""
-        busy = {replica for bundle_id, replica in self.holding.items() if self.in_flight[bundle_id].model == name}
+        sent = (*self.in_flight.values(), *self.timed_out.values())
+        busy = {dispatch.replica for dispatch in sent if dispatch.model == name}
         idle = set(picture["replicas"]) - set(picture["held_replicas"]) - busy
         if idle and name not in self.grouped:
             assert not self.fresh(name), "a replica is idle and work waits"
@@ -505,7 +506,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (totals["bytes"], totals["bundles"]) == (0, 0)
         assert all(count == {"entries": 0, "bytes": 0} for count in totals["classes"].values())
         assert all(self.scheduler.load(name) == 0 for name in _MODELS)
-        assert all(picture["bundles"] == 0 for picture in self.scheduler.snapshot().values())
+        assert all(picture["slots_in_use"] == 0 for picture in self.scheduler.snapshot().values())
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60)

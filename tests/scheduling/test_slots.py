@@ -25,8 +25,8 @@ def _choose(
     slots: Slots, priority: Priority = NORMAL, avoid: str | None = None, *, suspect: bool = False
 ) -> str | None:
     """The name of the replica that is chosen, ``-`` for the wake-up slot."""
-    replica = slots.choose(priority, _MAX_ROWS, avoid, suspect=suspect)
-    return replica and (replica.name or "-")
+    replica = slots.choose(priority, _MAX_ROWS, 0.0, 0.0, avoid, suspect=suspect)
+    return None if replica is None else replica.name or "-"
 
 
 def _take(
@@ -39,9 +39,9 @@ def _take(
 ) -> Replica:
     """Send a bundle to where it goes: a full one of class ``normal`` unless said otherwise."""
     entries = [make_entry(priority, rows=count) for priority, count in rows or ((NORMAL, _MAX_ROWS),)]
-    replica = slots.choose(entries[0].priority, _MAX_ROWS, avoid, suspect=suspect)
+    replica = slots.choose(entries[0].priority, _MAX_ROWS, 0.0, 0.0, avoid, suspect=suspect)
     assert replica is not None
-    slots.acquire(replica, bundle_id, entries, now, suspect=suspect)
+    slots.acquire(replica, bundle_id, entries, 0.0, now, suspect=suspect)
     return replica
 
 
@@ -88,14 +88,30 @@ def test_who_rides_along_counts_in_its_own_class() -> None:
 
 
 def test_the_fewest_rows_and_then_the_longest_unasked() -> None:
-    """Of all classes: what is there has to be run."""
+    """Among those where it would begin at the same time."""
     slots = _slots("a", "b", "c")
-    _take(slots, 1, (LOW, 3), now=1.0)
-    _take(slots, 2, (LOW, 1), now=2.0)
-    _take(slots, 3, (LOW, 1), now=3.0)
+    _take(slots, 1, (LOW, 3), now=-3.0)
+    _take(slots, 2, (LOW, 1), now=-2.0)
+    _take(slots, 3, (LOW, 1), now=-1.0)
 
-    assert _take(slots, 4, (HIGH, 1), now=4.0).name == "b"
-    assert _take(slots, 5, (HIGH, 1), now=5.0).name == "c"
+    assert _take(slots, 4, (HIGH, 1), now=0.0).name == "b"
+    assert _take(slots, 5, (HIGH, 1), now=0.0).name == "c"
+
+
+def test_where_it_would_begin_first() -> None:
+    """When what runs there has ended, and what is ahead of it has run; less urgent rows are not ahead."""
+    slots = _slots("a", "b")
+    for number, (name, priority, rows, seconds) in enumerate((("a", LOW, 8, 0.2), ("b", HIGH, 3, 0.1))):
+        slots.acquire(slots.replicas[name], number, [make_entry(priority, rows=rows)], seconds, 0.0)
+
+    def chosen(priority: Priority, per_row_s: float, now: float = 0.0) -> str | None:
+        replica = slots.choose(priority, 32, now, per_row_s)
+        return replica and replica.name
+
+    assert (chosen(HIGH, 0.01), chosen(HIGH, 0.05)) == ("b", "a")
+    assert (chosen(LOW, 0.05), chosen(HIGH, 0.01, now=1.0)) == ("b", "a")
+    slots.release(slots.replicas["a"], 0, 0.05, answered=True, runs_s=0.5)
+    assert chosen(HIGH, 0.05) == "b"
 
 
 def test_quickest_is_usable_and_may_leave_one_out() -> None:
@@ -276,11 +292,11 @@ def test_repr_names_the_replica() -> None:
 def test_room_is_bounded_and_counts_come_back_to_zero(
     asked: list[tuple[Priority, int, bool]], window: int, names: str
 ) -> None:
-    """No class has more in flight than the window and one entry, less urgent ones not counted; nor does a replica idle."""
+    """Per class the window and one entry more, less urgent ones not counted; the one with the fewest rows gets it."""
     slots = _slots(*names, window=window)
     sent: list[tuple[Replica, int]] = []
     for number, (priority, rows, answers) in enumerate(asked):
-        replica = slots.choose(priority, _MAX_ROWS)
+        replica = slots.choose(priority, _MAX_ROWS, 0.0)
         if replica is None:
             assert all(other.rows_before(priority) >= window * _MAX_ROWS for other in slots.replicas.values()), (
                 "somebody has room"
@@ -289,12 +305,12 @@ def test_room_is_bounded_and_counts_come_back_to_zero(
             assert replica.rows == min(
                 other.rows for other in slots.replicas.values() if other.rows_before(priority) < window * _MAX_ROWS
             )
-            slots.acquire(replica, number, [make_entry(priority, rows=rows)], float(number))
+            slots.acquire(replica, number, [make_entry(priority, rows=rows)], 0.0, 0.0)
             sent.append((replica, number))
             assert replica.rows_before(priority) < window * _MAX_ROWS + rows
         if answers and sent:
             of, bundle_id = sent.pop(0)
-            slots.release(of, bundle_id, float(number), answered=True)
+            slots.release(of, bundle_id, 0.0, answered=True)
     assert slots.in_use == len(sent)
     for of, bundle_id in sent:
         slots.release(of, bundle_id, 1e3, answered=True)

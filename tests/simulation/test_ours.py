@@ -27,6 +27,7 @@ from serve_app.simulation.scenario import (
     Stream,
 )
 from serve_app.simulation.system import Execution, Request, World
+from serve_app.simulation.ways import Way
 
 
 class _Watch:
@@ -47,9 +48,9 @@ class _Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
-    def answer(self, request: Request, left: float | None = None) -> None:
+    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
         self.ends[request.id] += 1
-        self._world.answer(request, left)
+        self._world.answer(request, left, way)
 
     def drop(self, request: Request) -> None:
         self.ends[request.id] += 1
