@@ -4,8 +4,8 @@ An execution cannot be interrupted. A request of a more urgent class that comes 
 what is left of it, and is in time only if that is no more than its slack: its budget less its own execution. How much
 is left when such requests come is learnt as a part of L: near to uniform where they come at any time to the only
 replica, and little where routers send them to the replica that is free first. So with a low quantile of the slacks and
-the largest of the parts lately, a batch with rows of a less urgent class, also of those that ride along with the class itself,
-takes no longer than
+the largest of the parts lately, a batch with rows of a less urgent class, also of those that ride along with the class
+itself, takes no longer than
 
     slack / part
 

@@ -285,12 +285,8 @@ class Gate:
             head.bucket,
             oldest,
             head.deadline - self._timer_s,
-            head.deadline - head.arrival,
-            1,
-            1,
             latency,
             self._arrivals,
-            0.0,
             self.busy(now),
         )
         return min(self._policy.open_at(waiting), latest)

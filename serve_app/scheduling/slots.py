@@ -3,7 +3,8 @@
 Routers send entries ahead, so that a replica composes its next batch of what is there (`serve_app.scheduling.gate`). A
 listed replica has room for ``window`` full batches of rows in flight; those of a less urgent class do not count against
 a more urgent one. The next bundle goes where it is predicted to begin first: when what runs there ends, and what is
-ahead of it there has run; among equals, where the fewest rows are in flight, and where one was sent least recently. A replica can be out of the choice for three reasons, all called *held*:
+ahead of it there has run; among equals, where the fewest rows are in flight, and where one was sent least recently. A
+replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
     ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then,
@@ -61,8 +62,8 @@ class Replica:
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name", "sent_at",
-        "suspects", "told_s",
+        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name",
+        "sent_at", "suspects", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:

@@ -42,8 +42,8 @@ class Sent:
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "runs_s", "told_s",
-        "waited_s", "waiting",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "runs_s",
+        "told_s", "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
