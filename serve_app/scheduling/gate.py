@@ -133,7 +133,7 @@ class Gate:
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
         left_s = self._runs_until - now
-        part = min(1.0, left_s / self._run_s) if left_s > 0.0 else 0.0
+        part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
         self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now, part)
 
     def remove(self, entry: Entry) -> bool:
@@ -152,7 +152,7 @@ class Gate:
 
     def busy(self, now: float) -> float:
         """Part of the last seconds in which the session has run, 0 to 1."""
-        kept = exp((self._busy_at - now) / _BUSY_S)
+        kept = exp(min(0.0, self._busy_at - now) / _BUSY_S)
         self._busy_at = now
         self._busy *= kept
         return min(1.0, self._busy / _BUSY_S)
