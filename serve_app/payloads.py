@@ -206,6 +206,7 @@ class WireEntry(NamedTuple):
         payload: What to run.
         origin: Where it comes from; ``None`` where nothing is known of that.
         exact: Whether no fallback may stand in for the exact model.
+        probe: Whether it runs although it is predicted to be late.
     """
 
     priority: int
@@ -215,6 +216,7 @@ class WireEntry(NamedTuple):
     payload: Payload
     origin: Origin | None = None
     exact: bool = False
+    probe: bool = False
 
 
 class Bundle(NamedTuple):

@@ -331,6 +331,7 @@ class Dispatcher:
                     entry.payload.payload,
                     entry.payload.origin,
                     entry.exact or dispatch.exact,
+                    entry.probe,
                 )
                 for entry in entries
             ],

@@ -193,6 +193,7 @@ class Session:
                         staged.on_behalf_of if wire is None else wire.variant,
                         exact=wire is not None and wire.exact,
                     )
+                    here.probe = wire is not None and wire.probe
                     if staged.whole[index]:
                         here.lane = ALONE
                     staged.waiting[index] = here

@@ -111,8 +111,8 @@ class Alone:
             if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
                 if now < send_at:
-                    self.open_at = min(self.open_at, send_at)
-                    continue
+                    self.open_at = send_at
+                    return None  # what is less urgent does not go before it
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most))
         return None
 
