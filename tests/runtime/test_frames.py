@@ -119,7 +119,7 @@ def test_results(results: list[Success | Failure]) -> None:
 
 def test_a_backlog_travels() -> None:
     """How much a replica has to do travels with its answers."""
-    sent = BundleResult([Success({"y": np.ones((1, 2))})], [], 0.0, 0.0, 0.0, 1.5)
+    sent = BundleResult([Success({"y": np.ones((1, 2))})], [], 0.0, 0.0, 0.0, backlog_s=1.5)
     assert decode_result(received(encode_result(3, sent))).backlog_s == 1.5
 
 
