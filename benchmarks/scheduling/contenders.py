@@ -16,6 +16,7 @@ from serve_app.simulation.system import Request
 
 OURS = "serve-app"
 TRITON = "triton"
+SLIDING = "sliding"
 BASELINES = ("ray-serve", "clipper", "clockwork", "nexus", "symphony")
 
 
@@ -40,7 +41,7 @@ class Contender:
 
 def ours(*without: str, **arguments: Any) -> Contender:
     """serve_app that allows for the overheads there are, without some of its parts."""
-    arguments.setdefault("network_s", OVERHEADS.send_s + OVERHEADS.answer_s)
+    arguments.setdefault("network_s", (OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor)
     for part in without:
         arguments |= ABLATIONS[part].arguments
     return Contender(partial(ServeApp, **arguments), without)

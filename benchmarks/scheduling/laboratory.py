@@ -7,6 +7,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -81,6 +82,7 @@ class Laboratory(AbstractContextManager["Laboratory"]):
         tuning_seeds: Of tuning.
         scale: Lengths of workloads are multiplied by this.
         processes: Simulations at once.
+        trace: The recorded hour, where there is one.
         on_step: Told ``(done, total, what)``.
     """
 
@@ -88,6 +90,7 @@ class Laboratory(AbstractContextManager["Laboratory"]):
     tuning_seeds: tuple[int, ...] = (1001, 1002)
     scale: float = 1.0
     processes: int = 2
+    trace: Path | None = None
     on_step: Callable[[int, int, str], None] = lambda *_: None
     _pool: ProcessPoolExecutor | None = field(default=None, init=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.scheduling.ablations import ABLATIONS
-from benchmarks.scheduling.conditions import GPU, MODEL, one_model, rate_at, scenario
+from benchmarks.scheduling.conditions import L1_S, LIGHT, MODEL, TYPICAL, one_model, rate_at, scenario
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.drawing import bars
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
@@ -19,7 +19,7 @@ from serve_app.simulation.results import Result
 from serve_app.simulation.scenario import Affine, Noise, Overheads, Scenario, Stream
 
 MIXED = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
-MIXED_S = {Priority.HIGH: 0.06, Priority.NORMAL: 0.12, Priority.LOW: 0.25}
+MIXED_S = {Priority.HIGH: 0.3, Priority.NORMAL: 0.6, Priority.LOW: 1.25}
 Value = Callable[[Result], float]
 
 
@@ -83,9 +83,9 @@ def trials(lab: Laboratory) -> list[Trial]:
     noisy = replace(_one(lab, "poisson", 0.8, 10.0, replicas=4), noise=Noise("lognormal", 0.2))
     blocked = _blocking(lab)
     saturated = _saturated(lab)
-    distant = replace(_one(lab, "poisson", 0.9, 10.0), overheads=Overheads(0.0002, 0.003, 0.003))
-    shared = setting(lab, 300.0)
-    harsh = setting(lab, 200.0, SETTINGS[2])
+    distant = replace(_one(lab, "poisson", 0.9, 10.0), overheads=Overheads(0.0016, 0.015, 0.017))
+    shared = setting(lab, 60.0)
+    harsh = setting(lab, 40.0, SETTINGS[2])
     found = [
         Trial("early drop", "gamma CV 4, 4 x L(1), load 0.8", bursty, "in time", attained),
         Trial("early drop", "Poisson, 10 x L(1), load 2", overload, "in time", attained),
@@ -110,27 +110,27 @@ def trials(lab: Laboratory) -> list[Trial]:
         Trial("cap on lower classes", "tight high beside a flood of low", blocked, "high in time", of_class("high")),
         Trial("cap on lower classes", "mixed classes, load 1.5", crowd, "high in time", of_class("high")),
         Trial("cap on lower classes", "mixed classes, load 1.5", crowd, "weighted goodput", weighted),
-        Trial("cap on lower classes", "shared device, 300/s", shared, "high in time", of_class("high")),
+        Trial("cap on lower classes", "shared device, 60/s", shared, "high in time", of_class("high")),
         Trial("cap on lower classes", "shared device, heavy too long", harsh, "high in time", of_class("high")),
-        Trial("holding back", "shared device, 300/s", shared, "high in time", of_class("high")),
+        Trial("holding back", "shared device, 60/s", shared, "high in time", of_class("high")),
         Trial("holding back", "shared device, heavy too long", harsh, "high in time", of_class("high")),
         Trial("holding back", "shared device, heavy too long", harsh, "low in time", of_class("low")),
         Trial("guaranteed share", "saturating high, load 2", saturated, "low's part of server time", low_share),
         Trial(
             "learned overhead",
-            "3 ms each way, default allowance",
+            "15 ms each way, default allowance",
             distant,
             "in time",
             attained,
             (("network_s", 0.002),),
         ),
         Trial("learned earliness", "4 replicas, lognormal noise 20%, load 0.8", noisy, "in time", attained),
-        Trial("device groups", "shared device, 300/s", shared, "high in time", of_class("high")),
-        Trial("device groups", "shared device, 300/s", shared, "low in time", of_class("low")),
+        Trial("device groups", "shared device, 60/s", shared, "high in time", of_class("high")),
+        Trial("device groups", "shared device, 60/s", shared, "low in time", of_class("low")),
         Trial("fallbacks", "load 1.6, a variant at half the cost", _with_variant(lab), "in time", attained),
-        Trial("newest frame wins", "30 streams, 100 ms", _video(lab, 30, 0.1), "in time", attained),
-        Trial("newest frame wins", "30 streams, 100 ms", _video(lab, 30, 0.1), "freshness", fresh),
-        Trial("newest frame wins", "24 streams, 33 ms", _video(lab, 24, 1 / 30), "in time", attained),
+        Trial("newest frame wins", "24 streams, 100 ms", _video(lab, 24, 0.1), "in time", attained),
+        Trial("newest frame wins", "24 streams, 100 ms", _video(lab, 24, 0.1), "freshness", fresh),
+        Trial("newest frame wins", "16 streams, 33 ms", _video(lab, 16, 1 / 30), "in time", attained),
         Trial(
             "gate order",
             "four routers, mixed classes, load 1.5",
@@ -213,42 +213,42 @@ def run(lab: Laboratory) -> Experiment:
 
 
 def _one(lab: Laboratory, kind: str, load: float, scale: float, *, cv: float = 1.0, replicas: int = 1) -> Scenario:
-    model = one_model(scale * 0.006, replicas=replicas)
-    stream = Stream(kind, MODEL, rate=rate_at(load, model), cv=cv, timeout_s=scale * 0.006)  # type: ignore[arg-type]
-    return scenario(f"{kind} load {load:g}", model, [stream], lab.seconds(30) / max(1, replicas / 2))
+    model = one_model(scale * L1_S, replicas=replicas)
+    stream = Stream(kind, MODEL, rate=rate_at(load, model), cv=cv, timeout_s=scale * L1_S)  # type: ignore[arg-type]
+    return scenario(f"{kind} load {load:g}", model, [stream], lab.seconds(90) / max(1, replicas / 2))
 
 
 def _mixed(lab: Laboratory, load: float) -> Scenario:
-    model = one_model(0.12)
+    model = one_model(0.6)
     stream = Stream("poisson", MODEL, rate=rate_at(load, model), share=MIXED, timeouts_s=MIXED_S)
-    return scenario("mixed classes", model, [stream], lab.seconds(20))
+    return scenario("mixed classes", model, [stream], lab.seconds(60))
 
 
 def _blocking(lab: Laboratory) -> Scenario:
-    model = one_model(0.25)
-    high = Stream("poisson", MODEL, Priority.HIGH, 50.0, timeout_s=0.03)
-    low = Stream("poisson", MODEL, Priority.LOW, rate_at(1.2, model), timeout_s=0.25)
-    return scenario("tight high", model, [high, low], lab.seconds(20))
+    model = one_model(1.25)
+    high = Stream("poisson", MODEL, Priority.HIGH, 10.0, timeout_s=0.15)
+    low = Stream("poisson", MODEL, Priority.LOW, rate_at(1.2, model), timeout_s=1.25)
+    return scenario("tight high", model, [high, low], lab.seconds(60))
 
 
 def _saturated(lab: Laboratory) -> Scenario:
-    model = one_model(0.06)
-    high = Stream("poisson", MODEL, Priority.HIGH, rate_at(2.0, model), timeout_s=0.06)
-    low = Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=1.0)
-    return scenario("saturating high", model, [high, low], lab.seconds(20))
+    model = one_model(0.3)
+    high = Stream("poisson", MODEL, Priority.HIGH, rate_at(2.0, model), timeout_s=0.3)
+    low = Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=5.0)
+    return scenario("saturating high", model, [high, low], lab.seconds(60))
 
 
 def _with_variant(lab: Laboratory) -> Scenario:
-    model = one_model(0.06)
-    stream = Stream("poisson", MODEL, rate=rate_at(1.6, model), timeout_s=0.06)
+    model = one_model(0.3)
+    stream = Stream("poisson", MODEL, rate=rate_at(1.6, model), timeout_s=0.3)
     scheduling = replace(model.scheduling, fallbacks=("light",))
-    halved = Affine(GPU.alpha_s / 2, GPU.beta_s / 2)
+    halved = Affine(TYPICAL.alpha_s / 2, TYPICAL.beta_s / 2)
     return scenario(
-        "fallbacks", replace(model, scheduling=scheduling, variants={"light": halved}), [stream], lab.seconds(20)
+        "fallbacks", replace(model, scheduling=scheduling, variants={"light": halved}), [stream], lab.seconds(60)
     )
 
 
 def _video(lab: Laboratory, streams: int, timeout_s: float) -> Scenario:
-    model = one_model(timeout_s)
+    model = one_model(timeout_s, curve=LIGHT)
     stream = Stream("video", MODEL, streams=streams, timeout_s=timeout_s, jitter=0.2)
-    return scenario("streams", model, [stream], lab.seconds(20))
+    return scenario("streams", model, [stream], lab.seconds(60))

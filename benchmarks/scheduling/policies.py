@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from benchmarks.scheduling.conditions import MODEL, one_model, rate_at, scenario
+from benchmarks.scheduling.conditions import L1_S, MODEL, one_model, rate_at, scenario
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
@@ -109,7 +109,7 @@ def run(lab: Laboratory) -> Experiment:
 
 
 def _case(lab: Laboratory, replicas: int, cv: float, scale: float, load: float) -> Case:
-    slo_s = scale * 0.006
+    slo_s = scale * L1_S
     model = one_model(slo_s, replicas=replicas)
     rate = rate_at(load, model)
     stream = Stream("gamma", MODEL, rate=rate, cv=cv, timeout_s=slo_s)

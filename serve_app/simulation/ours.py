@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -119,11 +118,7 @@ class ServeApp:
         else:
             router = routers[self._next_router]
             self._next_router = (self._next_router + 1) % len(routers)
-        request_s = self._world.overheads.request_s
-        if request_s > 0.0:
-            self._world.at(self._world.now + request_s, partial(router.arrive, request))
-        else:
-            router.arrive(request)
+        router.arrive(request)
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`: in the routers' queues, on the way to replicas, and at their gates."""

@@ -40,8 +40,8 @@ class Sent:
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s", "waited_s",
-        "waiting",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s",
+        "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +83,6 @@ class SimulatedReplica:
         self.model = settings.name
         self._name = name
         self._max_rows = settings.max_rows
-        self._answer_s = world.overheads.answer_s
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
@@ -107,6 +106,8 @@ class SimulatedReplica:
                 entry,
                 entry.variant,
                 exact=entry.exact,
+                tenant=entry.tenant,
+                weight=entry.weight,
             )
             if entry.rows > self._max_rows:
                 here.lane = ALONE
@@ -199,7 +200,8 @@ class SimulatedReplica:
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
         sent.told_s = self.gate.backlog_s(sent.left)
-        if self._answer_s > 0.0:
-            self._world.at(sent.left + self._answer_s, partial(take, sent))
+        way_s = self._world.way_s("answer")
+        if way_s > 0.0:
+            self._world.at(sent.left + way_s, partial(take, sent))
         else:
             take(sent)

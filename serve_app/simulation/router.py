@@ -38,7 +38,6 @@ class SimulatedRouter:
         self._replicas = replicas
         self._bundle_timeout_s = bundle_timeout_s
         self._newest_frame_wins = newest_frame_wins
-        self._send_s = world.overheads.send_s
         self._wake_ups: dict[str, Dispatch] = {}
         self._in_flight: dict[int, Sent] = {}
         self._watchdog: Timer | None = None
@@ -61,6 +60,7 @@ class SimulatedRouter:
             request.bucket,
             0,
             request,
+            tenant=request.tenant,
         )
         if request.stream >= 0 and self._newest_frame_wins:
             self._replace(entry, request.stream)
@@ -135,8 +135,9 @@ class SimulatedRouter:
 
     def _travel(self, sent: Sent, replica: str) -> None:
         to = self._replicas[replica]
-        if self._send_s > 0.0:
-            self._world.at(self._world.now + self._send_s, partial(to.arrive, sent))
+        way_s = self._world.way_s("send")
+        if way_s > 0.0:
+            self._world.at(self._world.now + way_s, partial(to.arrive, sent))
         else:
             to.arrive(sent)
 

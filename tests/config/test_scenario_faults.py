@@ -31,12 +31,13 @@ FAULTS = [
     ),
     pytest.param(
         stream(kind="x"),
-        "workload[0].kind: unknown kind 'x'; known: poisson, gamma, periodic, flash_crowd, video, long_tail, trace",
+        "workload[0].kind: unknown kind 'x'; known: poisson, gamma, mmpp, periodic, flash_crowd, video, long_tail,"
+        " trace",
         id="kind like no other",
     ),
     pytest.param(
         document(workload=[{"model": "images"}]),
-        "workload[0].kind: required, one of poisson, gamma, periodic, flash_crowd, video, long_tail, trace",
+        "workload[0].kind: required, one of poisson, gamma, mmpp, periodic, flash_crowd, video, long_tail, trace",
         id="no kind",
     ),
     pytest.param(
@@ -85,7 +86,7 @@ FAULTS = [
     pytest.param(
         stream(cv=2),
         "workload[0].cv: unknown key; known here: bucket, class, end_s, kind, load, model, rate, rows, share, start_s,"
-        " timeout_ms",
+        " tenant, timeout_ms",
         id="key of another kind",
     ),
     pytest.param(
