@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from serve_app.config.measured_curve import MeasuredCurve
+from serve_app.config.profile_points import fit_affine
 from serve_app.config.scenario_costs import capacity
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.latency import fit_affine
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app.simulation.scenario import Affine, Curve, Noise, Overheads, Scenario, SimulatedModel, Stream
 

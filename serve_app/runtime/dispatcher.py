@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
+from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
@@ -322,11 +322,12 @@ class Dispatcher:
             [
                 WireEntry(
                     entry.priority,
-                    entry.deadline - sent_at,
+                    entry.deadline - sent_at - (0.0 if entry.probe else dispatch.overhead_s),
                     entry.rows,
                     dispatch.variant,
                     entry.payload.payload,
                     entry.payload.origin,
+                    entry.exact or dispatch.exact,
                 )
                 for entry in entries
             ],
@@ -364,13 +365,27 @@ class Dispatcher:
         return self._loop.call_later(patience_s, self._on_bundle_timeout, dispatch)
 
     def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult) -> None:
-        if (misfit := _misfit(dispatch, result)) is not None:
+        allowed = (
+            {dispatch.variant} if dispatch.exact else {dispatch.variant, *self._scheduler.fallbacks(dispatch.model)}
+        )
+        if (misfit := _misfit(dispatch, result, allowed)) is not None:
             logger.error("Replica %s of %s %s", dispatch.replica, dispatch.model, misfit)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
         now = self._loop.time()
-        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        variant = result.executions[0].variant if result.executions else dispatch.variant
+        self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
+        returned = [entry for entry, answer in zip(entries, result.results, strict=True) if answer == RETURNED]
+        for entry in entries:
+            if entry.id in self._dispatched_at:
+                self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
+        alive = self._scheduler.on_done(
+            dispatch.bundle_id, result.executions, now, result.wait_s, result.backlog_s, returned
+        )
+        for entry in returned:
+            self._dispatched_at.pop(entry.id, None)
+        for entry in alive:
+            entry.variant = variant
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -391,7 +406,8 @@ class Dispatcher:
         now: float,
     ) -> None:
         """Give each entry that is still waited for its answer."""
-        self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
+        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if answer != RETURNED]
+        self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
             answered = {entry.id for entry in alive}
@@ -481,12 +497,11 @@ def refused(rejection: Rejection) -> ServeAppError:
     return error
 
 
-def _misfit(dispatch: Dispatch, result: BundleResult) -> str | None:
+def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str | None:
     """Why an answer cannot be one to this bundle, or ``None``."""
     if len(result.results) != len(dispatch.entries):
         return f"gave {len(result.results)} answers to {len(dispatch.entries)} entries"
-    if any(execution.variant != dispatch.variant for execution in result.executions):
-        ran = {execution.variant for execution in result.executions} - {dispatch.variant}
+    if ran := {execution.variant for execution in result.executions} - allowed:
         return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
     return None
 

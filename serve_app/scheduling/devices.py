@@ -286,11 +286,7 @@ class Shared:
         settings = model.settings
         longest_s = self._claims.bounds_s(now)
         alone_s = candidate.alone_s
-        if (
-            not paid
-            and alone_s > longest_s[priority - 1]
-            and self._claims.likely_blocks(priority, alone_s, now)
-        ):
+        if not paid and alone_s > longest_s[priority - 1] and self._claims.likely_blocks(priority, alone_s, now):
             if self._held_since is not None:
                 self.shares.held_back(priority, min(alone_s, now - self._held_since))
             self._held_since = now

@@ -156,7 +156,8 @@ class Gate:
         Args:
             now: Seconds.
         """
-        queue, dropped = self._queue, []
+        queue = self._queue
+        dropped: list[Entry] = []
         queue.expire(now, dropped)
         while queue:
             chosen, paid, owed, spare_s, ready = self._choose(now)
@@ -206,9 +207,7 @@ class Gate:
             return priority, True, None, spare_s if spare_s >= alone_s else inf, ready
         return ready[0], False, owed, inf, ready
 
-    def _compose(
-        self, chosen: Priority, head: Entry, owed: Priority | None, spare_s: float, now: float
-    ) -> Composition:
+    def _compose(self, chosen: Priority, head: Entry, owed: Priority | None, spare_s: float, now: float) -> Composition:
         longest_s = (inf, inf, inf) if self._planned else self._claims.bounds_s(now)
         if spare_s < inf:
             longest_s = (min(spare_s, longest_s[0]), min(spare_s, longest_s[1]), min(spare_s, longest_s[2]))

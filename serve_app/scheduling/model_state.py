@@ -9,12 +9,11 @@ from typing import Any
 from serve_app.scheduling.breakers import Breakers
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.composition import execution_s
-from serve_app.scheduling.entry import Entry
+from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Overhead
 from serve_app.scheduling.probes import Probes
 from serve_app.scheduling.queue import ModelQueue, Totals
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.slots import Replica, Slots
 from serve_app.scheduling.variants import VariantLatency
@@ -133,6 +132,14 @@ class ModelState:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
         self.slots.release(replica, bundle.id, now, answered=True, told_s=told_s)
 
+    @property
+    def has_limited_fallbacks(self) -> bool:
+        """Whether a fallback is not to be asked now, so that gates may not choose among them."""
+        latencies = self.latencies
+        return bool(latencies.limited) and not all(
+            name not in latencies.limited or latencies.limited[name].has_room() for name in self.settings.fallbacks
+        )
+
     def alone_s(self, entry: Entry) -> float:
         """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
         return execution_s(self.latencies.of(entry.variant), entry.rows, entry.bucket, self.settings.max_rows)
@@ -150,7 +157,7 @@ class ModelState:
             latency = self.latencies.exact
             bucket = latency.buckets[-1] if latency.buckets else 0
             own_s = execution_s(latency, rows, bucket, self.settings.max_rows)
-        return own_s + replica.told_s
+        return max(own_s, replica.told_s)
 
     def _latency_s(self, latency: LatencyModel) -> dict[str, dict[str, float]]:
         most = self.settings.max_rows

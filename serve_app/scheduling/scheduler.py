@@ -361,6 +361,10 @@ class Scheduler:
         alone_s = known.latencies.exact.predict(1, buckets[0])
         return slower_than_classes(model, alone_s, self._bounds.timeouts_s)
 
+    def fallbacks(self, model: str) -> tuple[str, ...]:
+        """The variants that may stand in for the exact model."""
+        return self._models[model].settings.fallbacks
+
     def usable(self, model: str) -> int:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""
         return self._models[model].slots.usable
@@ -384,11 +388,7 @@ class Scheduler:
         Returns:
             What `ModelState.picture` and `Rescues.picture` tell.
         """
-        return {
-            name: model.picture()
-            | self._rescues.picture(name)
-            for name, model in self._models.items()
-        }
+        return {name: model.picture() | self._rescues.picture(name) for name, model in self._models.items()}
 
     def breakers(self) -> dict[str, Breakers]:
         """The circuit breakers of every model that has them, by name, for reading."""
@@ -492,8 +492,10 @@ class Scheduler:
         self._bundles.add(bundle)
         if attempt:
             self._rescues.launched(bundle)
+        exact = entries[0].lane != "" or model.has_limited_fallbacks
+        overhead_s = model.overhead.seconds
         return Dispatch(
-            bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, model.overhead.seconds
+            bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
         )
 
     def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
