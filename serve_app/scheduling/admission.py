@@ -22,8 +22,8 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.lateness import too_short
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queue import Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
+from serve_app.scheduling.tenant_queue import Totals
 
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0

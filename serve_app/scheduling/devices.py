@@ -9,6 +9,7 @@ bundle of a lower class is cut short or held back when an urgent one is due.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
 
@@ -93,6 +94,10 @@ class Alone:
                     return self._bundle(replica, [again])
             if head is None:
                 continue
+            if fresh.has_tenants:
+                if (following := self._dealt(priority)) is not None:
+                    return following
+                continue
             replica = slots.choose(priority, most)
             if replica is None:
                 continue
@@ -121,6 +126,46 @@ class Alone:
                 left = min(most, room - replica.rows_before(other)) - rows
                 rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, lane)
         return entries
+
+    def _dealt(self, priority: Priority) -> NextBundle | None:
+        """A bundle of several tenants' entries: whoever has the fewest rows at the replicas for its weight goes first.
+
+        A tenant with less there than its part of the room finds room in any case: else the entries of one that sends
+        more would be all that the gates can choose from.
+        """
+        model = self._model
+        slots, most = model.slots, model.settings.max_rows
+        waiting = model.queue.fresh[priority - 1].waiting()
+        turns = []
+        for queue in waiting:
+            head = queue.head()
+            assert head is not None
+            turns.append((slots.rows_of(priority, queue.tenant) / queue.weight, head.deadline, head.id, queue))
+        heapify(turns)
+        head = turns[0][3].head()
+        assert head is not None
+        part = slots.window * most * max(1, slots.usable) / sum([queue.weight for queue in waiting])
+        replica = slots.choose(priority, most)
+        if replica is None and turns[0][0] < part:
+            replica = slots.choose(priority, inf)
+        if replica is None:
+            return None
+        lane, longest, rows = head.lane, self._part(), 0
+        entries: list[Entry] = []
+        room = slots.window * most - replica.rows_before(priority)
+        while turns:
+            ahead, _, _, queue = turns[0]
+            following = queue.head(lane)
+            if following is None or (rows >= room and ahead >= part):
+                heappop(turns)
+                continue
+            if entries and rows + following.rows > longest:
+                break
+            queue.take_head(lane)
+            entries.append(following)
+            rows += following.rows
+            heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
+        return self._bundle(replica, entries)
 
     def _bundle(self, replica: Replica, entries: list[Entry]) -> NextBundle:
         model = self._model
@@ -247,7 +292,8 @@ class Shared:
         ready: list[Priority] = []
         heads: list[tuple[Entry, Replica]] = []
         for priority in _PRIORITIES:
-            head, replica = queue.fresh[priority - 1].head(), slots.choose(_LOW, model.settings.max_rows)
+            fresh = queue.fresh[priority - 1]
+            head, replica = fresh.turns()[0].head() if fresh.rows else None, slots.choose(_LOW, model.settings.max_rows)
             again = queue.retry[priority - 1].head()
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
                 elsewhere = slots.choose(_LOW, model.settings.max_rows, again.avoid, suspect=True)
@@ -311,7 +357,10 @@ class Shared:
                 return None
         predicted_s = execution_s(model.latencies.of(variant), rows, bucket, settings.max_rows)
         self._held_since = None
-        self.shares.dispatched(predicted_s, waiting, priority, riders_of(entries, rows, priority), paid=paid)
+        riders = riders_of(entries, rows, priority)
+        self.shares.dispatched(predicted_s, waiting, priority, riders, paid=paid)
+        if not head.attempts:
+            model.queue.served(entries, predicted_s, priority, riders)
         return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
 
 

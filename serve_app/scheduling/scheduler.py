@@ -488,7 +488,7 @@ class Scheduler:
         device = self._device_of[model.settings.name]
         bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
         device.launched(bundle_id, following, now)
-        model.slots.acquire(replica, bundle_id, entries, now, suspect=suspect)
+        model.slots.acquire(replica, bundle_id, entries, now, suspect=suspect, tenants=model.queue.has_tenants)
         self._bundles.add(bundle)
         if attempt:
             self._rescues.launched(bundle)

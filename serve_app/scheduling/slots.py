@@ -20,7 +20,7 @@ back like a failed replica.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -36,10 +36,12 @@ class InFlight(NamedTuple):
     Attributes:
         rows: Its rows per class, most urgent first.
         sent: When it was sent, seconds.
+        tenants: Its rows per class and tenant; empty while there was one tenant only.
     """
 
     rows: tuple[int, int, int]
     sent: float
+    tenants: Mapping[tuple[Priority, str], int] = {}
 
 
 class Replica:
@@ -49,6 +51,7 @@ class Replica:
         name: The replica's name.
         bundles: Every bundle in flight there, by id, in the order sent.
         ahead: Rows in flight there per class, most urgent first.
+        tenants: Rows in flight there per class and tenant, as far as they were counted.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
         sent_at: When a bundle was last sent there, seconds.
         heard_at: When it last answered one, seconds.
@@ -61,13 +64,14 @@ class Replica:
 
     __slots__ = (
         "ahead", "bundles", "ejected_until", "failures", "heard_at", "held_until", "listed", "name", "sent_at",
-        "suspects", "told_s",
+        "suspects", "tenants", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.bundles: dict[int, InFlight] = {}
         self.ahead = [0, 0, 0]
+        self.tenants: dict[tuple[Priority, str], int] = {}
         self.suspects: set[int] = set()
         self.sent_at = -inf
         self.heard_at = -inf
@@ -125,13 +129,13 @@ class Slots:
         return vanished
 
     def choose(
-        self, priority: Priority, max_rows: int, avoid: str | None = None, *, suspect: bool = False
+        self, priority: Priority, max_rows: float, avoid: str | None = None, *, suspect: bool = False
     ) -> Replica | None:
         """The replica with room for more rows of a class where the next bundle should go, or ``None``.
 
         Args:
             priority: The class.
-            max_rows: Rows of a full batch.
+            max_rows: Rows of a full batch; ``inf``: any replica has room.
             avoid: A replica not to choose, unless it is the only one that is not held.
             suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
                 two suspects are never lost together.
@@ -154,13 +158,36 @@ class Slots:
         return best
 
     def acquire(
-        self, replica: Replica, bundle_id: int, entries: Sequence[Entry], now: float, *, suspect: bool = False
+        self,
+        replica: Replica,
+        bundle_id: int,
+        entries: Sequence[Entry],
+        now: float,
+        *,
+        suspect: bool = False,
+        tenants: bool = False,
     ) -> None:
-        """Count a bundle in at a replica that `choose` returned."""
+        """Count a bundle in at a replica that `choose` returned.
+
+        Args:
+            replica: Where it goes.
+            bundle_id: The bundle.
+            entries: Its entries.
+            now: Seconds.
+            suspect: See `choose`.
+            tenants: Whether its rows are to be counted per tenant, too.
+        """
         rows = [0, 0, 0]
         for entry in entries:
             rows[entry.priority - 1] += entry.rows
-        replica.bundles[bundle_id] = InFlight((rows[0], rows[1], rows[2]), now)
+        of_tenants: dict[tuple[Priority, str], int] = {}
+        if tenants:
+            for entry in entries:
+                key = entry.priority, entry.tenant
+                of_tenants[key] = of_tenants.get(key, 0) + entry.rows
+            for key, more in of_tenants.items():
+                replica.tenants[key] = replica.tenants.get(key, 0) + more
+        replica.bundles[bundle_id] = InFlight((rows[0], rows[1], rows[2]), now, of_tenants)
         replica.ahead = [ahead + more for ahead, more in zip(replica.ahead, rows, strict=True)]
         replica.sent_at = now
         if suspect:
@@ -179,6 +206,11 @@ class Slots:
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:
             replica.ahead = [ahead - less for ahead, less in zip(replica.ahead, bundle.rows, strict=True)]
+            for key, less in bundle.tenants.items():
+                if replica.tenants[key] == less:
+                    del replica.tenants[key]
+                else:
+                    replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
         replica.heard_at = now
         replica.told_s = told_s
@@ -255,6 +287,10 @@ class Slots:
     def rows(self) -> int:
         """Rows in flight in bundles that hold a slot."""
         return self._wake_up.rows + sum(r.rows for r in self.replicas.values() if r.held_until is None)
+
+    def rows_of(self, priority: Priority, tenant: str) -> int:
+        """Rows of a tenant's class in flight, as far as they were counted."""
+        return sum([r.tenants.get((priority, tenant), 0) for r in self.replicas.values() if r.held_until is None])
 
     @property
     def in_use(self) -> int:

@@ -8,7 +8,7 @@ from scheduling_builders import make_entry
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queue import Totals
+from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
 
 
