@@ -15,8 +15,15 @@ OSDI 2024).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
+
+from serve_app.scheduling.entry import Entry, Priority
+
+OTHER: Final = "other"
+"""Stands for all tenants that came when `MOST_NAMED` others had been counted."""
+MOST_NAMED: Final = 256
 
 CREDIT_BATCHES: Final = 4.0
 """How far below the level a tenant that comes back begins, in batches."""
@@ -80,3 +87,42 @@ class Service:
     def at_level(self, tenant: str) -> None:
         """A tenant that was alone is no longer."""
         self._had_s[tenant] = max(self._had_s.get(tenant, -inf), self.level_s)
+
+
+class ServedSeconds:
+    """What was executed for whom, of what was answered.
+
+    Attributes:
+        seconds: By class and tenant, each request's part of its batch by rows. At most `MOST_NAMED` tenants have a
+            name of their own, and the rest are `OTHER`.
+    """
+
+    __slots__ = ("_named", "seconds")
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self.seconds: dict[tuple[Priority, str], float] = {}
+
+    def add(self, entries: Iterable[Entry], executions: Sequence[tuple[int, int, float, str]]) -> None:
+        """Count entries that were answered.
+
+        Args:
+            entries: The entries.
+            executions: The runs that they were part of; see `Scheduler.on_done`.
+        """
+        rows = sum([execution[0] for execution in executions])
+        if not rows:
+            return
+        per_row_s = sum([execution[2] for execution in executions]) / rows
+        seconds = self.seconds
+        for entry in entries:
+            key = entry.priority, self._name(entry.tenant)
+            seconds[key] = seconds.get(key, 0.0) + per_row_s * entry.rows
+
+    def _name(self, tenant: str) -> str:
+        if tenant in self._named:
+            return tenant
+        if len(self._named) >= MOST_NAMED:
+            return OTHER
+        self._named.add(tenant)
+        return tenant
