@@ -125,6 +125,9 @@ class RequestOptions(NamedTuple):
         door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
         spent_s: How long it has been here already, seconds, which counts against the default of its class.
             ``timeout_s`` is without it.
+        tenant: Who shares the class with others: the name of the API key, else the client's address; empty where
+            neither is known.
+        weight: The tenant's part of its class, relative to other tenants'.
     """
 
     priority: Priority | None = None
@@ -140,6 +143,8 @@ class RequestOptions(NamedTuple):
     trace_state: str = ""
     door: str = ""
     spent_s: float = 0.0
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class Answer(NamedTuple):
@@ -183,7 +188,9 @@ class InferenceService(Protocol):
     def find(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of that name (and version). Raises `ModelNotFound`, naming what there is."""
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Refuse early, before the payload is decoded: raises `QueueFull` or `ModelUnavailable`."""
 
     def refused(self, model: str, code: str) -> None:

@@ -116,7 +116,9 @@ class NumpyService:
             raise ModelNotFound(f"model {model!r} has no version {version!r}")
         return MODELS[model]
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Note the call, and refuse if told so."""
         self.prechecks.append((model, priority, nbytes))
         if self.refuse is not None:

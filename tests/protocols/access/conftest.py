@@ -61,9 +61,11 @@ class Revoking(NumpyService):
 
     guard: Guard
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Allow the request, and nothing after it."""
-        super().precheck(model, priority, nbytes)
+        super().precheck(model, priority, nbytes, tenant, weight)
         self.guard.replace(())
 
 
