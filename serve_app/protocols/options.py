@@ -94,12 +94,17 @@ def request_options(
         fallback,
         request_id=request_id_of(headers),
         door=headers.get(DOOR, b"").decode(),
-        tenant=headers.get(CLIENT, b"").decode(),
+        tenant=client_of(headers),
     )
     if b"traceparent" in headers:
         options = _in_trace(options, headers)
     control = headers.get(CACHE_CONTROL)
     return options if control is None else _with_cache_control(options, control)
+
+
+def client_of(headers: Mapping[bytes, bytes]) -> str:
+    """The address that a request came from; empty where it is not known."""
+    return headers.get(CLIENT, b"").decode("latin-1")
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:

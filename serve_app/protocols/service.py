@@ -123,11 +123,11 @@ class RequestOptions(NamedTuple):
         fresh: Whether the answer must be made for this request, and none that was given before.
         trace_state: W3C ``tracestate`` that came with ``trace_parent``.
         door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
-        spent_s: How long it has been here already, seconds, which counts against the default of its class.
-            ``timeout_s`` is without it.
         tenant: Who shares the class with others: the name of the API key, else the client's address; empty where
             neither is known.
         weight: The tenant's part of its class, relative to other tenants'.
+        spent_s: How long it has been here already, seconds, which counts against the default of its class.
+            ``timeout_s`` is without it.
     """
 
     priority: Priority | None = None
@@ -142,9 +142,9 @@ class RequestOptions(NamedTuple):
     fresh: bool = False
     trace_state: str = ""
     door: str = ""
-    spent_s: float = 0.0
     tenant: str = ""
     weight: float = 1.0
+    spent_s: float = 0.0
 
 
 class Answer(NamedTuple):

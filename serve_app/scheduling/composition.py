@@ -267,22 +267,71 @@ def _fill(
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
+    for tenant in rest:
+        rows, most = _fill_by(tenant, lane, entries, rows, most, bucket, latency, settings, room, given_up)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
     if room.owed in others:
         others.insert(0, room.owed)
-    for priority in (chosen, *others) if rest else others:
+    for priority in others:
+        if rows >= most:
+            break
         longest_s = room.longest_s[priority - 1]
-        sources: Sequence[TenantQueue | Merged] = rest
-        if priority is not chosen:
-            first, behind = fresh[priority - 1].turns()
-            sources = (first, *behind)
         limit = most if longest_s >= run.target else min(most, latency.rows_within(longest_s, bucket, most))
         end = room.slack_from + latency.predict(max(limit, rows), bucket)
-        for source in sources:
-            if rows >= limit:
-                break
+        first, behind = fresh[priority - 1].turns()
+        for source in (first, *behind):
             rows = _fill_from(source, lane, entries, rows, limit, bucket, end, latency, settings, given_up)
     return rows
+
+
+def _fill_by(
+    tenant: TenantQueue,
+    lane: str,
+    entries: list[Entry],
+    rows: int,
+    most: int,
+    bucket: int,
+    latency: LatencyModel,
+    settings: ModelScheduling,
+    room: Room,
+    given_up: list[Entry],
+) -> tuple[int, int]:
+    """Fill a bundle up with the most consecutive entries of a tenant that are in time for what it becomes with them.
+
+    Returns:
+        Its rows, and the most that it may have now.
+    """
+    looked_at: list[Entry] = []
+    start = joining = 0
+    best, best_rows = (0, 0), 0
+    begin = room.slack_from
+    while rows + joining < most and len(looked_at) < 2 * settings.max_rows:
+        following = tenant.head(lane)
+        if following is None or rows + following.rows > most or following.bucket > bucket:
+            break
+        tenant.take_head(lane)
+        looked_at.append(following)
+        joining += following.rows
+        while joining and (
+            rows + joining > most or begin + latency.predict(rows + joining, bucket) > looked_at[start].deadline
+        ):
+            joining -= looked_at[start].rows
+            start += 1
+        if joining > best_rows:
+            best, best_rows = (start, len(looked_at)), joining
+    chosen = looked_at[best[0] : best[1]]
+    rows += best_rows
+    if chosen:
+        entries += chosen
+        most = latency.rows_within(chosen[0].deadline - begin, bucket, most)
+    end = begin + latency.predict(rows, bucket)
+    for other in (*looked_at[: best[0]], *looked_at[best[1] :]):
+        alone = latency.predict(other.rows, other.bucket)
+        if settings.early_drop and other.deadline - end < alone and not other.probe:
+            given_up.append(other)
+        else:
+            tenant.push(other)
+    return rows, most
 
 
 def _fill_from(

@@ -47,6 +47,7 @@ KEYS = (
     key("lowered", highest=Priority.NORMAL, lowers=True),
     key("rare", rate=Rate(per_second=0.5, burst=2)),
     key("admin", admin=True),
+    key("heavy", weight=3.0),
     key("expiring", expires_at=1_000_060.0),
     key("disabled", disabled=True),
 )
