@@ -21,9 +21,10 @@ from serve_app.scheduling.batching import Waiting, batch_policy, target_s
 from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.queue import ModelQueue, Totals
+from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.shares import Shares, riders_of
+from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
 _HIGH = Priority.HIGH
@@ -198,7 +199,7 @@ class Gate:
         queue.expire(now, dropped)
         while queue:
             chosen, paid, owed, spare_s, ready = self._choose(now)
-            head = queue.fresh[chosen - 1].head()
+            head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
             if not paid and not self._planned and (opens := self._opens_at(head, ready, now)) > now:
                 self._end(dropped)
@@ -215,6 +216,7 @@ class Gate:
             self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
+            queue.served(entries, predicted_s, chosen, riders)
             for entry in entries:
                 entry.state = EntryState.RUNNING
             self._end(dropped)
