@@ -57,7 +57,13 @@ payloads = st.one_of(
     st.just({"s": np.array(["a", "bc"], dtype=object)}),
 )
 entries = st.builds(
-    WireEntry, st.integers(1, 3), st.floats(0, 10), st.integers(1, 9), st.sampled_from(["", "int8"]), payloads
+    WireEntry,
+    st.integers(1, 3),
+    st.floats(0, 10),
+    st.integers(1, 9),
+    st.sampled_from(["", "int8"]),
+    payloads,
+    weight=st.floats(0.1, 10.0),
 )
 
 
