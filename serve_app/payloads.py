@@ -206,6 +206,7 @@ class WireEntry(NamedTuple):
         payload: What to run.
         origin: Where it comes from; ``None`` where nothing is known of that.
         exact: Whether no fallback may stand in for the exact model.
+        probe: Whether it runs although it is predicted to be late.
     """
 
     priority: int
@@ -215,6 +216,7 @@ class WireEntry(NamedTuple):
     payload: Payload
     origin: Origin | None = None
     exact: bool = False
+    probe: bool = False
 
 
 class Bundle(NamedTuple):
@@ -291,6 +293,7 @@ class BundleResult(NamedTuple):
         preprocess_s: Time in preprocessing.
         wait_s: Time between preprocessing and the session being free for it.
         postprocess_s: Time from the end of the run to the answer.
+        runs_s: Predicted time until what runs at the replica now has ended.
         backlog_s: Predicted time until all that is at the replica is done, other routers' work included.
         model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
             or nobody knows such an input.
@@ -302,6 +305,7 @@ class BundleResult(NamedTuple):
     preprocess_s: float
     wait_s: float
     postprocess_s: float
+    runs_s: float = 0.0
     backlog_s: float = 0.0
     model_works: bool | None = None
     joinable: Mapping[str, Joinable] | None = None

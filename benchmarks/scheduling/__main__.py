@@ -17,12 +17,14 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from benchmarks.machine import revision
 from benchmarks.scheduling import flash_crowd, parts, policies, shared_device, shares, speed, streams
 from benchmarks.scheduling.cases import GROUPS, settings
 from benchmarks.scheduling.comparison import BEST, look, run_group
 from benchmarks.scheduling.contenders import OURS
 from benchmarks.scheduling.experiment import Experiment
 from benchmarks.scheduling.laboratory import Laboratory
+from benchmarks.scheduling.memory import forget
 from benchmarks.scheduling.report import render, save_figures, to_json
 from benchmarks.session import steps
 from serve_app.config.scenario_systems import SYSTEMS
@@ -56,7 +58,8 @@ _LINES = (
         "30 ms. Ways are the medians that the calibration measured, lognormal with sigma 0.5: 1.6 ms to the system, "
         "2.7 ms from a router to a replica and as much back, 1.6 ms back to the client, and 4.4 ms between two "
         "executions. Systems that compose batches in the server's process (Triton, the sliding window, Clipper, Nexus) "
-        "pay no way from a router to a replica and back; the bound pays none either."
+        "pay no way from a router to a replica and back, and no 130 us of a router's processor per request; the bound "
+        "pays neither."
     ),
     (
         "Load 1 is what all replicas do in batches with the most rows per second that take no longer than the "
@@ -80,12 +83,15 @@ def main(
     trace: Annotated[
         Path | None, typer.Option(help="recorded hour: CSV with TIMESTAMP, ContextTokens, GeneratedTokens")
     ] = None,
+    fresh: Annotated[bool, typer.Option(help="calculate baselines and bounds anew")] = False,
     list_cases: Annotated[bool, typer.Option("--list", help="name all workloads")] = False,
     quick: Annotated[bool, typer.Option(help="two seeds and short workloads, for trying")] = False,
     processes: Annotated[int, typer.Option(help="simulations at once")] = 2,
     out: Annotated[Path, typer.Option(help="folder of the report")] = PUBLISHED,
 ) -> None:
     """Run the experiments and write the report."""
+    if fresh:
+        forget()
     if list_cases:
         for setting in settings(trace):
             print(setting.name)
@@ -149,7 +155,7 @@ def write(found: list[Experiment], seeds: tuple[int, ...], out: Path, *, quick: 
     out.mkdir(parents=True, exist_ok=True)
     path = out / "scheduling.json"
     former = orjson.loads(path.read_bytes())["experiments"] if path.exists() else {}
-    document = orjson.loads(to_json(found, _LINES, seeds, quick=quick))
+    document = orjson.loads(to_json(found, _LINES, seeds, quick=quick, commit=revision()))
     merged = {**former, **document["experiments"]}
     document["experiments"] = {name: merged[name] for name in EXPERIMENTS if name in merged}
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.process import OUT
 from benchmarks.scheduling.conditions import (
@@ -74,7 +75,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "A recorded hour",
         (
             "Arrivals and lengths of a production service (Azure LLM inference trace 2023, code), its time scaled to "
-            "the load; a batch is padded to its longest prompt."
+            "the load; a batch is padded to its longest prompt. Load 1 are batches of eight in the order of arrival."
         ),
     ),
     "ratio": ("Fixed over per-row cost", "Gamma arrivals with CV 4, deadline 5 x L(1); L(1) is 30 ms in all."),
@@ -104,7 +105,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "Many models",
         (
             "Zipf's law with exponent 1 over models of three classes, deadline 10 x L(1); each with a replica and "
-            "a device of its own, where the first has a load of 0.8, or all on four devices at half of what they could do."
+            "a device each, where the first has a load of 0.8, or all on four devices at half of what they could do."
         ),
     ),
     "mixed": (
@@ -222,7 +223,7 @@ def _models(count: int, shared: bool, seconds: float) -> Scenario:
         f"{count} models",
         models,
         (Stream("long_tail", rate=rate, timeout_s=slo_s, share=share),),
-        seconds * min(1.0, _MOST_PER_S / rate) + 1.0,
+        0.5 * seconds * min(1.0, _MOST_PER_S / rate) + 1.0,
         classes(),
         tuple(Device(f"gpu-{number}") for number in range(devices)) if shared else (),
         overheads=OVERHEADS,
@@ -255,12 +256,14 @@ def _tenants(scale: float, seconds: float) -> Scenario:
 def _azure(trace: Path, load: float, seconds: float) -> Scenario:
     slo_s = 10.0 * L1_S
     recorded = read_recorded(trace)
-    each_s = [_LENGTH(MAX_ROWS, bucket) / MAX_ROWS for _, bucket in recorded]
-    mean_s = sum(each_s) / len(each_s) + OVERHEADS.between_s / MAX_ROWS
-    # At a load of 1 the recorded mean rate keeps the server busy in full batches of one length.
+    # At a load of 1 the server is busy with batches of eight in the order of arrival, padded to their longest.
+    batches = [[bucket for _, bucket in recorded[first : first + 8]] for first in range(0, len(recorded), 8)]
+    mean_s = fmean(_LENGTH(8, max(batch)) + OVERHEADS.between_s for batch in batches) / 8
+    # What is played is an excerpt, so its own mean rate counts.
+    recorded = recorded[: max(2, round((seconds + 1.0) * load / mean_s))]
     stretch = mean_s / load / (recorded[-1][0] / len(recorded))
     OUT.mkdir(parents=True, exist_ok=True)
-    path = OUT / f"recorded-{load:g}.csv"
+    path = OUT / f"recorded-{load:g}-{len(recorded)}.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["arrival", "model", "class", "rows", "deadline", "bucket"])

@@ -28,8 +28,9 @@ HEADER = (
     "rows",
     "settings",
 )
-_SECONDS = 40.0
-_TUNE_S = 12.0
+_SECONDS = 30.0
+_TUNE_S = 10.0
+_TUNE_MANY_S = 4.0
 _NOISE = 0.005
 
 
@@ -95,7 +96,8 @@ def look(
     """
     chosen = [each for each in settings(trace) if any(fnmatchcase(each.name, pattern) for pattern in patterns)]
     if not chosen:
-        raise ValueError(f"no workload is called {' or '.join(patterns)}")
+        hint = "" if trace is not None else "; the recorded hour's need --trace"
+        raise ValueError(f"no workload is called {' or '.join(patterns)}{hint}")
     tuned = tuple(system for system in systems if system != OURS)
     contenders = {OURS: ours()} if OURS in systems else {}
     cases = [
@@ -110,7 +112,8 @@ def look(
 def case_of(setting: Setting, seconds: float) -> Case:
     """A workload with those who meet it in the report."""
     others = (*BEST, *BASELINES) if setting.everybody else BEST
-    return Case(setting.make(seconds), {OURS: ours()}, others, setting.bound, setting.value, tune_s=_TUNE_S)
+    tune_s = _TUNE_S if setting.group != "models" else _TUNE_MANY_S
+    return Case(setting.make(seconds), {OURS: ours()}, others, setting.bound, setting.value, tune_s=tune_s)
 
 
 def _lines(setting: Setting, measured: Measured) -> list[list[str]]:

@@ -27,10 +27,12 @@ class Contender:
     Attributes:
         make_system: Makes it, in any process.
         without: Parts of the scheduler that are taken away from it; see `ablations`.
+        tuned: Whether it is a baseline with settings that tuning has found.
     """
 
     make_system: MakeSystem
     without: tuple[str, ...] = ()
+    tuned: bool = False
 
     def on(self, scenario: Scenario) -> Scenario:
         """The scenario as this contender meets it: without its parts that are settings."""

@@ -215,27 +215,27 @@ def run(lab: Laboratory) -> Experiment:
 def _one(lab: Laboratory, kind: str, load: float, scale: float, *, cv: float = 1.0, replicas: int = 1) -> Scenario:
     model = one_model(scale * L1_S, replicas=replicas)
     stream = Stream(kind, MODEL, rate=rate_at(load, model), cv=cv, timeout_s=scale * L1_S)  # type: ignore[arg-type]
-    return scenario(f"{kind} load {load:g}", model, [stream], lab.seconds(90) / max(1, replicas / 2))
+    return scenario(f"{kind} load {load:g}", model, [stream], lab.seconds(45) / max(1, replicas / 2))
 
 
 def _mixed(lab: Laboratory, load: float) -> Scenario:
     model = one_model(0.6)
     stream = Stream("poisson", MODEL, rate=rate_at(load, model), share=MIXED, timeouts_s=MIXED_S)
-    return scenario("mixed classes", model, [stream], lab.seconds(60))
+    return scenario("mixed classes", model, [stream], lab.seconds(30))
 
 
 def _blocking(lab: Laboratory) -> Scenario:
     model = one_model(1.25)
     high = Stream("poisson", MODEL, Priority.HIGH, 10.0, timeout_s=0.15)
     low = Stream("poisson", MODEL, Priority.LOW, rate_at(1.2, model), timeout_s=1.25)
-    return scenario("tight high", model, [high, low], lab.seconds(60))
+    return scenario("tight high", model, [high, low], lab.seconds(30))
 
 
 def _saturated(lab: Laboratory) -> Scenario:
     model = one_model(0.3)
     high = Stream("poisson", MODEL, Priority.HIGH, rate_at(2.0, model), timeout_s=0.3)
     low = Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=5.0)
-    return scenario("saturating high", model, [high, low], lab.seconds(60))
+    return scenario("saturating high", model, [high, low], lab.seconds(30))
 
 
 def _with_variant(lab: Laboratory) -> Scenario:
@@ -244,11 +244,11 @@ def _with_variant(lab: Laboratory) -> Scenario:
     scheduling = replace(model.scheduling, fallbacks=("light",))
     halved = Affine(TYPICAL.alpha_s / 2, TYPICAL.beta_s / 2)
     return scenario(
-        "fallbacks", replace(model, scheduling=scheduling, variants={"light": halved}), [stream], lab.seconds(60)
+        "fallbacks", replace(model, scheduling=scheduling, variants={"light": halved}), [stream], lab.seconds(30)
     )
 
 
 def _video(lab: Laboratory, streams: int, timeout_s: float) -> Scenario:
     model = one_model(timeout_s, curve=LIGHT)
     stream = Stream("video", MODEL, streams=streams, timeout_s=timeout_s, jitter=0.2)
-    return scenario("streams", model, [stream], lab.seconds(60))
+    return scenario("streams", model, [stream], lab.seconds(30))

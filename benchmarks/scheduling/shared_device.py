@@ -68,7 +68,7 @@ def setting(lab: Laboratory, rate: float, chosen: Setting = SETTINGS[1]) -> Scen
             Stream("poisson", "tight", Priority.HIGH, rate, timeout_s=chosen.tight_s),
             Stream("poisson", "heavy", Priority.LOW, chosen.heavy_rate, timeout_s=10.0),
         ),
-        lab.seconds(90) + 1.0,
+        lab.seconds(45) + 1.0,
         classes(),
         (Device("gpu", concurrency=1, interference=0.1),),
         overheads=OVERHEADS,

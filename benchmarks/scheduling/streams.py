@@ -20,10 +20,10 @@ FPS = 30.0
 WANTED = 0.99
 PLAIN = "without newest frame wins"
 SETTINGS: tuple[tuple[str, Curve, int, int, float, tuple[int, ...]], ...] = (
-    ("one server, 33 ms", LIGHT, 32, 1, 1 / FPS, tuple(range(18, 26))),
-    ("one server, 100 ms", LIGHT, 32, 1, 0.1, tuple(range(23, 31))),
-    ("four servers, 33 ms", LIGHT, 32, 4, 1 / FPS, tuple(range(88, 109, 4))),
-    ("model `wide` on one core, 33 ms", WIDE, 64, 1, 1 / FPS, tuple(range(10, 41, 5))),
+    ("one server, 33 ms", LIGHT, 32, 1, 1 / FPS, tuple(range(4, 21, 2))),
+    ("one server, 100 ms", LIGHT, 32, 1, 0.1, tuple(range(14, 31, 2))),
+    ("four servers, 33 ms", LIGHT, 32, 4, 1 / FPS, tuple(range(24, 97, 8))),
+    ("model `wide` on one core, 33 ms", WIDE, 64, 1, 1 / FPS, tuple(range(5, 61, 5))),
 )
 """What it is called, the curve, most rows, replicas, the deadline of a frame, and the numbers of streams to try."""
 

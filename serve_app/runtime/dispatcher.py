@@ -15,6 +15,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
@@ -23,6 +24,8 @@ from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.staged import NOT_IN_TIME
+from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
@@ -31,6 +34,7 @@ from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 _PATIENCE = 4
 """A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
 
@@ -92,7 +96,7 @@ class Dispatcher:
 
     def now(self) -> float:
         """The clock of every deadline in this process, seconds."""
-        return self._loop.time()
+        return monotonic()
 
     async def submit(
         self,
@@ -135,7 +139,7 @@ class Dispatcher:
             DeadlineExceeded: It did not finish in time, or could not in any case.
             ServeAppError: Whatever else went wrong with it.
         """
-        now = self._loop.time()
+        now = monotonic()
         future: asyncio.Future[Answer] = self._loop.create_future()
         entry = Entry(
             next(self._ids),
@@ -164,7 +168,7 @@ class Dispatcher:
             return await future
         except asyncio.CancelledError:
             if entry.state is not EntryState.DONE:  # else it ended in this very turn, and has been counted
-                self._scheduler.on_cancel(entry, self._loop.time())
+                self._scheduler.on_cancel(entry, monotonic())
                 self._end(entry, "cancelled")
                 self._schedule_pump()
             raise
@@ -181,7 +185,7 @@ class Dispatcher:
         """
         if entry.state is EntryState.DONE or entry.payload.future.done():
             return False
-        self._scheduler.on_cancel(entry, self._loop.time())
+        self._scheduler.on_cancel(entry, monotonic())
         self._dispatched_at.pop(entry.id, None)
         self._schedule_pump()
         entry.payload.future.set_result(answer)
@@ -189,7 +193,7 @@ class Dispatcher:
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
-        self._scheduler.on_replicas(model, replicas, self._loop.time())
+        self._scheduler.on_replicas(model, replicas, monotonic())
         self._tell_slowness(model)
         if replicas and (wake_up := self._wake_ups.pop(model, None)) is not None:
             self._end_wake_up(wake_up)
@@ -205,7 +209,7 @@ class Dispatcher:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
         logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
         self._observer.replica_silent(model)
-        now, before = self._loop.time(), self._scheduler.listed(model)
+        now, before = monotonic(), self._scheduler.listed(model)
         self._scheduler.on_silent(model, replica, now)
         self._recovery.lost(model, before, now)
         self._schedule_pump()
@@ -213,7 +217,7 @@ class Dispatcher:
     def on_heard(self, model: str, replica: str) -> None:
         """Tell the scheduler that a silent replica speaks again."""
         logger.warning("Replica %s of %s is back", replica, model)
-        self._scheduler.on_heard(model, replica, self._loop.time())
+        self._scheduler.on_heard(model, replica, monotonic())
         self._schedule_pump()
 
     def _schedule_pump(self) -> None:
@@ -231,7 +235,7 @@ class Dispatcher:
             logger.exception("The scheduler failed: this router must be replaced")
 
     def _decide_and_do(self) -> None:
-        now = self._loop.time()
+        now = monotonic()
         decisions = self._scheduler.decide(now)
         for entry in decisions.expired:
             self._fail(entry, self._why_late(entry, _late))
@@ -277,9 +281,8 @@ class Dispatcher:
             if self._timer_at <= wake_at:
                 return  # it will be set again when it fires
             self._timer.cancel()
-        # uvloop's handle for a moment that has passed does not tell when it is due: remember it here.
-        self._timer_at = wake_at
-        self._timer = self._loop.call_at(wake_at, self._on_timer)
+        self._timer_at = wake_at  # by the clock of the decisions, which the handle does not know
+        self._timer = call_at(self._loop, wake_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -313,7 +316,7 @@ class Dispatcher:
 
     def _end_wake_up(self, dispatch: Dispatch) -> None:
         """Queue the entries of a wake-up again, if this has not been done yet."""
-        now = self._loop.time()
+        now = monotonic()
         if self._scheduler.usable(dispatch.model):
             requeue = self._scheduler.on_timeout(dispatch.bundle_id, now)
         else:
@@ -334,6 +337,7 @@ class Dispatcher:
                     entry.payload.payload,
                     entry.payload.origin,
                     entry.exact or dispatch.exact,
+                    entry.probe,
                 )
                 for entry in entries
             ],
@@ -346,12 +350,12 @@ class Dispatcher:
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            now, before = self._loop.time(), self._scheduler.listed(dispatch.model)
+            now, before = monotonic(), self._scheduler.listed(dispatch.model)
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, now, True, reached=lost.reached))
             self._recovery.lost(dispatch.model, before, now)
         except asyncio.CancelledError:
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
-            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), False))
+            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, monotonic(), False))
             raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
@@ -378,7 +382,7 @@ class Dispatcher:
             logger.error("Replica %s of %s %s", dispatch.replica, dispatch.model, misfit)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
-        now = self._loop.time()
+        now = monotonic()
         variant = result.executions[0].variant if result.executions else dispatch.variant
         self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
         returned = [entry for entry, answer in zip(entries, result.results, strict=True) if answer == RETURNED]
@@ -386,10 +390,11 @@ class Dispatcher:
             if entry.id in self._dispatched_at:
                 self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
         alive = self._scheduler.on_done(
-            dispatch.bundle_id, result.executions, now, result.wait_s, result.backlog_s, returned
+            dispatch.bundle_id, result.executions, now, result.wait_s, result.runs_s, result.backlog_s, returned
         )
         for entry in returned:
-            self._dispatched_at.pop(entry.id, None)
+            if entry.state is EntryState.QUEUED:
+                self._dispatched_at.pop(entry.id, None)
         for entry in alive:
             entry.variant = variant
         try:
@@ -412,7 +417,7 @@ class Dispatcher:
         now: float,
     ) -> None:
         """Give each entry that is still waited for its answer."""
-        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if answer != RETURNED]
+        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if _has_run(answer)]
         self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
@@ -443,13 +448,14 @@ class Dispatcher:
                         )
                     )
             elif answer.code == DeadlineExceeded.code:
-                self._fail(entry, self._late(answer.message, entry))
+                outcome = "given_up" if answer == NOT_IN_TIME else None
+                self._fail(entry, self._late(answer.message, entry), outcome)
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
-        now = self._loop.time()
+        now = monotonic()
         self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of_error(error.code), now)
         for entry in self._scheduler.on_done(dispatch.bundle_id, (), now):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
@@ -461,7 +467,7 @@ class Dispatcher:
             dispatch.model,
             dispatch.rows,
         )
-        self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, self._loop.time()))
+        self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, monotonic()))
         self._schedule_pump()
 
     def _deal_with(self, requeue: Requeue) -> None:
@@ -484,7 +490,7 @@ class Dispatcher:
             future.set_exception(error)
 
     def _end(self, entry: Entry, outcome: str) -> None:
-        self._observer.ended(entry, outcome, *self._times(entry, self._loop.time()))
+        self._observer.ended(entry, outcome, *self._times(entry, monotonic()))
 
     def _times(self, entry: Entry, now: float) -> tuple[float, float]:
         """How long an entry that ends now was queued, and how long it was here, seconds."""
@@ -510,6 +516,10 @@ def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str 
     if ran := {execution.variant for execution in result.executions} - allowed:
         return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
     return None
+
+
+def _has_run(answer: EntryResult) -> bool:
+    return isinstance(answer, Success) or answer.code not in _NOT_RUN
 
 
 def _late(entry: Entry) -> str:

@@ -30,6 +30,7 @@ from serve_app.payloads import RETURNED, Failure
 from serve_app.runtime.execution import Executor, Ran
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import EXPIRED, NOT_IN_TIME, Job, Staged
+from serve_app.runtime.timers import call_at
 from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.gate import Gate
 
@@ -174,32 +175,32 @@ class Session:
     def _add(self, staged: Staged, places: Sequence[tuple[int, Priority]]) -> None:
         """Let entries of a bundle wait, by position and class, and run them where the session is free."""
         now = time.monotonic()
-        gate = self._gate
-        with self._lock:
-            self._waiting[staged] = None
-            for index, priority in places:
-                wire = staged.entries[index] if staged.entries else None
-                variant = staged.on_behalf_of if wire is None else wire.variant
-                here = Entry(
-                    next(self._ids),
-                    self._name,
-                    priority,
-                    now,
-                    staged.deadlines[index],
-                    staged.counts[index],
-                    staged.buckets[index],
-                    0,
-                    (staged, index),
-                    variant,
-                    exact=wire is not None and wire.exact,
-                )
-                if staged.whole[index]:
-                    here.lane = ALONE
-                elif not self._joinable.of(variant).joins:
-                    gate.latencies.whole.add(variant)
-                staged.waiting[index] = here
-                gate.add(here, now)
-        self._open()
+        try:
+            with self._lock:
+                self._waiting[staged] = None
+                for index, priority in places:
+                    wire = staged.entries[index] if staged.entries else None
+                    here = Entry(
+                        next(self._ids),
+                        self._name,
+                        priority,
+                        now,
+                        staged.deadlines[index],
+                        staged.counts[index],
+                        staged.buckets[index],
+                        0,
+                        (staged, index),
+                        staged.on_behalf_of if wire is None else wire.variant,
+                        exact=wire is not None and wire.exact,
+                    )
+                    here.probe = wire is not None and wire.probe
+                    if staged.whole[index]:
+                        here.lane = ALONE
+                    staged.waiting[index] = here
+                    self._gate.add(here, now)
+            self._let_in()
+        except Exception:
+            self._fault()
 
     def _take_out(self, staged: Staged) -> None:
         """Take what is left of a bundle from the gate. The lock is held."""
@@ -264,16 +265,15 @@ class Session:
 
     def _see(self, turn: _Turn) -> None:
         for staged in turn.ended:
+            staged.wake()
             if staged.job is not None:
                 staged.job.drop()
-            staged.wake()
             self._forget(staged)
         if turn.opens < inf and (self._reopening is None or turn.opens < self._reopens_at):
             if self._reopening is not None:
                 self._reopening.cancel()
             self._reopens_at = turn.opens
-            delay = max(0.0, turn.opens - time.monotonic())
-            self._reopening = asyncio.get_running_loop().call_later(delay, self._reopen)
+            self._reopening = call_at(asyncio.get_running_loop(), turn.opens, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
@@ -291,7 +291,7 @@ class Session:
         try:
             self._see(turn)
         except Exception:
-            self._fault()
+            self._fault(turn.ended)
         self._look_ahead()
 
     def _forget(self, staged: Staged) -> None:
@@ -383,6 +383,7 @@ class Session:
         """Take the next batch from the gate; the session is free."""
         if self._busy or self._closed:
             return _NOTHING
+        self._gate.latencies.whole = self._joinable.apart
         self._ended_now = ended = []
         while self._waiting:
             turn = self._gate.next(now)
@@ -392,8 +393,9 @@ class Session:
                 if staged.entries:
                     staged.results[index] = EXPIRED if here.deadline <= now else NOT_IN_TIME
                 if not staged.waiting:
-                    self._waiting.pop(staged, None)
+                    staged.executed_at = staged.finished_at = now  # it has waited until now
                     ended.append(staged)
+                    self._waiting.pop(staged, None)
             granted: dict[Staged, None] = {}
             for here in turn.entries:
                 staged, index = here.payload
@@ -401,14 +403,14 @@ class Session:
                 staged.chosen.append(index)
                 staged.runs_on = turn.variant
                 granted[staged] = None
+            # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
+            staying = [staged for staged in granted if not staged.left]
+            self._held.update(staying)
             for staged in granted:
                 for index in staged.waiting:
                     staged.results[index] = RETURNED
                 self._take_out(staged)
-            # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
-            staying = [staged for staged in granted if not staged.left]
             if staying:
-                self._held.update(staying)
                 self._granted_at = now
                 self._busy = True
                 short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
@@ -424,6 +426,7 @@ class Session:
                 self._gate.observe(execution.rows, execution.bucket, execution.seconds, variant)
         held = self._held.difference(bundles)
         if not held:
+            self._gate.ended()
             self._busy = False
         self._held = held
 
@@ -435,13 +438,16 @@ class Session:
             return
         upcoming: list[Staged] = []
         rows = 0
-        with self._lock:
-            # With the lock: once they are granted, nothing may be prepared for them any more.
-            for staged in sorted(self._waiting, key=_urgency):
-                if staged.job is None and rows + staged.rows <= self._max_rows:
-                    upcoming.append(staged)
-                    rows += staged.rows
-            self._ahead.want(upcoming)
+        try:
+            with self._lock:
+                # With the lock: once they are granted, nothing may be prepared for them any more.
+                for staged in sorted(self._waiting, key=_urgency):
+                    if staged.job is None and rows + staged.rows <= self._max_rows:
+                        upcoming.append(staged)
+                        rows += staged.rows
+                self._ahead.want(upcoming)
+        except Exception:
+            self._fault()
 
     def _join_soon(self, bundles: Sequence[Staged]) -> None:
         task = asyncio.ensure_future(self._join_all(bundles))

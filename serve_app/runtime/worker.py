@@ -81,7 +81,7 @@ class Worker:
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._lock = Lock()
-        self._gate = Gate(scheduling, min_share, planned=planned)
+        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S)
         self._gate.seed(warm_up)
         self._joining = joining or Joining(name)
         self._self_test = SelfTest(
@@ -133,13 +133,14 @@ class Worker:
         await self._pool.postprocess(staged)
         finished = time.monotonic()
         with self._lock:
-            backlog_s = self._gate.backlog_s(finished)
+            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
         return BundleResult(
             [cast("EntryResult", result) for result in staged.results],
             staged.executions,
             preprocessed - started,
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
+            runs_s,
             backlog_s,
             staged.model_works,
             self._joining.news(staged.sender),
@@ -187,5 +188,8 @@ class Worker:
         elif self._session.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit(self._executor.assemble, staged)
 
+
+_TIMER_S = 0.002
+"""By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""
 
 _NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")

@@ -113,7 +113,7 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
     if not model.latencies.exact.known or quickest is None:
         return None
     seconds = max(model.backlog_s(quickest), device.wait_s(now))
-    for member in device.models:
+    for member in device.active:
         rows, bucket = member.queue.ahead(priority)
         if rows:
             latency, settings = member.latencies.exact, member.settings
@@ -163,6 +163,11 @@ def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:
 def unknown_model(model: str) -> Rejection:
     """The reason for refusing an entry of a model that is not scheduled here."""
     return Rejection(ModelNotFound.code, f"no model {model!r} is served here")
+
+
+def removed_model(model: str) -> Rejection:
+    """The reason for refusing an accepted entry whose model is not scheduled here any more."""
+    return Rejection(ModelNotFound.code, f"model {model} was removed")
 
 
 def already_late() -> Rejection:

@@ -21,22 +21,19 @@ from serve_app.scheduling.settings import ModelScheduling
 
 
 class Waiting(NamedTuple):
-    """What a policy sees of a model that has entries queued and a replica for them.
+    """What a policy sees of what waits for a session.
 
     Attributes:
         now: Seconds.
-        rows: Rows queued, of all classes.
+        rows: Rows that wait, of all classes.
         limit: Rows that can execute before the head's deadline, within the model's limits.
         head_rows: Rows of the head.
         bucket: Cost bucket of the head.
         oldest: When the first of the classes' heads arrived, seconds.
         latest_end: When the execution must end for the head to be in time, seconds.
-        budget_s: What the head had when it arrived, seconds.
-        idle: Usable replicas with nothing in flight.
-        usable: Usable replicas.
         latency: Of the variant that the head asks for.
         arrivals: Of the model.
-        scatter: By which part executions end earlier than predicted, 0 to 1; see `Earliness`.
+        busy: Part of the last seconds in which the session ran, 0 to 1.
     """
 
     now: float
@@ -46,12 +43,9 @@ class Waiting(NamedTuple):
     bucket: int
     oldest: float
     latest_end: float
-    budget_s: float
-    idle: int
-    usable: int
     latency: LatencyModel
     arrivals: ArrivalPattern
-    scatter: float = 0.0
+    busy: float = 0.0
 
     def frontier(self) -> float:
         """Until when one more entry like the head could still join, seconds (Symphony's window opens here)."""
@@ -71,7 +65,7 @@ class BatchPolicy(Protocol):
         """When the bundle shall go if nothing changes until then, seconds; now or the past: at once."""
 
     def on_batch(self, rows: int, latency_s: float) -> None:
-        """A bundle of so many rows was answered, and its first entry had arrived ``latency_s`` seconds before."""
+        """A batch of so many rows begins; when it ends, its first entry has been here for ``latency_s`` seconds."""
 
 
 class Eager:
@@ -156,18 +150,12 @@ class Deferred:
 class Auto:
     """Goes at once, unless the next request is likely to come so soon that waiting for it saves server time.
 
-    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. Waiting
-    costs one server second per second. So waiting pays while the next request is due at a rate over ``1 / S``; the
-    rate is the one *after so long without one* (`ArrivalPattern`), so that in a burst the bundle waits for the burst
-    and not longer. Two cases:
-
-    - in a burst, with any number of replicas: when the rate is also over one and a half times the mean, or deadlines
-      are tight and requests come in bursts at all;
-    - with several replicas of which hardly any is idle, a quarter at most, while deadlines are tight: over
-      ``K / (K - 1)`` times ``1 / S``, since the other ``K - 1`` go on meanwhile. This is Symphony's deferral. It ends
-      sooner by as much as executions scatter: what waits to the very last moment is the first to be late.
-
-    Deadlines are tight when going at once would use up 2/5 of the budget with a single execution.
+    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. It
+    would be alone only where the session has nothing else to do, so this counts by the part of the time in which the
+    session is idle. Waiting costs one server second per second. So the batch waits as long as the expected gain grows,
+    by the hazard of the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the burst and
+    not longer. Where requests do not come in bursts, it waits only for what is due at over one and a half times the
+    mean rate.
 
     It never waits past the moment when the head could bear no further row, nor for more rows than the head bears. A
     model without fixed cost saves nothing by batching and never waits.
@@ -176,8 +164,6 @@ class Auto:
     stages_early = False
 
     _BURST = 1.5
-    _SPARE = 4
-    _TIGHT = 2.5
 
     def __init__(self, settings: ModelScheduling) -> None:
         pass
@@ -195,31 +181,10 @@ class Auto:
         saved = latency.predict(rows, bucket) + latency.predict(more, bucket) - together
         if saved <= 0.0:
             return now
-        arrivals, usable = waiting.arrivals, waiting.usable
-        tight = self._is_tight(waiting)
-        rate = 1.0 / saved if tight and arrivals.in_bursts else max(1.0 / saved, self._BURST * arrivals.rate)
-        until = arrivals.likely_until(rate)
-        if tight and usable > 1 and waiting.idle * self._SPARE <= max(usable, self._SPARE):
-            careful = frontier - waiting.scatter * together
-            until = max(until, min(careful, arrivals.likely_until(usable / ((usable - 1) * saved))))
-        return min(until, frontier)
-
-    def _is_tight(self, waiting: Waiting) -> bool:
-        """Whether going at once would leave little of the head's budget.
-
-        Then every replica takes what came while it ran: ``b = rate * L(b) / K``, on the line through L(1) and L of a
-        full batch.
-        """
-        rate = max(waiting.arrivals.rate, waiting.arrivals.recent_rate(waiting.now)) * waiting.head_rows
-        latency, bucket = waiting.latency, waiting.bucket
-        alone = latency.predict(1, bucket)
-        most = max(2, waiting.limit)
-        beta = (latency.predict(most, bucket) - alone) / (most - 1)
-        left = waiting.usable - rate * beta
-        if left <= 0.0:
-            return True
-        rows = rate * (alone - beta) / left
-        return self._TIGHT * (alone + beta * max(0.0, rows - 1)) > waiting.budget_s
+        arrivals, worth = waiting.arrivals, saved * (1.0 - waiting.busy)
+        if not arrivals.in_bursts and arrivals.rate > 0.0:
+            worth = min(worth, 1.0 / (self._BURST * arrivals.rate))
+        return min(arrivals.worth_waiting_until(now, worth), frontier)
 
     def on_batch(self, rows: int, latency_s: float) -> None:
         """See `BatchPolicy.on_batch`."""

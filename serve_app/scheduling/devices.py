@@ -8,7 +8,7 @@ bundle of a lower class is cut short or held back when an urgent one is due.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
@@ -28,7 +28,9 @@ _HOLD = 0.25
 _COALESCE = 0.125
 """Entries that come within this part of an execution travel together to a busy replica."""
 _PARTS = 2
-"""A bundle has at most the rows of a usual batch over this: what is left over of one goes back to its router."""
+_FEWEST = 2
+"""A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
+batch leaves over of a bundle goes back to its router."""
 
 
 class NextBundle(NamedTuple):
@@ -53,19 +55,20 @@ class Alone:
         model: The model.
 
     Attributes:
+        active: The model.
         open_at: When the latest `next_bundle` wants to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
     concurrency = 0
 
-    __slots__ = ("_model", "models", "open_at")
+    __slots__ = ("_model", "active", "open_at")
 
     def __init__(self, model: ModelState) -> None:
         self._model = model
-        self.models = [model]
+        self.active = {model: None}
         self.open_at = inf
 
-    def arrived(self, entry: Entry, now: float) -> None:
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry was accepted."""
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
@@ -73,6 +76,14 @@ class Alone:
 
     def ended(self, bundle_id: int, now: float) -> None:
         """A bundle was answered, failed, or was given up."""
+
+    def rest(self) -> None:
+        """After a decision."""
+
+    @property
+    def wake_at(self) -> float:
+        """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
+        return min(self.open_at, self._model.wake_at)
 
     def wait_s(self, now: float) -> float:  # noqa: ARG002 - see `Shared`
         """How long until one more execution has room on the device: none, whatever its replicas do."""
@@ -88,46 +99,46 @@ class Alone:
             head = fresh.head() if fresh.rows else None
             again = retry.head() if retry.rows else None
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
-                replica = slots.choose(priority, most, again.avoid, suspect=True)
+                replica = slots.choose(priority, most, now, 0.0, again.avoid, suspect=True)
                 if replica is not None:
                     retry.pop()
                     return self._bundle(replica, [again])
             if head is None:
                 continue
             if fresh.has_tenants:
-                if (following := self._dealt(priority)) is not None:
+                if (following := self._dealt(priority, now)) is not None:
                     return following
                 continue
-            replica = slots.choose(priority, most)
+            replica = slots.choose(priority, most, now, model.per_row_s)
             if replica is None:
                 continue
-            if replica.rows_before(priority) and fresh.rows < self._part():
+            part = self._part()
+            if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
                 if now < send_at:
-                    self.open_at = min(self.open_at, send_at)
-                    continue
-            return self._bundle(replica, self._take(priority, head, replica))
+                    self.open_at = send_at
+                    return None  # what is less urgent does not go before it
+            return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most))
         return None
 
     def _part(self) -> int:
-        """Most rows of a bundle."""
-        settings = self._model.settings
-        return max(1, min(settings.max_rows, round(self._model.run_rows / _PARTS)))
+        """Most rows of a bundle to a replica that is busy."""
+        return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
 
-    def _take(self, priority: Priority, head: Entry, replica: Replica) -> list[Entry]:
+    def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
         """Entries of one lane, those of the class first and then of less urgent ones, as far as there is room."""
         model = self._model
-        queue, lane, most = model.queue, head.lane, self._part()
+        queue, lane = model.queue, head.lane
         room = model.slots.window * model.settings.max_rows
         queue.fresh[priority - 1].take_head(lane)
         entries, rows = [head], head.rows
         for other in _PRIORITIES[priority - 1 :]:
-            if queue.fresh[other - 1].rows:
+            if rows < most and queue.fresh[other - 1].rows:
                 left = min(most, room - replica.rows_before(other)) - rows
                 rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, lane)
         return entries
 
-    def _dealt(self, priority: Priority) -> NextBundle | None:
+    def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
         """A bundle of several tenants' entries: whoever has the fewest rows at the replicas for its weight goes first.
 
         A tenant with less there than its part of the room finds room in any case: else the entries of one that sends
@@ -145,12 +156,12 @@ class Alone:
         head = turns[0][3].head()
         assert head is not None
         part = slots.window * most * max(1, slots.usable) / sum([queue.weight for queue in waiting])
-        replica = slots.choose(priority, most)
+        replica = slots.choose(priority, most, now, model.per_row_s)
         if replica is None and turns[0][0] < part:
-            replica = slots.choose(priority, inf)
+            replica = slots.choose(priority, inf, now, model.per_row_s)
         if replica is None:
             return None
-        lane, longest, rows = head.lane, self._part(), 0
+        lane, longest, rows = head.lane, self._part() if replica.rows else most, 0
         entries: list[Entry] = []
         room = slots.window * most - replica.rows_before(priority)
         while turns:
@@ -173,7 +184,7 @@ class Alone:
         bucket = max([entry.bucket for entry in entries])
         head = entries[0]
         predicted_s = execution_s(model.latencies.of(head.variant), rows, bucket, model.settings.max_rows)
-        return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s + model.backlog_s(replica))
+        return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s)
 
 
 class _Candidate(NamedTuple):
@@ -201,12 +212,12 @@ class Shared:
     """Models that compute on one device.
 
     Args:
-        models: The members.
+        group: Its settings; models join one by one.
         min_share: Guaranteed share per class, over all members.
-        group: Its settings.
 
     Attributes:
-        models: The members.
+        active: Members with anything queued, and those to which something else may happen.
+        members: How many there are.
         shares: The classes' credits.
         concurrency: Executions at once over all members.
         open_at: As of `Alone`.
@@ -214,31 +225,46 @@ class Shared:
 
     __slots__ = (
         "_claims",
+        "_group",
         "_held_since",
         "_memory_bytes",
         "_running",
+        "active",
         "concurrency",
-        "models",
+        "members",
         "open_at",
         "shares",
     )
 
-    def __init__(self, models: list[ModelState], min_share: Mapping[Priority, float], group: DeviceGroup) -> None:
-        self.models = models
+    def __init__(self, group: DeviceGroup, min_share: Mapping[Priority, float]) -> None:
+        self.active: dict[ModelState, None] = {}
+        self.members = 0
         self.shares = Shares(min_share)
         self.concurrency = group.concurrency
         self.open_at = inf
         self._claims = Claims()
         self._held_since: float | None = None
-        resident = sum(model.settings.resident_bytes for model in models)
-        self._memory_bytes = group.memory_bytes - resident if group.memory_bytes else 0
+        self._group = group
+        # What is left for running batches.
+        self._memory_bytes = group.memory_bytes
         self._running: dict[int, _Running] = {}
 
-    def arrived(self, entry: Entry, now: float) -> None:
+    def join(self, model: ModelState) -> None:
+        """A model is to run here."""
+        self.members += 1
+        self._memory_bytes -= model.settings.resident_bytes
+
+    def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
+        """A member runs here no more, and nobody counts on what its bundles take."""
+        self.members -= 1
+        self._memory_bytes += model.settings.resident_bytes
+        self.active.pop(model, None)
+        for bundle_id in bundles:
+            self._running.pop(bundle_id, None)
+
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry of a member was accepted."""
-        for model in self.models:
-            if model.settings.name == entry.model:
-                self._claims.observe(entry, model.latencies.of(entry.variant), model.settings, now)
+        self._claims.observe(entry, model.latencies.of(entry.variant), model.settings, now)
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""
@@ -249,6 +275,16 @@ class Shared:
     def ended(self, bundle_id: int, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """A bundle was answered, failed, or was given up."""
         self._running.pop(bundle_id, None)
+
+    @property
+    def wake_at(self) -> float:
+        """As of `Alone`."""
+        return min([self.open_at, *(model.wake_at for model in self.active)])
+
+    def rest(self) -> None:
+        """After a decision: members with nothing to do are not active any more."""
+        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
+            del self.active[model]
 
     def wait_s(self, now: float) -> float:
         """How long until one more execution is predicted to have room on the device, seconds."""
@@ -270,7 +306,7 @@ class Shared:
             self.open_at = inf
             if len(self._running) >= self.concurrency:
                 return None
-            found = (self._candidate(model, now) for model in self.models if model.queue)
+            found = (self._candidate(model, now) for model in self.active if model.queue)
             candidates = [candidate for candidate in found if candidate is not None]
             if len(candidates) > 1:
                 most_urgent = min(candidate.priority for candidate in candidates)
@@ -293,10 +329,11 @@ class Shared:
         heads: list[tuple[Entry, Replica]] = []
         for priority in _PRIORITIES:
             fresh = queue.fresh[priority - 1]
-            head, replica = fresh.turns()[0].head() if fresh.rows else None, slots.choose(_LOW, model.settings.max_rows)
+            head = fresh.turns()[0].head() if fresh.rows else None
+            replica = slots.choose(_LOW, model.settings.max_rows, now)
             again = queue.retry[priority - 1].head()
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
-                elsewhere = slots.choose(_LOW, model.settings.max_rows, again.avoid, suspect=True)
+                elsewhere = slots.choose(_LOW, model.settings.max_rows, now, 0.0, again.avoid, suspect=True)
                 if elsewhere is not None:
                     head, replica = again, elsewhere
             if head is not None and replica is not None and not replica.bundles:
@@ -339,7 +376,7 @@ class Shared:
             self.open_at = min(self.open_at, now + _HOLD * alone_s)
             return None
         most = settings.max_rows
-        if self._memory_bytes and settings.bytes_per_row:
+        if self._group.memory_bytes and settings.bytes_per_row:
             free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
             fitting = free // settings.bytes_per_row
             if fitting < min(head.rows, most):
@@ -367,8 +404,9 @@ class Shared:
 Device = Alone | Shared
 
 
-def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float]:
-    return not candidate.paid, candidate.priority, candidate.slack_s
+def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float, str]:
+    # By name where all else is equal, so that it does not matter to which of them something happened first.
+    return not candidate.paid, candidate.priority, candidate.slack_s, candidate.model.settings.name
 
 
 _LOW = Priority.LOW

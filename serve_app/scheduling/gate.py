@@ -13,7 +13,7 @@ of what is known at the last moment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf
+from math import exp, inf
 from typing import NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
@@ -30,6 +30,7 @@ from serve_app.scheduling.variants import VariantLatency
 _HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
+_BUSY_S = 2.0
 
 
 class Turn(NamedTuple):
@@ -62,6 +63,7 @@ class Gate:
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
             here goes at once, as far as it can be in time.
+        timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for a deadline.
 
     Attributes:
         latencies: What is known of execution times here.
@@ -70,28 +72,41 @@ class Gate:
 
     __slots__ = (
         "_arrivals",
+        "_busy",
+        "_busy_at",
         "_claims",
         "_idle_since",
         "_planned",
         "_policy",
         "_queue",
+        "_run_s",
         "_runs_until",
         "_settings",
+        "_timer_s",
         "latencies",
         "shares",
     )
 
     def __init__(
-        self, settings: ModelScheduling, min_share: Mapping[Priority, float], *, planned: bool = False
+        self,
+        settings: ModelScheduling,
+        min_share: Mapping[Priority, float],
+        *,
+        planned: bool = False,
+        timer_s: float = 0.0,
     ) -> None:
         self._settings = settings
         self._planned = planned
+        self._timer_s = timer_s
         self._policy = batch_policy(settings)
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES})
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
         self._idle_since: float | None = None
+        self._run_s = 0.0
         self._runs_until = 0.0
+        self._busy = 0.0
+        self._busy_at = 0.0
         self.latencies = VariantLatency()
         self.shares = Shares(min_share)
 
@@ -118,7 +133,9 @@ class Gate:
         self._queue.push(entry)
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
-        self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now)
+        left_s = self._runs_until - now
+        part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
+        self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now, part)
 
     def remove(self, entry: Entry) -> bool:
         """Forget an entry. Returns whether it waited here."""
@@ -129,12 +146,32 @@ class Gate:
         return True
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
-        """Learn from one execution; see `LatencyModel.observe`."""
+        """An execution has ended; see `LatencyModel.observe`."""
+        self._runs_until = 0.0
         self.latencies.observe(rows, bucket, seconds, variant)
+        self._busy += seconds
+
+    def busy(self, now: float) -> float:
+        """Part of the last seconds in which the session has run, 0 to 1."""
+        kept = exp(min(0.0, self._busy_at - now) / _BUSY_S)
+        self._busy_at = now
+        self._busy *= kept
+        return min(1.0, self._busy / _BUSY_S)
+
+    def ended(self) -> None:
+        """The batch has run, however long that was predicted to take: the session is free."""
+        self._runs_until = 0.0
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
+
+    def runs_s(self, now: float) -> float:
+        """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
+        left_s = self._runs_until - now
+        if left_s > 0.0:
+            return left_s
+        return self._run_s if self._queue else 0.0
 
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
@@ -174,7 +211,9 @@ class Gate:
                 continue
             self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
+            self._run_s = predicted_s
             self._runs_until = now + predicted_s
+            self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
             queue.served(entries, predicted_s, chosen, riders)
@@ -237,8 +276,9 @@ class Gate:
             other = queue.fresh[priority - 1].head()
             if other is not None and other is not head:
                 oldest = min(oldest, other.arrival)
-                # It rides along at the latest when the whole batch could still be in time for it.
-                latest = min(latest, other.deadline - latency.predict(min(rows, most), other.bucket))
+                # It rides along while the whole batch and one more like it could be in time for it.
+                last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
+                latest = min(latest, other.deadline - last_s)
         waiting = Waiting(
             now,
             rows,
@@ -246,12 +286,10 @@ class Gate:
             head.rows,
             head.bucket,
             oldest,
-            head.deadline,
-            head.deadline - head.arrival,
-            1,
-            1,
+            head.deadline - self._timer_s,
             latency,
             self._arrivals,
+            self.busy(now),
         )
         return min(self._policy.open_at(waiting), latest)
 

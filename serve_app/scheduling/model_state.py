@@ -79,10 +79,10 @@ class ModelState:
 
         Returns:
             ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``overhead_s`` (of a bundle, besides waiting at
-            the replica and its execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names), ``bundles``
-            (in flight), ``latency_s`` (of the exact model, per cost bucket: predicted seconds of 1 row and of a full
-            batch), ``wasted_rows`` (executed for nobody), and where variants have run ``variants`` (by name: their
-            ``latency_s``).
+            the replica and its execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names),
+            ``slots_in_use`` (bundles in flight), ``latency_s`` (of the exact model, per cost bucket: predicted seconds
+            of 1 row and of a full batch), ``wasted_rows`` (executed for nobody), and where variants have run
+            ``variants`` (by name: their ``latency_s``).
         """
         slots = self.slots
         picture = {
@@ -94,7 +94,7 @@ class ModelState:
             "running_rows": slots.rows,
             "replicas": list(slots.replicas),
             "held_replicas": slots.held,
-            "bundles": slots.in_use,
+            "slots_in_use": slots.in_use,
             "latency_s": self._latency_s(self.latencies.exact),
             "wasted_rows": self.wasted_rows,
         }
@@ -110,6 +110,7 @@ class ModelState:
         executions: Sequence[tuple[int, int, float, str]],
         now: float,
         waited_s: float,
+        runs_s: float,
         told_s: float,
     ) -> None:
         """A replica answered a bundle: frees its slot, and learns.
@@ -119,6 +120,7 @@ class ModelState:
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
             waited_s: How long it was at the replica's gate.
+            runs_s: Predicted time until what runs there has ended, seconds.
             told_s: Predicted time until all that is there is done, seconds.
         """
         replica = bundle.replica
@@ -131,7 +133,7 @@ class ModelState:
             # How long a replica was silent that has been given up tells nothing of the ways.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
-        self.slots.release(replica, bundle.id, now, answered=True, told_s=told_s)
+        self.slots.release(replica, bundle.id, now, answered=True, runs_s=runs_s, told_s=told_s)
 
     @property
     def has_limited_fallbacks(self) -> bool:
@@ -141,9 +143,26 @@ class ModelState:
             name not in latencies.limited or latencies.limited[name].has_room() for name in self.settings.fallbacks
         )
 
+    @property
+    def wake_at(self) -> float:
+        """When something happens to it by itself, seconds; ``inf``: never.
+
+        Also without work: who asks for the usable replicas must not see holds that are over.
+        """
+        earliest = min(self.queue.next_deadline(), self.slots.next_release)
+        breakers = self.breakers
+        return min(earliest, breakers.next_poll) if breakers is not None and breakers.tripped else earliest
+
     def alone_s(self, entry: Entry) -> float:
         """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
         return execution_s(self.latencies.of(entry.variant), entry.rows, entry.bucket, self.settings.max_rows)
+
+    @property
+    def per_row_s(self) -> float:
+        """Predicted execution time of a row in a usual batch, seconds; 0.0 while unknown."""
+        latency = self.latencies.exact
+        rows = max(1, round(self.run_rows))
+        return latency.predict(rows, latency.buckets[-1]) / rows if latency.known else 0.0
 
     def full_s(self, entry: Entry) -> float:
         """Predicted execution time of the largest batch of entries like this one within the model's target."""

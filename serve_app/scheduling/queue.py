@@ -298,6 +298,12 @@ class ModelQueue:
         """Take an entry out. Raises KeyError when it is not queued."""
         (self.retry if entry.attempts else self.fresh)[entry.priority - 1].remove(entry)
 
+    def clear(self) -> list[Entry]:
+        """Take everything out."""
+        entries: list[Entry] = []
+        self.expire(inf, entries)
+        return entries
+
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
         for queue in self._all:

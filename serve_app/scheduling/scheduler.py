@@ -8,7 +8,8 @@
         │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
         └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
 
-An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback.
+An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback. What is queued for a
+model that is removed is refused (decide); what runs may still be answered, but is tried nowhere else.
 
 Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
 the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
@@ -16,6 +17,7 @@ answered or fails, or its replica is quarantined or vanishes, whatever became of
 a replica count as a try: waiting for one to start, or finding it gone, is not the entry's fault.
 
 After any event, call `decide` once (an event-loop tick's worth of events may share a call), and again at `wake_at`.
+It looks only at models to which something has happened (`Agenda`), so that it costs nothing to have many of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from serve_app.scheduling.admission import Bounds, already_late, drain_s, too_slow, unknown_model
+from serve_app.scheduling.admission import Bounds, already_late, drain_s, removed_model, too_slow, unknown_model
+from serve_app.scheduling.agenda import Agenda
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
@@ -53,7 +56,7 @@ class Scheduler:
     """Queues entries of several models by class and deadline, and says which bundle goes where.
 
     Args:
-        models: The models. Raises ValueError for an unknown batch policy.
+        models: The models; see `add_model`.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
         groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
@@ -75,18 +78,98 @@ class Scheduler:
         if sum(settings.min_share for settings in classes.values()) > 1.0 + 1e-9:
             raise ValueError("the classes' min_share must not exceed 1 in sum")
         self._bounds = Bounds(classes, limits)
-        self._models = {model.name: ModelState(model, self._bounds.totals, limits.network_s) for model in models}
-        min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
-        self._devices = _devices(self._models, min_share, groups)
-        self._device_of = {model.settings.name: device for device in self._devices for model in device.models}
+        self._network_s = limits.network_s
+        self._min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
+        self._groups = {group.name: group for group in groups}
+        self._models: dict[str, ModelState] = {}
+        self._device_of: dict[str, Device] = {}
+        # By name of the group, of those that have a member.
+        self._shared: dict[str, Shared] = {}
+        self._agenda = Agenda()
         self._bundles = BundlesInFlight()
-        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles)
+        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
         # Entries that made room for those of other tenants; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
         self._served = ServedSeconds()
+        # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
+        # the next `decide` reports them.
+        self._stranded: list[Entry] = []
+        given = {model.name: model for model in models}
+        group_of = _group_of(given, self._groups.values())
+        for model in given.values():
+            self.add_model(model, group_of.get(model.name))
+
+    # ---------------------------------------------------------------- models
+
+    def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
+        """Take entries of one more model. It has no replicas yet, and nothing is known of its latency.
+
+        Args:
+            settings: How it is scheduled. Raises ValueError when there is a model of that name.
+            group: The device group that it is a member of. Raises KeyError for a name that no group was given under.
+        """
+        name = settings.name
+        if name in self._models:
+            raise ValueError(f"model {name} is scheduled already")
+        model = ModelState(settings, self._bounds.totals, self._network_s)
+        device: Device
+        if group is None:
+            device = Alone(model)
+        else:
+            device = self._shared.get(group) or Shared(self._groups[group], self._min_share)
+            self._shared[group] = device
+            device.join(model)
+        self._models[name] = model
+        self._device_of[name] = device
+        self._rescues.add_model(model)
+
+    def remove_model(self, name: str) -> list[int]:
+        """Take no more entries of a model, and forget it. One that is added under its name later is a new one.
+
+        What is queued for it is refused by the next `decide`. Its bundles in flight may still be answered or fail, and
+        their entries expire at their deadlines; those of a failed one are refused, too.
+
+        Args:
+            name: Of the model. Raises KeyError when there is none.
+
+        Returns:
+            The bundles that somebody still waits for.
+        """
+        model = self._models.pop(name)
+        device = self._device_of.pop(name)
+        for entry in model.queue.clear():
+            self._strand(entry)
+        orphans = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.orphaned]
+        if isinstance(device, Shared):
+            device.leave(model, [bundle.id for bundle in orphans])
+        if isinstance(device, Shared) and device.members:
+            self._agenda.touched[device] = None
+        else:
+            self._agenda.forget(device)
+            self._shared = {group: shared for group, shared in self._shared.items() if shared is not device}
+        self._rescues.remove_model(model, orphans)
+        for bundle in orphans:
+            bundle.orphaned = True
+            bundle.replica.listed = False
+            if bundle.replica.name is None:
+                for entry in bundle.entries:
+                    if entry.state is _RUNNING:
+                        self._strand(entry)
+                self._bundles.abandon(bundle.id)
+            else:
+                self._bundles.forget_ended(bundle.id)
+        return [bundle.id for bundle in orphans if self._bundles.get(bundle.id) is not None]
+
+    def _strand(self, entry: Entry) -> None:
+        entry.state = _RUNNING
+        self._stranded.append(entry)
+
+    def _touch(self, model: ModelState) -> None:
+        """Something has happened to a model, so that the next `decide` looks at it."""
+        self._agenda.touch(self._device_of[model.settings.name], model)
 
     # ---------------------------------------------------------------- events
 
@@ -125,7 +208,9 @@ class Scheduler:
                 rejection = too_slow(entry, model, now)
                 if rejection is None:
                     entry.priority = priority
-                    self._device_of[entry.model].arrived(entry, now)
+                    device = self._device_of[entry.model]
+                    device.arrived(entry, model, now)
+                    self._agenda.touch(device, model)
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -159,7 +244,9 @@ class Scheduler:
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
         if entry.state is _QUEUED:
-            self._models[entry.model].queue.remove(entry)
+            model = self._models[entry.model]
+            model.queue.remove(entry)
+            self._touch(model)
             self._end(entry)
         elif entry.state is _RUNNING:
             self._rescues.settle(entry, answered=False)
@@ -167,9 +254,10 @@ class Scheduler:
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
         """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
-        slots = self._models[model].slots
+        known = self._models[model]
         device = self._device_of[model]
-        gone = slots.set_replicas(replicas, now)
+        self._agenda.touch(device, known)
+        gone = known.slots.set_replicas(replicas, now)
         for vanished in gone:
             for bundle_id in list(vanished.bundles):
                 device.ended(bundle_id, now)
@@ -182,6 +270,7 @@ class Scheduler:
         executions: Sequence[tuple[int, int, float, str]],
         now: float,
         waited_s: float = 0.0,
+        runs_s: float = 0.0,
         told_s: float = 0.0,
         returned: Collection[Entry] = (),
     ) -> list[Entry]:
@@ -192,6 +281,7 @@ class Scheduler:
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
             waited_s: How long the bundle was at the replica's gate, seconds.
+            runs_s: Predicted time until what runs at the replica has ended, seconds.
             told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
             returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
                 they had never been sent.
@@ -202,9 +292,12 @@ class Scheduler:
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return []
-        model = self._models[bundle.model]
-        model.answered(bundle, executions, now, waited_s, told_s)
-        self._device_of[bundle.model].ended(bundle_id, now)
+        model = None if bundle.orphaned else self._models[bundle.model]
+        if model is not None:
+            model.answered(bundle, executions, now, waited_s, runs_s, told_s)
+            device = self._device_of[bundle.model]
+            device.ended(bundle_id, now)
+            self._agenda.touch(device, model)
         answered: list[Entry] = []
         useful = nbytes = 0
         for entry in bundle.entries:
@@ -213,9 +306,10 @@ class Scheduler:
             if entry.deadline <= now:
                 self._late.append(entry)
             elif returned and entry in returned:
-                entry.attempts -= 1
-                entry.state = _QUEUED
-                model.queue.push(entry)
+                if bundle.replica.name is not None:
+                    entry.attempts -= 1  # a wake-up bundle was not counted
+                if not self._rescues.carried_elsewhere(entry):
+                    self._requeue(entry, model)
             else:
                 entry.state = _DONE
                 nbytes += entry.nbytes
@@ -224,7 +318,8 @@ class Scheduler:
         if answered and executions:
             self._served.add(answered, executions)
         self._bounds.nbytes -= nbytes
-        model.wasted_rows += sum([execution[0] for execution in executions]) and bundle.rows - useful
+        if model is not None and any(execution[0] for execution in executions):
+            model.wasted_rows += bundle.rows - useful - sum([entry.rows for entry in returned])
         rescues = self._rescues
         if rescues.suspects or rescues.stuck:
             rescues.heard(bundle.replica, now)
@@ -243,10 +338,12 @@ class Scheduler:
             now: Seconds.
         """
         bundle = self._bundles.get(bundle_id)
-        if bundle is not None:
+        if bundle is not None and not bundle.orphaned:
             model = self._models[bundle.model]
             if model.breakers is not None:
                 model.breakers.observe(variant, verdict, bundle.replica, model.slots, now)
+                if model.breakers.changes:
+                    self._touch(model)
 
     def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
         """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
@@ -267,14 +364,15 @@ class Scheduler:
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return Requeue([], [], [])
-        model = self._models[bundle.model]
-        model.slots.release(bundle.replica, bundle_id, now, answered=False)
-        self._device_of[bundle.model].ended(bundle_id, now)
+        model = None if bundle.orphaned else self._models[bundle.model]
+        if model is not None:
+            model.slots.release(bundle.replica, bundle_id, now, answered=False)
+            self._device_of[bundle.model].ended(bundle_id, now)
         self._rescues.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
-        if replica_lost or not reached:
+        if model is not None and (replica_lost or not reached):
             model.slots.fail(bundle.replica, now)
         if reached is not counted:
             for entry in bundle.entries:
@@ -294,7 +392,8 @@ class Scheduler:
             return Requeue([], [], [])
         if bundle.replica.listed:
             self.quarantine(bundle.model, bundle.replica.name, now)
-        result = self._retry(self._models[bundle.model], bundle, now, reached=True)
+        model = None if bundle.orphaned else self._models[bundle.model]
+        result = self._retry(model, bundle, now, reached=True)
         self._bundles.abandon(bundle_id)
         return result
 
@@ -304,14 +403,15 @@ class Scheduler:
         Entries in its bundles may still be answered, and expire at their deadlines; see `on_timeout` to have them
         tried elsewhere. ``None`` gives up the wake-up bundle.
         """
-        known = self._models[model]
+        known, device = self._models[model], self._device_of[model]
+        self._agenda.touch(device, known)
         if replica is not None and (quarantined := known.slots.replicas.get(replica)) is not None:
             for bundle_id in quarantined.bundles:
-                self._device_of[model].ended(bundle_id, now)
+                device.ended(bundle_id, now)
         abandoned = known.slots.quarantine(replica, now)
         if abandoned is not None:
             for bundle_id in list(abandoned.bundles):
-                self._device_of[model].ended(bundle_id, now)
+                device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
     def on_silent(self, model: str, replica: str, now: float) -> None:
@@ -327,23 +427,28 @@ class Scheduler:
 
     def on_heard(self, model: str, replica: str, now: float) -> None:
         """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
-        slots = self._models[model].slots
-        if (known := slots.replicas.get(replica)) is not None:
-            slots.restore(known)
+        known = self._models[model]
+        if (listed := known.slots.replicas.get(replica)) is not None:
+            known.slots.restore(listed)
+            self._touch(known)
         for owing in self._owing(model, replica):
             self._rescues.heard(owing, now)
 
     def _owing(self, model: str, replica: str) -> set[Replica]:
         """Whoever of that name owes an answer: one that is listed no more, and one that is, at most."""
         return {
-            bundle.replica for bundle in self._bundles.all() if bundle.model == model and bundle.replica.name == replica
+            bundle.replica
+            for bundle in self._bundles.all()
+            if bundle.model == model and bundle.replica.name == replica and not bundle.orphaned
         }
 
     # ------------------------------------------------------------- questions
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
         """Take the warm-up profile of a replica: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
-        self._models[model].latencies.seed(executions)
+        known = self._models[model]
+        known.latencies.seed(executions)
+        self._touch(known)
 
     def set_joins(self, model: str, variant: str, *, joins: bool) -> None:
         """Say whether requests for a variant of a model may share a batch, or are run one by one.
@@ -353,7 +458,9 @@ class Scheduler:
             variant: Its variant; ``""`` for the exact model.
             joins: Whether they may. It holds from the next decision on.
         """
-        self._models[model].set_joins(variant, joins=joins)
+        known = self._models[model]
+        known.set_joins(variant, joins=joins)
+        self._touch(known)
 
     def latency(self, model: str, variant: str = "") -> LatencyModel:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
@@ -444,12 +551,13 @@ class Scheduler:
         given_up: list[Entry] = []
         refused: list[Refused] = []
         changes: list[Change] = []
-        for device in self._devices:
+        for device in self._agenda.take(now):
             waiting = False
-            for model in device.models:
+            for model in device.active:
                 model.slots.release_holds(now)
-                if model.queue:
-                    model.queue.expire(now, expired)
+                queue = model.queue
+                if queue:
+                    queue.expire(now, expired)
                     waiting = True
                 breakers = model.breakers
                 if breakers is not None and (breakers.tripped or breakers.changes):
@@ -461,9 +569,16 @@ class Scheduler:
                     dispatches.append(self._launch(following, now))
             else:
                 device.open_at = inf
+            device.rest()
+            self._agenda.note(device, device.wake_at)
         if rescues.pairs:
             expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
-            refused = [each for each in refused if not rescues.refused(each[0], now + (each[1].retry_after_s or 0.0))]
+        if self._stranded:
+            stranded = [entry for entry in self._stranded if entry.state is _RUNNING]
+            refused += [Refused(entry, removed_model(entry.model)) for entry in stranded]
+            self._stranded.clear()
+        if rescues.pairs and refused:
+            refused = [each for each in refused if not rescues.refused(each[0], now + (each[1].retry_after_s or inf))]
             for entry, _ in refused:
                 rescues.settle(entry, answered=False)
         for entry in expired:
@@ -480,16 +595,14 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
-        earliest = self._bundles.next_deadline()
-        if len(self._bundles):
-            earliest = min(earliest, self._rescues.check_at)
+        agenda = self._agenda
+        for device in agenda.touched:
+            agenda.note(device, device.wake_at)
+        earliest = min(agenda.next_at(), self._bundles.next_deadline())
+        if self._rescues.check_at < earliest and len(self._bundles):
+            earliest = self._rescues.check_at
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
-        for device in self._devices:
-            earliest = min(earliest, device.open_at)
-        for model in self._models.values():
-            # Also without work: who asks for the usable replicas must not see holds that are over.
-            earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
@@ -511,7 +624,9 @@ class Scheduler:
         device = self._device_of[model.settings.name]
         bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
         device.launched(bundle_id, following, now)
-        model.slots.acquire(replica, bundle_id, entries, now, suspect=suspect, tenants=model.queue.has_tenants)
+        model.slots.acquire(
+            replica, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=model.queue.has_tenants
+        )
         self._bundles.add(bundle)
         if attempt:
             self._rescues.launched(bundle)
@@ -521,7 +636,18 @@ class Scheduler:
             bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
         )
 
-    def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
+    def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
+        """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
+        if model is None:
+            self._strand(entry)
+            return False
+        entry.state = _QUEUED
+        model.queue.push(entry)
+        return True
+
+    def _retry(self, model: ModelState | None, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
+        if model is not None:
+            self._touch(model)
         result = Requeue([], [], [])
         for entry in bundle.entries:
             if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
@@ -535,11 +661,10 @@ class Scheduler:
                 self._end(entry)
                 result.poisoned.append(entry)
             else:
-                entry.state = _QUEUED
                 if reached and bundle.replica.name is not None:
                     entry.avoid = bundle.replica.name
-                model.queue.push(entry)
-                result.requeued.append(entry)
+                if self._requeue(entry, model):
+                    result.requeued.append(entry)
         return result
 
     def _end(self, entry: Entry) -> None:
@@ -561,6 +686,7 @@ class Scheduler:
             newest = queue.newest()
             queue.remove(newest)
             self._end(newest)
+            self._touch(self._models[name])
             self._displaced.append(Refused(newest, self._queue_full(self._models[name], priority, newest.nbytes, now)))
             if bounds.fits(priority, entry.nbytes):
                 return True
@@ -598,20 +724,15 @@ def _entries(of: tuple[str, TenantQueue]) -> int:
     return len(of[1])
 
 
-def _devices(
-    models: Mapping[str, ModelState], min_share: Mapping[Priority, float], groups: Iterable[DeviceGroup]
-) -> list[Device]:
-    """The devices: one per group, and one for each model that is in none."""
-    alone = dict(models)
-    devices: list[Device] = []
+def _group_of(models: Collection[str], groups: Iterable[DeviceGroup]) -> dict[str, str]:
+    """The name of the group of each model that is in one."""
+    group_of: dict[str, str] = {}
     for group in groups:
-        members = []
         for name in group.models:
-            if name not in alone:
+            if name not in models or name in group_of:
                 raise ValueError(
                     f"device group {group.name}: "
                     + (f"model {name} is in two groups" if name in models else f"there is no model {name}")
                 )
-            members.append(alone.pop(name))
-        devices.append(Shared(members, min_share, group))
-    return [*devices, *(Alone(model) for model in alone.values())]
+            group_of[name] = group.name
+    return group_of

@@ -2,8 +2,9 @@
 
 Routers send entries ahead, so that a replica composes its next batch of what is there (`serve_app.scheduling.gate`). A
 listed replica has room for ``window`` full batches of rows in flight; those of a less urgent class do not count against
-a more urgent one. The next bundle goes where the fewest rows are in flight; among equals, where one was sent least
-recently. A replica can be out of the choice for three reasons, all called *held*:
+a more urgent one. The next bundle goes where it is predicted to begin first: when what runs there ends, and what is
+ahead of it there has run; among equals, where the fewest rows are in flight, and where one was sent least recently. A
+replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
     ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then,
@@ -55,6 +56,7 @@ class Replica:
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
         sent_at: When a bundle was last sent there, seconds.
         heard_at: When it last answered one, seconds.
+        free_at: When what runs there is predicted to end, seconds.
         told_s: Predicted time until all that was there was done when it last answered, other routers' work included.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
@@ -63,8 +65,8 @@ class Replica:
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "heard_at", "held_until", "listed", "name", "sent_at",
-        "suspects", "tenants", "told_s",
+        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name",
+        "sent_at", "suspects", "tenants", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
@@ -75,6 +77,7 @@ class Replica:
         self.suspects: set[int] = set()
         self.sent_at = -inf
         self.heard_at = -inf
+        self.free_at = -inf
         self.told_s = 0.0
         self.held_until: float | None = None
         self.failures = 0
@@ -87,7 +90,8 @@ class Replica:
     @property
     def rows(self) -> int:
         """Rows in flight there."""
-        return sum(self.ahead)
+        high, normal, low = self.ahead
+        return high + normal + low
 
     def rows_before(self, priority: Priority) -> int:
         """Rows in flight there of this class and those above it."""
@@ -129,13 +133,22 @@ class Slots:
         return vanished
 
     def choose(
-        self, priority: Priority, max_rows: float, avoid: str | None = None, *, suspect: bool = False
+        self,
+        priority: Priority,
+        max_rows: float,
+        now: float,
+        per_row_s: float = 0.0,
+        avoid: str | None = None,
+        *,
+        suspect: bool = False,
     ) -> Replica | None:
         """The replica with room for more rows of a class where the next bundle should go, or ``None``.
 
         Args:
             priority: The class.
             max_rows: Rows of a full batch; ``inf``: any replica has room.
+            now: Seconds.
+            per_row_s: Execution time of a row in a usual batch, seconds; 0.0 while unknown.
             avoid: A replica not to choose, unless it is the only one that is not held.
             suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
                 two suspects are never lost together.
@@ -146,15 +159,17 @@ class Slots:
             avoid = None
         most = self.window * max_rows
         best: Replica | None = None
+        least = (inf, 0, inf)
         for replica in self.replicas.values():
             if (
                 replica.held_until is None
                 and replica.rows_before(priority) < most
                 and replica.name != avoid
                 and not (suspect and replica.suspects)
-                and (best is None or (replica.rows, replica.sent_at) < (best.rows, best.sent_at))
             ):
-                best = replica
+                begins = max(now, replica.free_at) + per_row_s * replica.rows_before(priority)
+                if (cost := (begins, replica.rows, replica.sent_at)) < least:
+                    best, least = replica, cost
         return best
 
     def acquire(
@@ -162,6 +177,7 @@ class Slots:
         replica: Replica,
         bundle_id: int,
         entries: Sequence[Entry],
+        predicted_s: float,
         now: float,
         *,
         suspect: bool = False,
@@ -173,10 +189,13 @@ class Slots:
             replica: Where it goes.
             bundle_id: The bundle.
             entries: Its entries.
+            predicted_s: What it is predicted to take by itself, seconds.
             now: Seconds.
             suspect: See `choose`.
             tenants: Whether its rows are to be counted per tenant, too.
         """
+        if not replica.bundles:
+            replica.free_at = max(now, replica.free_at) + predicted_s
         rows = [0, 0, 0]
         for entry in entries:
             rows[entry.priority - 1] += entry.rows
@@ -187,13 +206,26 @@ class Slots:
                 of_tenants[key] = of_tenants.get(key, 0) + entry.rows
             for key, more in of_tenants.items():
                 replica.tenants[key] = replica.tenants.get(key, 0) + more
-        replica.bundles[bundle_id] = InFlight((rows[0], rows[1], rows[2]), now, of_tenants)
-        replica.ahead = [ahead + more for ahead, more in zip(replica.ahead, rows, strict=True)]
+        high, normal, low = rows
+        replica.bundles[bundle_id] = InFlight((high, normal, low), now, of_tenants)
+        ahead = replica.ahead
+        ahead[0] += high
+        ahead[1] += normal
+        ahead[2] += low
         replica.sent_at = now
         if suspect:
             replica.suspects.add(bundle_id)
 
-    def release(self, replica: Replica, bundle_id: int, now: float, *, answered: bool, told_s: float = 0.0) -> None:
+    def release(
+        self,
+        replica: Replica,
+        bundle_id: int,
+        now: float,
+        *,
+        answered: bool,
+        runs_s: float = 0.0,
+        told_s: float = 0.0,
+    ) -> None:
         """Count out a bundle that was answered or failed.
 
         Args:
@@ -201,11 +233,15 @@ class Slots:
             bundle_id: The bundle.
             now: Seconds.
             answered: Whether it was answered.
+            runs_s: Predicted time until what runs there has ended, seconds.
             told_s: See `Replica`.
         """
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:
-            replica.ahead = [ahead - less for ahead, less in zip(replica.ahead, bundle.rows, strict=True)]
+            ahead, (high, normal, low) = replica.ahead, bundle.rows
+            ahead[0] -= high
+            ahead[1] -= normal
+            ahead[2] -= low
             for key, less in bundle.tenants.items():
                 if replica.tenants[key] == less:
                     del replica.tenants[key]
@@ -213,6 +249,7 @@ class Slots:
                     replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
         replica.heard_at = now
+        replica.free_at = now + runs_s
         replica.told_s = told_s
         if answered:
             replica.failures = 0

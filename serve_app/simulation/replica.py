@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
+from math import inf
 
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import ALONE, Entry, Priority
@@ -36,12 +37,13 @@ class Sent:
         left: When its answer left the replica.
         reached_at: When it was at the gate.
         waited_s: How long it was here before its execution began, seconds.
+        runs_s: Predicted time until what runs here has ended, seconds.
         told_s: Predicted time until all that is here is done, seconds.
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "told_s",
-        "waited_s", "waiting",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "runs_s",
+        "told_s", "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +65,7 @@ class Sent:
         self.returned: list[Entry] = []
         self.left = 0.0
         self.reached_at = 0.0
+        self.runs_s = 0.0
         self.told_s = 0.0
         self.waited_s = 0.0
 
@@ -120,6 +123,9 @@ class SimulatedReplica:
         """Let the next batch begin if the session is free."""
         if self._busy:
             return
+        if (ready := self._world.ready_at(self._name)) > self._world.now:
+            self._reopen_at(ready)
+            return
         turn = self.gate.next(self._world.now)
         ended: dict[Sent, None] = {}
         for here in turn.dropped:
@@ -130,11 +136,17 @@ class SimulatedReplica:
                 ended[sent] = None
         if turn.entries:
             self._run(turn)
-        elif self.gate and self._reopening is None and turn.opens < float("inf"):
-            self._reopening = self._world.at(turn.opens, self._reopen)
+        elif turn.opens < inf:
+            self._reopen_at(turn.opens)
         for sent in ended:
             if not sent.waiting and not sent.executions:
                 self._reply(sent, sent.done)
+
+    def _reopen_at(self, opens: float) -> None:
+        """Ask the gate again at this moment; what has come since may have to go sooner than what was there."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self._reopening = self._world.at(opens, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
@@ -168,6 +180,7 @@ class SimulatedReplica:
         if not pieces:
             for sent in bundles:
                 sent.executions = ran
+            self.gate.ended()
             self._busy = False
             self._open()
             for sent in bundles:
@@ -199,9 +212,10 @@ class SimulatedReplica:
 
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
+        sent.runs_s = self.gate.runs_s(sent.left)
         sent.told_s = self.gate.backlog_s(sent.left)
-        way_s = self._world.way_s("answer")
-        if way_s > 0.0:
-            self._world.at(sent.left + way_s, partial(take, sent))
+        back_s = self._world.way_s("send")
+        if back_s > 0.0:
+            self._world.at(sent.left + back_s, partial(take, sent))
         else:
             take(sent)

@@ -15,6 +15,7 @@ from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Request, Timer, World
+from serve_app.simulation.ways import Serial
 
 _NUMBERS = count(1)
 _PATIENCE = 4
@@ -38,6 +39,7 @@ class SimulatedRouter:
         self._replicas = replicas
         self._bundle_timeout_s = bundle_timeout_s
         self._newest_frame_wins = newest_frame_wins
+        self._processor = Serial(world, world.overheads.router_s)
         self._wake_ups: dict[str, Dispatch] = {}
         self._in_flight: dict[int, Sent] = {}
         self._watchdog: Timer | None = None
@@ -48,7 +50,10 @@ class SimulatedRouter:
         self._timer_at = 0.0
 
     def arrive(self, request: Request) -> None:
-        """A request has reached this router."""
+        """A request has reached this router, whose processor takes one after the other."""
+        self._processor.take(partial(self._arrived, request))
+
+    def _arrived(self, request: Request) -> None:
         now = self._world.now
         entry = Entry(
             request.id,
@@ -164,13 +169,19 @@ class SimulatedRouter:
         if sent.executions:
             self.scheduler.on_verdict(sent.dispatch.bundle_id, sent.dispatch.variant, Verdict.ANSWERED, self._world.now)
         alive = self.scheduler.on_done(
-            sent.dispatch.bundle_id, sent.executions, self._world.now, sent.waited_s, sent.told_s, sent.returned
+            sent.dispatch.bundle_id,
+            sent.executions,
+            self._world.now,
+            sent.waited_s,
+            sent.runs_s,
+            sent.told_s,
+            sent.returned,
         )
         for entry in alive:
             if sent.dropped and entry in sent.dropped:
                 self._world.drop(entry.payload)
             else:
-                self._world.answer(entry.payload, sent.left)
+                self._world.answer(entry.payload, way="direct")
         self._schedule_pump()
 
     def failed(self, sent: Sent) -> None:

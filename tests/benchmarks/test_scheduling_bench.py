@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
-from benchmarks.scheduling import cases, parts, shared_device, streams
+from benchmarks.scheduling import cases, memory, parts, shared_device, streams
 from benchmarks.scheduling.__main__ import EXPERIMENTS, write
 from benchmarks.scheduling.ablations import ABLATIONS, taken_away
 from benchmarks.scheduling.comparison import HEADER, look, run_group
@@ -28,8 +29,9 @@ def _overload(load: float = 2.0, seconds: float = 5.0) -> Scenario:
 
 
 @pytest.fixture
-def lab() -> Laboratory:
-    """Two seeds, very short workloads, all in this process."""
+def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Laboratory:
+    """Two seeds, very short workloads, all in this process, and nothing known from before."""
+    monkeypatch.setattr(memory, "FOLDER", tmp_path / "known")
     return Laboratory((1, 2), (1001,), 0.02, processes=1)
 
 
@@ -73,6 +75,27 @@ def test_the_same_seed_gives_the_same_result(lab: Laboratory) -> None:
     for system in (OURS, TRITON):
         for first, second in zip(one.results[system], two.results[system], strict=True):
             assert first.total == second.total
+
+
+def test_what_is_known_of_baselines_is_not_calculated_again(lab: Laboratory, tmp_path: Path) -> None:
+    """Whatever the routers; another scenario is another matter."""
+    calls: list[int] = []
+
+    def calculate() -> int:
+        calls.append(1)
+        return len(calls)
+
+    one, other = _overload(1.0), _overload(1.1)
+    assert [memory.remembered(("a",), scenario, calculate) for scenario in (one, one, other, one)] == [1, 1, 2, 1]
+    assert memory.remembered(("b",), one, calculate) == 3
+    memory.forget()
+    assert memory.remembered(("a",), one, calculate) == 4
+    case = Case(_overload(1.0, 1.0), tuned=(SLIDING,), tune_s=0.5)
+    (before,), files = lab.run([case]), len(list((tmp_path / "known").iterdir()))
+    (after,) = lab.run([replace(case, scenario=replace(case.scenario, name="x", routers=4))])
+    assert len(list((tmp_path / "known").iterdir())) == files
+    assert [result.scenario for result in after.results[SLIDING]] == ["x", "x"]
+    assert [result.total for result in after.results[SLIDING]] == [result.total for result in before.results[SLIDING]]
 
 
 def test_a_setting_is_taken_away_in_the_scenario() -> None:

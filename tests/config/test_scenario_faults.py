@@ -82,6 +82,11 @@ FAULTS = [
     pytest.param(
         stream(timeout_ms={"high": 50}), "workload[0].timeout_ms: names no deadline for normal", id="no deadline"
     ),
+    pytest.param(
+        document(noise={"drift": 2, "drift_s": 1}),
+        "noise.drift_s: drift_every_s and drift_s go together: set both or neither",
+        id="half of an episode",
+    ),
     pytest.param(stream(kind="gamma", cv=0), "workload[0].cv: must be more than 0, got 0", id="cv 0"),
     pytest.param(
         stream(cv=2),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_builders import AFFINE, Policy, accept, make_entry, make_scheduler
+from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
 from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.batching import Waiting, Window, batch_policy, target_s
@@ -128,13 +128,9 @@ def test_nothing_waits_past_the_frontier(
 # ------------------------------------------------------------------ eager
 
 
-def test_eager_never_waits_and_stages_early() -> None:
-    """Both slots of a replica are filled at once; the other policies keep the second for later."""
+def test_eager_never_waits() -> None:
+    """Whatever comes."""
     assert _opens("eager", _waiting(arrivals=_bursts(), idle=0, usable=3)) == 0.0
-    for policy in _POLICIES:
-        scheduler = make_scheduler(policy=policy, profile=AFFINE, max_rows=1)
-        accept(scheduler, make_entry(), make_entry())
-        assert len(scheduler.decide(0.0).dispatches) == (2 if policy == "eager" else 1)
 
 
 # ------------------------------------------------------------------ window
@@ -208,25 +204,21 @@ def test_deferred_waits_to_the_frontier() -> None:
     assert _opens("deferred", _waiting(rows=9)) == pytest.approx(0.085)
 
 
-def test_deferred_dispatches_inside_symphony_s_window() -> None:
-    """As rows come in the frontier moves to the front; the bundle goes once it is reached, in time for its head."""
-    scheduler = make_scheduler(policy="deferred", profile=AFFINE, slo_s=10.0)
-    now, sent = 0.0, None
-    while sent is None:
-        accept(scheduler, make_entry(deadline=now + 0.1, arrival=now), now=now)
-        dispatches = scheduler.decide(now).dispatches
-        wake_at = scheduler.wake_at
-        assert wake_at is not None
-        if not dispatches and wake_at < now + 0.005:
-            now = wake_at
-            dispatches = scheduler.decide(now).dispatches
-        sent = dispatches[0] if dispatches else None
-        now += 0.0 if sent else 0.005
+def test_deferred_goes_inside_symphony_s_window() -> None:
+    """As rows come in the frontier moves to the front; the batch goes once it is reached, in time for its head."""
+    gate = make_gate(policy="deferred")
+    now, turn = 0.0, None
+    while turn is None or not turn.entries:
+        gate.add(make_entry(deadline=now + 0.1, arrival=now), now)
+        turn = gate.next(now)
+        if not turn.entries and turn.opens < now + 0.005:
+            now = turn.opens
+            turn = gate.next(now)
+        now += 0.0 if turn.entries else 0.005
 
-    latest_end, timer_s = 0.1 - 0.002, 0.001
-    assert sent.rows > 10
-    assert latest_end - timer_s - (0.005 + 0.001 * (sent.rows + 1)) <= now + 1e-9
-    assert now <= latest_end - (0.005 + 0.001 * sent.rows) + 1e-9
+    assert turn.rows > 10
+    assert 0.1 - (0.005 + 0.001 * (turn.rows + 1)) <= now + 1e-9
+    assert now <= 0.1 - (0.005 + 0.001 * turn.rows) + 1e-9
 
 
 # ------------------------------------------------------------------ auto

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -191,6 +192,21 @@ def test_settings_can_be_sent_to_other_processes_and_differ(name: str) -> None:
     }
     assert len(found) == len(settings) > 1
     assert {name} == {system.name for system in made}
+
+
+def test_a_search_visits_every_batch_size_and_the_neighbours_of_the_best() -> None:
+    """From coarse to fine: all sizes first, and around the best every point one and two steps away."""
+    scenario = replace(_overloaded(1.0), models=(make_model(max_rows=32),))
+    grid, found = grid_of("sliding", scenario), tuned("sliding", scenario, [1])
+    assert len(grid) == 32 * 7
+    points = {grid.title(point): point for point in grid.all()}
+    assert set(points) >= set(found.scores)
+    best = max(points, key=lambda title: simulate(scenario, grid.factory(points[title]), 1).weighted_goodput)
+    most = simulate(scenario, grid.factory(points[best]), 1).weighted_goodput
+    assert found.scores[found.name] >= 0.99 * most
+    assert [(0, 1), (2, 1), (3, 1), (1, 0), (1, 2), (1, 3)] == sorted(
+        grid.near((1, 1)), key=lambda point: (point[1] != 1, point)
+    )
 
 
 def test_tuning_prefers_the_weighted_goodput_unless_told_otherwise() -> None:
