@@ -338,6 +338,8 @@ class Dispatcher:
                     entry.payload.origin,
                     entry.exact or dispatch.exact,
                     entry.probe,
+                    entry.tenant,
+                    entry.weight,
                 )
                 for entry in entries
             ],

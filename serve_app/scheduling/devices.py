@@ -122,7 +122,7 @@ class Alone:
         return None
 
     def _part(self) -> int:
-        """Most rows of a bundle to a replica that is busy."""
+        """Most rows of a bundle for a busy replica."""
         return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
 
     def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:

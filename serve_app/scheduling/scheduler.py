@@ -91,12 +91,12 @@ class Scheduler:
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
-        # Entries that made room for those of other tenants; the next `decide` reports them, too.
-        self._displaced: list[Refused] = []
-        self._served = ServedSeconds()
         # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
         # the next `decide` reports them.
         self._stranded: list[Entry] = []
+        # Entries that made room for those of other tenants; the next `decide` reports them, too.
+        self._displaced: list[Refused] = []
+        self._served = ServedSeconds()
         given = {model.name: model for model in models}
         group_of = _group_of(given, self._groups.values())
         for model in given.values():
@@ -624,9 +624,8 @@ class Scheduler:
         device = self._device_of[model.settings.name]
         bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
         device.launched(bundle_id, following, now)
-        model.slots.acquire(
-            replica, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=model.queue.has_tenants
-        )
+        tenants = model.queue.has_tenants
+        model.slots.acquire(replica, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
         self._bundles.add(bundle)
         if attempt:
             self._rescues.launched(bundle)
@@ -686,7 +685,6 @@ class Scheduler:
             newest = queue.newest()
             queue.remove(newest)
             self._end(newest)
-            self._touch(self._models[name])
             self._displaced.append(Refused(newest, self._queue_full(self._models[name], priority, newest.nbytes, now)))
             if bounds.fits(priority, entry.nbytes):
                 return True

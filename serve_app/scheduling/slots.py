@@ -189,7 +189,7 @@ class Slots:
             replica: Where it goes.
             bundle_id: The bundle.
             entries: Its entries.
-            predicted_s: What it is predicted to take by itself, seconds.
+            predicted_s: How long it is predicted to take by itself, seconds.
             now: Seconds.
             suspect: See `choose`.
             tenants: Whether its rows are to be counted per tenant, too.
