@@ -685,6 +685,7 @@ class Scheduler:
             newest = queue.newest()
             queue.remove(newest)
             self._end(newest)
+            self._touch(self._models[name])
             self._displaced.append(Refused(newest, self._queue_full(self._models[name], priority, newest.nbytes, now)))
             if bounds.fits(priority, entry.nbytes):
                 return True
