@@ -31,6 +31,8 @@ _HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _BUSY_S = 2.0
+_SHORT_S = 0.002
+"""Timers come about so late: nothing waits for what takes no longer."""
 
 
 class Turn(NamedTuple):
@@ -176,10 +178,9 @@ class Gate:
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
         left_s = max(0.0, self._runs_until - now)
-        rows = self._queue.rows
-        if not rows:
+        if not self._queue:
             return left_s
-        buckets = self.latencies.exact.buckets
+        rows, buckets = self._queue.rows, self.latencies.exact.buckets
         return left_s + self.seconds(rows, buckets[-1] if buckets else 0, "")
 
     # ------------------------------------------------------------- decisions
@@ -197,6 +198,8 @@ class Gate:
         queue = self._queue
         dropped: list[Entry] = []
         queue.expire(now, dropped)
+        if not dropped and (turn := self._at_once(now)) is not None:
+            return turn
         while queue:
             chosen, paid, owed, spare_s, ready = self._choose(now)
             head = queue.fresh[chosen - 1].turns()[0].head()
@@ -209,20 +212,51 @@ class Gate:
             entries, rows, bucket, variant = composition[:4]
             if not entries:
                 continue
-            self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
-            self._run_s = predicted_s
-            self._runs_until = now + predicted_s
-            self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
             queue.served(entries, predicted_s, chosen, riders)
-            for entry in entries:
-                entry.state = EntryState.RUNNING
             self._end(dropped)
-            return Turn(entries, rows, bucket, variant, predicted_s, dropped)
+            return self._turn(entries, rows, bucket, variant, predicted_s, dropped, now)
         self._end(dropped)
         return Turn((), 0, 0, "", 0.0, dropped)
+
+    def _at_once(self, now: float) -> Turn | None:
+        """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
+        head: Entry | None = None
+        for queue in self._queue.fresh:
+            if queue.rows:
+                if head is not None or len(queue) > 1:
+                    return None
+                head = queue.head()
+        if head is None:
+            return None
+        alone_s = self.seconds(head.rows, head.bucket, head.variant)
+        if not 0.0 < alone_s <= _SHORT_S or now + alone_s > head.deadline:
+            return None
+        self._queue.remove(head)
+        self.shares.dispatched(alone_s, (head.priority,), head.priority, paid=False)
+        self._queue.served((head,), alone_s, head.priority, ())
+        return self._turn((head,), head.rows, head.bucket, head.variant, alone_s, (), now)
+
+    def _turn(
+        self,
+        entries: Sequence[Entry],
+        rows: int,
+        bucket: int,
+        variant: str,
+        predicted_s: float,
+        dropped: Sequence[Entry],
+        now: float,
+    ) -> Turn:
+        """These run now."""
+        self._idle_since = None
+        self._run_s = predicted_s
+        self._runs_until = now + predicted_s
+        self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
+        for entry in entries:
+            entry.state = EntryState.RUNNING
+        return Turn(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
         """The class that heads the next batch, and why; see `serve_app.scheduling.shares`.
@@ -269,6 +303,8 @@ class Gate:
         latency = self.latencies.of(head.variant)
         settings, queue, most = self._settings, self._queue, self._settings.max_rows
         if self._policy.stages_early or not latency.known or head.rows >= most:
+            return now
+        if latency.predict(head.rows, head.bucket) <= _SHORT_S:
             return now
         target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
         rows, oldest, latest = queue.fresh_rows, head.arrival, inf
