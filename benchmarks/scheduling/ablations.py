@@ -50,12 +50,12 @@ def taken_away(parts: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for part in parts:
             for owner, name, value in ABLATIONS[part].replaced:
-                stack.enter_context(_replaced(owner, name, value))
+                stack.enter_context(replaced(owner, name, value))
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Within it, an attribute of a class or module has another value. The owner must have it itself."""
     before = vars(owner)[name]
     setattr(owner, name, value)
