@@ -45,7 +45,7 @@ _HORIZONS = 1.5
 _PROFILED_FUNCTIONS = 25
 _WIDTH = 110
 
-Policy = Literal["auto", "deferred", "eager", "window"]
+Policy = Literal["auto", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,14 @@ class Case:
 
 _CASES = (
     Case("bundles, auto"),
-    Case("bundles, deferred", policy="deferred"),
     Case("bundles, eager", policy="eager"),
-    Case("bundles, window", policy="window"),
     Case("bundles, auto, 16 replicas", replicas=16),
     Case("three classes, auto", priorities=tuple(Priority)),
-    Case("three classes, deferred", policy="deferred", priorities=tuple(Priority)),
     Case("three classes, eager", policy="eager", priorities=tuple(Priority)),
     Case("two variants, auto", variants=("", _VARIANT)),
     Case("one decision per arrival", at_once=1),
     Case("one decision per arrival, three classes", at_once=1, priorities=tuple(Priority)),
     Case("overload x3, auto", load=3.0, tight=True),
-    Case("overload x3, deferred", policy="deferred", load=3.0, tight=True),
     Case("overload x3, three classes", load=3.0, tight=True, priorities=tuple(Priority)),
     *(Case(f"light load, 1 of {models:,} models", at_once=1, load=0.5, models=models) for models in (1, 50, 200, 1000)),
 )

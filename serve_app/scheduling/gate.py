@@ -17,7 +17,7 @@ from math import exp, inf
 from typing import NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.batching import Waiting, batch_policy, target_s
+from serve_app.scheduling.batching import Waiting, open_at, target_s
 from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, EntryState, Priority
@@ -61,7 +61,7 @@ class Gate:
     """Composes the batches of one session.
 
     Args:
-        settings: Of the model. Raises ValueError for an unknown batch policy.
+        settings: Of the model.
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
             here goes at once, as far as it can be in time.
@@ -79,7 +79,6 @@ class Gate:
         "_claims",
         "_idle_since",
         "_planned",
-        "_policy",
         "_queue",
         "_run_s",
         "_runs_until",
@@ -100,13 +99,12 @@ class Gate:
         self._settings = settings
         self._planned = planned
         self._timer_s = timer_s
-        self._policy = batch_policy(settings)
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES})
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
         self._idle_since: float | None = None
         self._run_s = 0.0
-        self._runs_until = 0.0
+        self._runs_until = -inf
         self._busy = 0.0
         self._busy_at = 0.0
         self.latencies = VariantLatency()
@@ -149,7 +147,7 @@ class Gate:
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """An execution has ended; see `LatencyModel.observe`."""
-        self._runs_until = 0.0
+        self._runs_until = -inf
         self.latencies.observe(rows, bucket, seconds, variant)
         self._busy += seconds
 
@@ -162,7 +160,7 @@ class Gate:
 
     def ended(self) -> None:
         """The batch has run, however long that was predicted to take: the session is free."""
-        self._runs_until = 0.0
+        self._runs_until = -inf
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
@@ -253,7 +251,6 @@ class Gate:
         self._idle_since = None
         self._run_s = predicted_s
         self._runs_until = now + predicted_s
-        self._policy.on_batch(rows, self._runs_until - min([entry.arrival for entry in entries]))
         for entry in entries:
             entry.state = EntryState.RUNNING
         return Turn(entries, rows, bucket, variant, predicted_s, dropped)
@@ -299,19 +296,18 @@ class Gate:
         return now - self._idle_since >= _PROBE_S
 
     def _opens_at(self, head: Entry, ready: Sequence[Priority], now: float) -> float:
-        """When the policy lets the next batch go, seconds; now or the past: at once."""
+        """When the next batch goes, seconds; now or the past: at once."""
         latency = self.latencies.of(head.variant)
         settings, queue, most = self._settings, self._queue, self._settings.max_rows
-        if self._policy.stages_early or not latency.known or head.rows >= most:
+        if settings.policy == "eager" or not latency.known or head.rows >= most:
             return now
         if latency.predict(head.rows, head.bucket) <= _SHORT_S:
             return now
         target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
-        rows, oldest, latest = queue.fresh_rows, head.arrival, inf
+        rows, latest = queue.fresh_rows, inf
         for priority in ready:
             other = queue.fresh[priority - 1].head()
             if other is not None and other is not head:
-                oldest = min(oldest, other.arrival)
                 # It rides along while the whole batch and one more like it could be in time for it.
                 last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
                 latest = min(latest, other.deadline - last_s)
@@ -321,13 +317,12 @@ class Gate:
             latency.rows_within(target, head.bucket, most),
             head.rows,
             head.bucket,
-            oldest,
             head.deadline - self._timer_s,
             latency,
             self._arrivals,
             self.busy(now),
         )
-        return min(self._policy.open_at(waiting), latest)
+        return min(open_at(waiting), latest)
 
     def _spare_s(self, now: float) -> float:
         """How long something else may take first, so that all that waits in class `high` can follow in time."""

@@ -72,11 +72,6 @@ def run(request: pytest.FixtureRequest) -> Run:
     return on_loop
 
 
-def test_a_bundle_that_waits_for_a_window_goes_by_the_clock_alone(run: Run) -> None:
-    """Nothing else happens, and the scheduler is asked a few times, not in a loop."""
-    run(_window())
-
-
 def test_a_timer_that_is_early_is_set_again_and_not_in_a_loop(run: Run) -> None:
     """Deadlines fall between the milliseconds that a timer may go by; each is awaited in a few turns."""
     run(_deadlines())
@@ -85,18 +80,6 @@ def test_a_timer_that_is_early_is_set_again_and_not_in_a_loop(run: Run) -> None:
 def test_the_clock_is_finer_than_the_event_loops(run: Run) -> None:
     """Queue times are told in microseconds."""
     run(_clock())
-
-
-async def _window() -> None:
-    transport = Transport()
-    scheduler, dispatcher = make(transport, ModelScheduling(MODEL, max_rows=4, slo_s=1.0, policy="window"))
-    task = submit(dispatcher, 0, 30.0)
-    sent = await asyncio.wait_for(transport.next(), 10.0)
-    assert sent.values == [0.0]
-    sent.succeed()
-    await task
-    await settle()
-    assert scheduler.asked < 12
 
 
 async def _deadlines() -> None:
@@ -121,7 +104,7 @@ async def _clock() -> None:
 async def test_the_timer_moves_to_a_nearer_moment() -> None:
     """A bundle that can wait for long must not hold back the more urgent one that joins it."""
     transport = Transport()
-    scheduler, dispatcher = make(transport, ModelScheduling(MODEL, max_rows=4, slo_s=1.0, policy="deferred"))
+    scheduler, dispatcher = make(transport, ModelScheduling(MODEL, max_rows=4, slo_s=1.0))
     patient = submit(dispatcher, 0, 300.0)
     await settle()
     far = armed_for(dispatcher)

@@ -186,7 +186,7 @@ class Adding:
         """Nothing to free."""
 
 
-@pytest.mark.parametrize("policy", ["auto", "window", "eager"])
+@pytest.mark.parametrize("policy", ["auto", "eager"])
 async def test_whatever_happens_beside_them_clients_get_their_own_answers(policy: Any) -> None:
     """Of three routers at one replica: all classes and sizes, hasty ones and such as leave. Nothing is left behind."""
     backend, random = Adding(), Random(11)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -90,6 +91,33 @@ async def begun(backend: Paced) -> None:
     assert await asyncio.get_running_loop().run_in_executor(None, lambda: backend.begun.acquire(timeout=30.0))
 
 
+class Unhurried(Paced):
+    """Runs take as long as those of a real model, so that a batch waits for the rest of a burst."""
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Take a while, and note nothing."""
+        time.sleep(0.005)
+        return {"y": inputs["x"] + 1}
+
+    run_whole = run
+
+
+async def in_a_burst(worker: Worker, done: Callable[[list[Any]], bool]) -> list[Any]:
+    """Results of two bundles that come together in a burst, of the first two of whom that is true."""
+    for _ in range(4):
+        await asyncio.gather(*(worker.run(bundle(float(value))) for value in range(16)))
+    for _ in range(200):
+        results = await asyncio.gather(*(worker.run(sent) for sent in (bundle(2.0, 3.0), bundle(4.0))))
+        if done(results):
+            return results
+    raise AssertionError("they were never joined")
+
+
+def failed(results: list[Any]) -> bool:
+    """Whether every entry of every bundle failed."""
+    return all(isinstance(answer, Failure) for result in results for answer in result.results)
+
+
 def first_values(results: list[Any]) -> list[Any]:
     """Of every entry of every bundle."""
     return [answer.value["y"][0, 0] for result in results for answer in result.results if isinstance(answer, Success)]
@@ -110,8 +138,7 @@ async def test_the_next_bundle_runs_without_the_event_loop(make_worker: MakeWork
 
 
 async def test_bundles_that_waited_together_are_joined(make_worker: MakeWorker) -> None:
-    """By ``batch``, when the window ends that they waited for: nothing ran, and no thread is there to take them."""
-    backend = Paced()
+    """By ``batch``, when the time ends that they waited for: nothing ran, and no thread is there to take them."""
     joined: list[int] = []
 
     def batch(run_batch: RunBatch) -> RunOne:
@@ -121,37 +148,20 @@ async def test_bundles_that_waited_together_are_joined(make_worker: MakeWorker) 
 
         return batch_same_turn(noting)
 
-    worker = make_worker(backend, batch=batch, max_rows=4, policy="window")
-    backend.go.release()
-    results = await asyncio.gather(*(worker.run(bundle(*values)) for values in ((2.0, 3.0), (4.0,))))
+    worker = make_worker(Unhurried(), batch=batch, max_rows=4, run_s=0.005)
+    results = await in_a_burst(worker, lambda _: 2 in joined)
     assert first_values(results) == [3.0, 4.0, 5.0]
-    assert ([2], [[2.0, 3.0, 4.0]]) == (joined, backend.runs)
 
 
-async def test_a_bundle_alone_waits_for_its_window_and_no_longer(make_worker: MakeWorker) -> None:
+async def test_who_waits_for_the_rest_of_a_burst_is_answered(make_worker: MakeWorker) -> None:
     """Nothing else comes that would wake the session. What leaves meanwhile takes nobody along."""
-    backend = Paced()
-    worker = make_worker(backend, max_rows=4, policy="window")
-    leaving, staying = (asyncio.ensure_future(worker.run(bundle(value))) for value in (1.0, 2.0))
-    await asyncio.sleep(0)
-    assert backend.runs == []
-    leaving.cancel()
-    backend.go.release(2)
-    assert first_values([await staying]) == [3.0]
-    assert first_values([await worker.run(bundle(4.0))]) == [5.0]
-    assert [[2.0], [4.0]] == backend.runs
-
-
-async def test_what_cannot_wait_ends_the_window_of_others(make_worker: MakeWorker) -> None:
-    """The timer moves to the nearer moment: no entry is late for company that does not come."""
-    backend = Paced()
-    worker = make_worker(backend, max_rows=8, run_s=0.01, full_s=1.0, policy="deferred")
-    patient = asyncio.ensure_future(worker.run(bundle(1.0, budget_s=60.0)))
-    await asyncio.sleep(0)
-    hurried = asyncio.ensure_future(worker.run(bundle(2.0, priority=1, budget_s=0.6)))
-    backend.go.release()
-    assert first_values(await asyncio.gather(patient, hurried)) == [2.0, 3.0]
-    assert [[1.0, 2.0]] == [sorted(run) for run in backend.runs]
+    worker = make_worker(Unhurried(), max_rows=4, run_s=0.005)
+    await in_a_burst(worker, lambda _: True)
+    for _ in range(20):
+        leaving, staying = (asyncio.ensure_future(worker.run(bundle(value))) for value in (1.0, 2.0))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        assert first_values([await staying]) == [3.0]
 
 
 async def test_a_high_bundle_goes_first_and_what_had_no_room_beside_it_comes_back(make_worker: MakeWorker) -> None:
@@ -318,7 +328,6 @@ async def test_a_fault_of_the_batcher_costs_its_bundles_and_not_the_session(
     make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are answered with an error, and the next bundle runs."""
-    backend = Paced()
 
     def broken(_: RunBatch) -> RunOne:
         async def run_one(_: Any) -> Any:
@@ -326,14 +335,35 @@ async def test_a_fault_of_the_batcher_costs_its_bundles_and_not_the_session(
 
         return run_one
 
-    worker = make_worker(backend, batch=broken, max_rows=4, policy="window")
-    backend.go.release()
-    results = await asyncio.gather(*(worker.run(bundle(value)) for value in (2.0, 3.0)))
+    worker = make_worker(Unhurried(), batch=broken, max_rows=4, run_s=0.005)
+    results = await in_a_burst(worker, failed)
     assert [result.results[0] for result in results] == [
         Failure("inference_failed", "model paced failed on this request")
     ] * 2
     assert first_values([await worker.run(bundle(5.0))]) == [6.0]
     assert "could not join" in caplog.text
+
+
+async def test_a_join_that_is_cancelled_costs_its_bundles_and_not_the_session(make_worker: MakeWorker) -> None:
+    """Whatever ``batch`` raises, the session is free again."""
+    cancelled = True
+
+    def batch(run_batch: RunBatch) -> RunOne:
+        together = batch_same_turn(run_batch)
+
+        async def one(staged: Any) -> Any:
+            if cancelled:
+                raise asyncio.CancelledError
+            return await together(staged)
+
+        return one
+
+    worker = make_worker(Unhurried(), batch=batch, max_rows=4, run_s=0.005)
+    results = await in_a_burst(worker, failed)
+    assert {"inference_failed"} == {answer.code for result in results for answer in result.results}
+    assert not worker.broken
+    cancelled = False
+    assert first_values(await in_a_burst(worker, lambda _: True)) == [3.0, 4.0, 5.0]
 
 
 async def test_large_rows_that_lie_one_behind_the_other_run_where_they_lie(make_worker: MakeWorker) -> None:

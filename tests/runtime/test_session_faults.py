@@ -11,8 +11,7 @@ import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, Tensors, WireEntry
-from serve_app.runtime.staged import Staged
-from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
+from serve_app.runtime.worker import BatchTogether, Worker
 from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -152,24 +151,3 @@ async def test_a_thread_that_cannot_be_started(stage: Stage, monkeypatch: pytest
         assert await outcomes(ask(worker, 1.0)) == ["inference_failed"]
     assert worker.broken
     assert await outcomes(ask(worker, 1.0)) == [2.0]
-
-
-async def test_a_join_that_is_cancelled(stage: Stage) -> None:
-    """Whatever ``batch`` raises, its bundles fail and the session is free again."""
-    cancelled = True
-
-    def batch(run_batch: RunBatch) -> RunOne:
-        together = batch_same_turn(run_batch)
-
-        async def one(staged: Staged) -> Staged:
-            if cancelled:
-                raise asyncio.CancelledError
-            return await together(staged)
-
-        return one
-
-    worker = stage.worker(batch=batch, policy="window")
-    assert await outcomes(ask(worker, 1.0), ask(worker, 2.0)) == ["inference_failed"] * 2
-    assert not worker.broken
-    cancelled = False
-    assert await outcomes(ask(worker, 1.0), ask(worker, 2.0)) == [2.0, 3.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -14,7 +13,7 @@ from serve_app.scheduling.entry import ALONE, Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate, Turn
 from serve_app.scheduling.settings import ModelScheduling
 
-_POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
+_POLICIES: list[Policy] = ["auto", "eager"]
 
 
 def _alone(*, deadline: float = 10.0, rows: int = 1, priority: Priority = NORMAL) -> Entry:
@@ -127,12 +126,12 @@ def test_expired_entries_are_told_once_and_never_run() -> None:
 
 def test_expired_entries_are_told_though_nothing_runs() -> None:
     """Also where the rest waits for company."""
-    past, ahead = make_entry(deadline=1.0), make_entry(deadline=9.0, arrival=0.999)
-    gate = make_gate(past, ahead, policy="window")
-    turn = gate.next(1.0)
+    past, ahead = make_entry(deadline=5.0), make_entry(deadline=9.0)
+    gate = make_gate(past, ahead, policy="auto", in_burst=True, now=5.0)
+    turn = gate.next(5.0)
 
     assert (turn.entries, turn.dropped, len(gate)) == ((), [past], 1)
-    assert turn.opens > 1.0
+    assert turn.opens > 5.0
 
 
 def test_what_cannot_be_in_time_is_given_up() -> None:
@@ -331,35 +330,36 @@ def test_patient_high_requests_cut_nothing() -> None:
     assert gate.next(now).rows == 32
 
 
-# ------------------------------------------------------------------ policies
+# ------------------------------------------------------------------ waiting
 
 
-def test_a_batch_waits_for_company_as_its_policy_says() -> None:
-    """Asked again when it opens, it goes."""
-    for policy, opens in (("window", 0.05), ("deferred", 1.0 - 0.007)):
-        gate = make_gate(entry := make_entry(deadline=1.0), policy=policy)  # type: ignore[arg-type]
-        turn = gate.next(0.0)
-        assert (turn.entries, turn.dropped) == ((), [])
-        assert turn.opens == pytest.approx(opens)
-        assert entry.state is EntryState.QUEUED
-        assert gate.next(turn.opens).entries == [entry]
+def test_a_batch_waits_for_company_in_a_burst() -> None:
+    """Asked again when it opens, it goes; an eager one goes at once."""
+    gate = make_gate(entry := make_entry(), policy="auto", in_burst=True, now=5.0)
+    turn = gate.next(5.0)
+
+    assert (turn.entries, turn.dropped) == ((), [])
+    assert 5.0 < turn.opens < 5.01
+    assert entry.state is EntryState.QUEUED
+    assert gate.next(turn.opens).entries == [entry]
+    assert make_gate(make_entry(), policy="eager", in_burst=True, now=5.0).next(5.0).rows == 1
 
 
 def test_a_full_batch_waits_for_nobody() -> None:
     """Rows of all classes count."""
-    gate = make_gate(*(make_entry(priority, rows=3) for priority in Priority), max_rows=9, policy="deferred")
+    entries = [make_entry(priority, rows=3) for priority in Priority]
 
-    assert gate.next(0.0).rows == 9
+    assert make_gate(*entries, max_rows=9, policy="auto", in_burst=True, now=5.0).next(5.0).rows == 9
 
 
 def test_a_more_urgent_rider_opens_sooner() -> None:
     """The batch goes when it could still be in time for it, though its head is of another class."""
-    gate = make_gate(make_entry(HIGH, 5.0), policy="deferred")
-    assert gate.next(0.0).opens > 4.9
-    gate.add(rider := make_entry(LOW, 0.1), 0.0)
-    turn = gate.next(0.0)
+    gate = make_gate(make_entry(HIGH), policy="auto", in_burst=True, now=5.0)
+    alone = gate.next(5.0).opens
+    gate.add(rider := make_entry(LOW, 5.0085), 5.0)
+    turn = gate.next(5.0)
 
-    assert turn.opens == pytest.approx(0.1 - 0.008)
+    assert alone > turn.opens == pytest.approx(5.0085 - 0.008)
     assert rider in gate.next(turn.opens).entries
 
 
@@ -377,20 +377,6 @@ def test_nobody_waits_for_what_is_not_known() -> None:
         assert make_gate(make_entry(), policy=policy, profile=()).next(0.0).rows == 1
 
 
-def test_a_window_adapts_to_what_batches_take() -> None:
-    """Batches that end long before the model's target let it grow."""
-    gate = make_gate(policy="window")
-    opened = []
-    for step in range(40):
-        now = float(step)
-        gate.add(make_entry(deadline=now + 5.0, arrival=now), now)
-        opened.append(gate.next(now).opens - now)
-        assert gate.next(now + opened[-1]).rows == 1
-
-    assert opened[0] == pytest.approx(0.05)
-    assert opened[-1] > 0.06
-
-
 @given(
     policy=st.sampled_from(_POLICIES),
     offered=st.lists(
@@ -405,8 +391,8 @@ def test_an_idle_session_lets_nothing_become_late_for_company(
     policy: Policy, offered: list[tuple[Priority, float, float, int]]
 ) -> None:
     """Asked at every arrival and when it opens, it never waits past the moment when a head could go alone."""
-    gate = make_gate(policy=policy, max_rows=8)
-    now, opens = 0.0, inf
+    gate = make_gate(policy=policy, max_rows=8, in_burst=True, now=5.0)
+    now, opens = 5.0, inf
     waiting: list[Entry] = []
     for priority, gap, budget, rows in offered:
         while opens <= now + gap:
@@ -520,11 +506,3 @@ def test_backlog_is_the_rest_of_the_run_and_what_waits() -> None:
     assert gate.backlog_s(0.003) == pytest.approx(0.010 + 0.009)
     gate.next(0.013)
     assert gate.backlog_s(9.0) == 0.0
-
-
-def test_settings_are_checked() -> None:
-    """There is no policy of that name."""
-    settings = replace(ModelScheduling("m", 1, 1.0), policy="greedy")  # type: ignore[arg-type]
-
-    with pytest.raises(ValueError, match="unknown batch policy"):
-        Gate(settings, dict.fromkeys(Priority, 0.0))

@@ -12,7 +12,7 @@ from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 from serve_app.scheduling.entry import ALONE, Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
 
-_POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
+_POLICIES: list[Policy] = ["auto", "eager"]
 _MAX_ROWS = 6
 _INDEX = st.integers(0, 10**6)
 _LANE = st.sampled_from(["", "", "", "exact", "light", "alone"])

@@ -18,7 +18,7 @@ _WAYS_S = 0.0
 """Bundles are at their replicas at once, and the scheduler knows it."""
 _NO_TIE_S = 1e-6
 """What ends exactly at its deadline may be planned, and is late."""
-_POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
+_POLICIES: list[Policy] = ["auto", "eager"]
 _DECISIONS_PER_EVENT = 30
 
 Offered = tuple[float, str, Priority, float, int]

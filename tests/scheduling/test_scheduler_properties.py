@@ -31,7 +31,7 @@ _MODELS = {
     "o": ModelScheduling("o", max_rows=4, slo_s=0.5, window=2, bytes_per_row=1, resident_bytes=3, weight=4.0),
 }
 _GROUP = DeviceGroup("g", ("n", "o"), concurrency=1, memory_bytes=12)
-_POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
+_POLICIES: list[Policy] = ["auto", "eager"]
 _TOTAL_BYTES = 60
 _MODEL = st.sampled_from(sorted(_MODELS))
 _VARIANT = st.sampled_from(["", "", "light", "tiny"])

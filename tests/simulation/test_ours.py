@@ -197,14 +197,6 @@ def test_it_hardly_matters_how_many_routers_there_are(rate: float) -> None:
         assert one.classes[name].attainment == pytest.approx(four.classes[name].attainment, abs=0.05)
 
 
-def test_a_batch_that_waits_for_company_goes_sooner_when_somebody_has_less_time() -> None:
-    """The first could wait until 2.9 s, and the second until a few milliseconds after it came."""
-    result, watch = _watched(make_scenario(), (1.0, 3.0), (1.5, 1.52), policy="deferred")
-    assert 2 == result.total.in_time
-    assert [(1, 0)] == [ids for *_, ids in watch.batches]
-    assert 1.5 < watch.batches[0][0] < 1.52
-
-
 def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
     """And is answered once, after the last."""
     result, watch = _watched(make_scenario(), (1.0, 2.0), rows=19)
