@@ -265,7 +265,9 @@ class Gate:
         settings, queue, most = self._settings, self._queue, self._settings.max_rows
         if settings.policy == "eager" or not latency.known or head.rows >= most:
             return now
+        # As in `compose`: what may not join is not waited for.
         target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
+        target = min(target, self._claims.bounds_s(now)[head.priority - 1])
         rows, latest = queue.fresh_rows, inf
         for priority in ready:
             other = queue.fresh[priority - 1].head()
