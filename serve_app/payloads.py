@@ -206,6 +206,9 @@ class WireEntry(NamedTuple):
         payload: What to run.
         origin: Where it comes from; ``None`` where nothing is known of that.
         exact: Whether no fallback may stand in for the exact model.
+        probe: Whether it runs although it is predicted to be late.
+        tenant: Who shares the class with others.
+        weight: The tenant's weight.
     """
 
     priority: int
@@ -215,6 +218,9 @@ class WireEntry(NamedTuple):
     payload: Payload
     origin: Origin | None = None
     exact: bool = False
+    probe: bool = False
+    tenant: str = ""
+    weight: float = 1.0
 
 
 class Bundle(NamedTuple):

@@ -99,11 +99,20 @@ def submit(
     timeout_s: float = 30.0,
     rows: int = 1,
     variant: str = "",
+    tenant: str = "",
 ) -> asyncio.Task[Answer]:
     """Submit in a task of its own."""
     return asyncio.ensure_future(
         dispatcher.submit(
-            MODEL, payload, priority=priority, timeout_s=timeout_s, rows=rows, bucket=0, nbytes=8, variant=variant
+            MODEL,
+            payload,
+            priority=priority,
+            timeout_s=timeout_s,
+            rows=rows,
+            bucket=0,
+            nbytes=8,
+            variant=variant,
+            tenant=tenant,
         )
     )
 

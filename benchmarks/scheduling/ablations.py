@@ -14,6 +14,7 @@ from typing import Any
 
 from serve_app.scheduling import composition, devices, gate, scheduler
 from serve_app.scheduling.claims import Claims
+from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Overhead
 from serve_app.scheduling.probes import Probes
@@ -94,14 +95,14 @@ def _any_length(*_: Any) -> tuple[float, float, float]:
 
 
 def _no_fill(*arguments: Any) -> int:
-    return int(arguments[4].rows)
+    return int(arguments[5].rows)
 
 
 def _fill_high_freely(*arguments: Any) -> int:
-    queue, own, *between, room, given_up = arguments
-    if own is queue.fresh[0]:
+    queue, chosen, *between, room, given_up = arguments
+    if chosen is Priority.HIGH:
         room = room._replace(longest_s=_any_length())
-    return _fill(queue, own, *between, room, given_up)
+    return _fill(queue, chosen, *between, room, given_up)
 
 
 def _slack_alone(latency: LatencyModel, _: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:

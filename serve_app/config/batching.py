@@ -34,7 +34,7 @@ class BatchingConfig(Section):
     slo_ms: Milliseconds = 100.0
     """Latency the model is tuned for: batches are not grown past it."""
 
-    window: int = Field(default=2, ge=1, le=16)
+    window: int = Field(default=4, ge=1, le=16)
     """Bundles in flight per replica: one running, the rest staged. More raises throughput and blurs priority."""
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:

@@ -111,6 +111,8 @@ class Dispatcher:
         variant: str = "",
         exact: bool = False,
         default_of: Priority | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
         origin: Origin | None = None,
         queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
@@ -127,6 +129,8 @@ class Dispatcher:
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
             default_of: The class whose default the deadline is; ``None`` where the request names one.
+            tenant: Who shares the class with others.
+            weight: The tenant's weight.
             origin: Where it comes from, for the replica.
             queued: Is told the entry once it is accepted.
 
@@ -150,6 +154,8 @@ class Dispatcher:
             variant,
             exact=exact,
             default_of=default_of,
+            tenant=tenant,
+            weight=weight,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
@@ -331,6 +337,9 @@ class Dispatcher:
                     entry.payload.payload,
                     entry.payload.origin,
                     entry.exact or dispatch.exact,
+                    entry.probe,
+                    entry.tenant,
+                    entry.weight,
                 )
                 for entry in entries
             ],

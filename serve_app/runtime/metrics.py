@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from serve_app.payloads import BundleResult
 from serve_app.runtime.breaker_metrics import BreakerCollector
 from serve_app.runtime.series import Count, Counter, Distribution, Histogram
+from serve_app.runtime.tenant_metrics import TenantCollector
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -140,6 +141,7 @@ class RouterMetrics:
         for collector in (
             SchedulerCollector(scheduler),
             BreakerCollector(scheduler),
+            TenantCollector(scheduler),
             TaskCollector(),
             self.requests,
             self.fallbacks,

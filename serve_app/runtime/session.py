@@ -31,7 +31,7 @@ from serve_app.runtime.execution import Executor, Ran
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import EXPIRED, NOT_IN_TIME, Job, Staged
 from serve_app.runtime.timers import call_at
-from serve_app.scheduling.entry import ALONE, Entry, Priority
+from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, Priority
 from serve_app.scheduling.gate import Gate
 
 logger = logging.getLogger(__name__)
@@ -191,8 +191,10 @@ class Session:
                         0,
                         (staged, index),
                         staged.on_behalf_of if wire is None else wire.variant,
-                        exact=wire is not None and wire.exact,
                     )
+                    if wire is not None:
+                        here.lane = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
+                        here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
                     if staged.whole[index]:
                         here.lane = ALONE
                     staged.waiting[index] = here

@@ -26,6 +26,7 @@ from serve_app.scheduling.settings import ModelScheduling
 _REMEMBERED = 64
 _TIGHT = 0.1
 _UNLIKELY = 0.02
+_FORGOTTEN_S = 60.0
 _PROBABLE = 0.2
 
 
@@ -52,10 +53,17 @@ class _Claim:
         # Until enough have come, any moment is as likely as another.
         self.part = parts[-1] if len(parts) == _REMEMBERED else 1.0
 
+    def likely_within(self, now: float, seconds: float) -> float:
+        """How likely one comes so soon, 0 to 1; 0 when none has come for long."""
+        last = self.arrivals.last
+        if last is None or now - last > _FORGOTTEN_S:
+            return 0.0
+        return self.arrivals.probability_within(now, seconds)
+
     def bound_s(self, now: float) -> float:
         """How long what blocks this class may take, seconds; ``inf``: any time."""
         slack_s = self.slack_s
-        if slack_s == inf or self.arrivals.probability_within(now, 2.0 * slack_s) < _UNLIKELY:
+        if slack_s == inf or self.likely_within(now, 2.0 * slack_s) < _UNLIKELY:
             return inf
         return slack_s / self.part if self.part > 0.0 else inf
 
@@ -105,6 +113,6 @@ class Claims:
         for above, claim in self._claims.items():
             if above >= priority:
                 break
-            if claim.slack_s < seconds and claim.arrivals.probability_within(now, seconds - claim.slack_s) > _PROBABLE:
+            if claim.slack_s < seconds and claim.likely_within(now, seconds - claim.slack_s) > _PROBABLE:
                 return True
         return False

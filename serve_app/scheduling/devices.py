@@ -9,6 +9,7 @@ bundle of a lower class is cut short or held back when an urgent one is due.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
 
@@ -104,17 +105,25 @@ class Alone:
                     return self._bundle(replica, [again])
             if head is None:
                 continue
+            if fresh.has_tenants:
+                if (following := self._dealt(priority, now)) is not None:
+                    return following
+                continue
             replica = slots.choose(priority, most, now, model.per_row_s)
             if replica is None:
                 continue
-            part = min(most, max(_FEWEST, round(model.run_rows / _PARTS)))
+            part = self._part()
             if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
                 if now < send_at:
-                    self.open_at = min(self.open_at, send_at)
-                    continue
+                    self.open_at = send_at
+                    return None  # what is less urgent does not go before it
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most))
         return None
+
+    def _part(self) -> int:
+        """Most rows of a bundle for a busy replica."""
+        return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
 
     def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
         """Entries of one lane, those of the class first and then of less urgent ones, as far as there is room."""
@@ -128,6 +137,46 @@ class Alone:
                 left = min(most, room - replica.rows_before(other)) - rows
                 rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, lane)
         return entries
+
+    def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
+        """A bundle of several tenants' entries: whoever has the fewest rows at the replicas for its weight goes first.
+
+        A tenant with less there than its part of the room finds room in any case: else the entries of one that sends
+        more would be all that the gates can choose from.
+        """
+        model = self._model
+        slots, most = model.slots, model.settings.max_rows
+        waiting = model.queue.fresh[priority - 1].waiting()
+        turns = []
+        for queue in waiting:
+            head = queue.head()
+            assert head is not None
+            turns.append((slots.rows_of(priority, queue.tenant) / queue.weight, head.deadline, head.id, queue))
+        heapify(turns)
+        head = turns[0][3].head()
+        assert head is not None
+        part = slots.window * most * max(1, slots.usable) / sum([queue.weight for queue in waiting])
+        replica = slots.choose(priority, most, now, model.per_row_s)
+        if replica is None and turns[0][0] < part:
+            replica = slots.choose(priority, inf, now, model.per_row_s)
+        if replica is None:
+            return None
+        lane, longest, rows = head.lane, self._part() if replica.rows else most, 0
+        entries: list[Entry] = []
+        room = slots.window * most - replica.rows_before(priority)
+        while turns:
+            ahead, _, _, queue = turns[0]
+            following = queue.head(lane)
+            if following is None or (rows >= room and ahead >= part):
+                heappop(turns)
+                continue
+            if entries and rows + following.rows > longest:
+                break
+            queue.take_head(lane)
+            entries.append(following)
+            rows += following.rows
+            heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
+        return self._bundle(replica, entries)
 
     def _bundle(self, replica: Replica, entries: list[Entry]) -> NextBundle:
         model = self._model
@@ -279,7 +328,9 @@ class Shared:
         ready: list[Priority] = []
         heads: list[tuple[Entry, Replica]] = []
         for priority in _PRIORITIES:
-            head, replica = queue.fresh[priority - 1].head(), slots.choose(_LOW, model.settings.max_rows, now)
+            fresh = queue.fresh[priority - 1]
+            head = fresh.turns()[0].head() if fresh.rows else None
+            replica = slots.choose(_LOW, model.settings.max_rows, now)
             again = queue.retry[priority - 1].head()
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
                 elsewhere = slots.choose(_LOW, model.settings.max_rows, now, 0.0, again.avoid, suspect=True)
@@ -343,7 +394,10 @@ class Shared:
                 return None
         predicted_s = execution_s(model.latencies.of(variant), rows, bucket, settings.max_rows)
         self._held_since = None
-        self.shares.dispatched(predicted_s, waiting, priority, riders_of(entries, rows, priority), paid=paid)
+        riders = riders_of(entries, rows, priority)
+        self.shares.dispatched(predicted_s, waiting, priority, riders, paid=paid)
+        if not head.attempts:
+            model.queue.served(entries, predicted_s, priority, riders)
         return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
 
 

@@ -21,15 +21,18 @@ from serve_app.scheduling.batching import Waiting, open_at, target_s
 from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.queue import ModelQueue, Totals
+from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.shares import Shares, riders_of
+from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
 _HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _BUSY_S = 2.0
+_SHORT_S = 0.002
+"""Timers come about so late: nothing waits for what takes no longer."""
 
 
 class Turn(NamedTuple):
@@ -131,7 +134,7 @@ class Gate:
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
         left_s = self._runs_until - now
-        part = min(1.0, left_s / self._run_s) if left_s > 0.0 else 0.0
+        part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
         self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now, part)
 
     def remove(self, entry: Entry) -> bool:
@@ -150,7 +153,7 @@ class Gate:
 
     def busy(self, now: float) -> float:
         """Part of the last seconds in which the session has run, 0 to 1."""
-        kept = exp((self._busy_at - now) / _BUSY_S)
+        kept = exp(min(0.0, self._busy_at - now) / _BUSY_S)
         self._busy_at = now
         self._busy *= kept
         return min(1.0, self._busy / _BUSY_S)
@@ -173,10 +176,9 @@ class Gate:
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
         left_s = max(0.0, self._runs_until - now)
-        rows = self._queue.rows
-        if not rows:
+        if not self._queue:
             return left_s
-        buckets = self.latencies.exact.buckets
+        rows, buckets = self._queue.rows, self.latencies.exact.buckets
         return left_s + self.seconds(rows, buckets[-1] if buckets else 0, "")
 
     # ------------------------------------------------------------- decisions
@@ -194,9 +196,11 @@ class Gate:
         queue = self._queue
         dropped: list[Entry] = []
         queue.expire(now, dropped)
+        if not dropped and (turn := self._at_once(now)) is not None:
+            return turn
         while queue:
             chosen, paid, owed, spare_s, ready = self._choose(now)
-            head = queue.fresh[chosen - 1].head()
+            head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
             if not paid and not self._planned and (opens := self._opens_at(head, ready, now)) > now:
                 self._end(dropped)
@@ -206,18 +210,50 @@ class Gate:
             entries, rows, bucket, variant = composition[:4]
             if not entries:
                 continue
-            self._idle_since = None
             predicted_s = self.seconds(rows, bucket, variant)
-            self._run_s = predicted_s
-            self._runs_until = now + predicted_s
             riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
             self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
-            for entry in entries:
-                entry.state = EntryState.RUNNING
+            queue.served(entries, predicted_s, chosen, riders)
             self._end(dropped)
-            return Turn(entries, rows, bucket, variant, predicted_s, dropped)
+            return self._turn(entries, rows, bucket, variant, predicted_s, dropped, now)
         self._end(dropped)
         return Turn((), 0, 0, "", 0.0, dropped)
+
+    def _at_once(self, now: float) -> Turn | None:
+        """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
+        head: Entry | None = None
+        for queue in self._queue.fresh:
+            if queue.rows:
+                if head is not None or len(queue) > 1:
+                    return None
+                head = queue.head()
+        if head is None:
+            return None
+        alone_s = self.seconds(head.rows, head.bucket, head.variant)
+        if not 0.0 < alone_s <= _SHORT_S or now + alone_s > head.deadline:
+            return None
+        self._queue.remove(head)
+        self.shares.dispatched(alone_s, (head.priority,), head.priority, paid=False)
+        self._queue.served((head,), alone_s, head.priority, ())
+        return self._turn((head,), head.rows, head.bucket, head.variant, alone_s, (), now)
+
+    def _turn(
+        self,
+        entries: Sequence[Entry],
+        rows: int,
+        bucket: int,
+        variant: str,
+        predicted_s: float,
+        dropped: Sequence[Entry],
+        now: float,
+    ) -> Turn:
+        """These run now."""
+        self._idle_since = None
+        self._run_s = predicted_s
+        self._runs_until = now + predicted_s
+        for entry in entries:
+            entry.state = EntryState.RUNNING
+        return Turn(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
         """The class that heads the next batch, and why; see `serve_app.scheduling.shares`.
@@ -264,6 +300,8 @@ class Gate:
         latency = self.latencies.of(head.variant)
         settings, queue, most = self._settings, self._queue, self._settings.max_rows
         if settings.policy == "eager" or not latency.known or head.rows >= most:
+            return now
+        if latency.predict(head.rows, head.bucket) <= _SHORT_S:
             return now
         # As in `compose`: what may not join is not waited for.
         target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)

@@ -13,9 +13,10 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Overhead
 from serve_app.scheduling.probes import Probes
-from serve_app.scheduling.queue import ModelQueue, Totals
+from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.slots import Replica, Slots
+from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
 _RECENT = 0.1

@@ -41,11 +41,15 @@ from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
+from serve_app.scheduling.tenant_queue import TenantQueue
+from serve_app.scheduling.tenants import ServedSeconds
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
 _LOW = Priority.LOW
 _MAX_ATTEMPTS = 2
+_MOST_DISPLACED = 64
+"""Most entries that make room for one."""
 
 
 class Scheduler:
@@ -90,6 +94,9 @@ class Scheduler:
         # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
         # the next `decide` reports them.
         self._stranded: list[Entry] = []
+        # Entries that made room for those of other tenants; the next `decide` reports them, too.
+        self._displaced: list[Refused] = []
+        self._served = ServedSeconds()
         given = {model.name: model for model in models}
         group_of = _group_of(given, self._groups.values())
         for model in given.values():
@@ -191,7 +198,10 @@ class Scheduler:
             rejection = refusal
         else:
             bounds = self._bounds
-            priority = bounds.room(entry.priority, entry.nbytes)
+            if bounds.fits(entry.priority, entry.nbytes) or self._displace(entry, now):
+                priority: Priority | None = entry.priority
+            else:
+                priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
@@ -208,7 +218,9 @@ class Scheduler:
         entry.state = _DONE
         return rejection
 
-    def precheck(self, model: str, priority: Priority, nbytes: int, now: float) -> Rejection | None:
+    def precheck(
+        self, model: str, priority: Priority, nbytes: int, now: float, tenant: str = "", weight: float = 1.0
+    ) -> Rejection | None:
         """Refuse early what would find no room, before its payload is decoded. Reserves nothing.
 
         Args:
@@ -216,6 +228,8 @@ class Scheduler:
             priority: The class asked for.
             nbytes: Bytes that the entry would hold.
             now: Seconds.
+            tenant: Whose it would be.
+            weight: The tenant's weight.
         """
         known = self._models.get(model)
         if known is None:
@@ -223,7 +237,7 @@ class Scheduler:
         breakers = known.breakers
         if breakers is not None and breakers.tripped and (refusal := breakers.precheck(now)) is not None:
             return refusal
-        if self._bounds.room(priority, nbytes) is None:
+        if self._bounds.room(priority, nbytes) is None and not self._crowds(priority, nbytes, tenant, weight):
             return self._queue_full(known, priority, nbytes, now)
         return None
 
@@ -301,6 +315,8 @@ class Scheduler:
                 nbytes += entry.nbytes
                 answered.append(entry)
                 useful += entry.rows
+        if answered and executions:
+            self._served.add(answered, executions)
         self._bounds.nbytes -= nbytes
         if model is not None and any(execution[0] for execution in executions):
             model.wasted_rows += bundle.rows - useful - sum([entry.rows for entry in returned])
@@ -485,6 +501,10 @@ class Scheduler:
         known = self._models[model]
         return known.queue.rows + known.slots.rows
 
+    def served_s(self) -> Mapping[tuple[Priority, str], float]:
+        """Server seconds of what was answered, by class and tenant; see `serve_app.scheduling.tenants`."""
+        return self._served.seconds
+
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""
         return self._models[model].queue.lengths()
@@ -567,6 +587,9 @@ class Scheduler:
             self._end(entry)
         for entry, _ in refused:
             self._end(entry)
+        if self._displaced:
+            refused += self._displaced
+            self._displaced = []
         return Decisions(dispatches, expired, given_up, refused or (), changes or ())
 
     @property
@@ -601,7 +624,8 @@ class Scheduler:
         device = self._device_of[model.settings.name]
         bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
         device.launched(bundle_id, following, now)
-        model.slots.acquire(replica, bundle_id, entries, predicted_s, now, suspect=suspect)
+        tenants = model.queue.has_tenants
+        model.slots.acquire(replica, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
         self._bundles.add(bundle)
         if attempt:
             self._rescues.launched(bundle)
@@ -646,9 +670,57 @@ class Scheduler:
         entry.state = _DONE
         self._bounds.nbytes -= entry.nbytes
 
+    def _displace(self, entry: Entry, now: float) -> bool:
+        """Have others' newest entries make room for that of a tenant with less than its part of a full queue.
+
+        Returns:
+            Whether there is room now.
+        """
+        bounds, priority = self._bounds, entry.priority
+        for _ in range(_MOST_DISPLACED):
+            largest = self._crowds(priority, entry.nbytes, entry.tenant, entry.weight)
+            if largest is None:
+                break
+            name, queue = max(largest, key=_entries)
+            newest = queue.newest()
+            queue.remove(newest)
+            self._end(newest)
+            self._touch(self._models[name])
+            self._displaced.append(Refused(newest, self._queue_full(self._models[name], priority, newest.nbytes, now)))
+            if bounds.fits(priority, entry.nbytes):
+                return True
+        return False
+
+    def _crowds(
+        self, priority: Priority, nbytes: int, tenant: str, weight: float
+    ) -> list[tuple[str, TenantQueue]] | None:
+        """The queues, by model, of the tenant with the most in a full class; ``None`` where this one has its part."""
+        queues: dict[str, list[tuple[str, TenantQueue]]] = {}
+        for name, model in self._models.items():
+            if model.queue.fresh[priority - 1].rows:
+                for queue in model.queue.fresh[priority - 1].waiting():
+                    queues.setdefault(queue.tenant, []).append((name, queue))
+        own = queues.pop(tenant, [])
+        if not queues:
+            return None
+        parts = {
+            other: self._bounds.part(priority, sum(len(q) for _, q in of), sum(q.nbytes for _, q in of))
+            / of[0][1].weight
+            for other, of in queues.items()
+        }
+        entries, held = sum(len(queue) for _, queue in own), sum(queue.nbytes for _, queue in own)
+        own_part = self._bounds.part(priority, entries + 1, held + nbytes) / weight
+        weights = weight + sum(of[0][1].weight for of in queues.values())
+        largest = max(parts, key=parts.__getitem__)
+        return queues[largest] if own_part <= min(1.0 / weights, parts[largest]) else None
+
     def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
         wait = drain_s(model, self._device_of[model.settings.name], priority, now)
         return self._bounds.queue_full(priority, nbytes, wait)
+
+
+def _entries(of: tuple[str, TenantQueue]) -> int:
+    return len(of[1])
 
 
 def _group_of(models: Collection[str], groups: Iterable[DeviceGroup]) -> dict[str, str]:

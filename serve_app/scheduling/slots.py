@@ -21,7 +21,7 @@ back like a failed replica.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -37,10 +37,12 @@ class InFlight(NamedTuple):
     Attributes:
         rows: Its rows per class, most urgent first.
         sent: When it was sent, seconds.
+        tenants: Its rows per class and tenant; empty while there was one tenant only.
     """
 
     rows: tuple[int, int, int]
     sent: float
+    tenants: Mapping[tuple[Priority, str], int] = {}
 
 
 class Replica:
@@ -50,6 +52,7 @@ class Replica:
         name: The replica's name.
         bundles: Every bundle in flight there, by id, in the order sent.
         ahead: Rows in flight there per class, most urgent first.
+        tenants: Rows in flight there per class and tenant, as far as they were counted.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
         sent_at: When a bundle was last sent there, seconds.
         heard_at: When it last answered one, seconds.
@@ -63,13 +66,14 @@ class Replica:
 
     __slots__ = (
         "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name",
-        "sent_at", "suspects", "told_s",
+        "sent_at", "suspects", "tenants", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.bundles: dict[int, InFlight] = {}
         self.ahead = [0, 0, 0]
+        self.tenants: dict[tuple[Priority, str], int] = {}
         self.suspects: set[int] = set()
         self.sent_at = -inf
         self.heard_at = -inf
@@ -131,7 +135,7 @@ class Slots:
     def choose(
         self,
         priority: Priority,
-        max_rows: int,
+        max_rows: float,
         now: float,
         per_row_s: float = 0.0,
         avoid: str | None = None,
@@ -142,7 +146,7 @@ class Slots:
 
         Args:
             priority: The class.
-            max_rows: Rows of a full batch.
+            max_rows: Rows of a full batch; ``inf``: any replica has room.
             now: Seconds.
             per_row_s: Execution time of a row in a usual batch, seconds; 0.0 while unknown.
             avoid: A replica not to choose, unless it is the only one that is not held.
@@ -177,15 +181,33 @@ class Slots:
         now: float,
         *,
         suspect: bool = False,
+        tenants: bool = False,
     ) -> None:
-        """Count a bundle in at a replica that `choose` returned; it is predicted to take so long by itself."""
+        """Count a bundle in at a replica that `choose` returned.
+
+        Args:
+            replica: Where it goes.
+            bundle_id: The bundle.
+            entries: Its entries.
+            predicted_s: How long it is predicted to take by itself, seconds.
+            now: Seconds.
+            suspect: See `choose`.
+            tenants: Whether its rows are to be counted per tenant, too.
+        """
         if not replica.bundles:
             replica.free_at = max(now, replica.free_at) + predicted_s
         rows = [0, 0, 0]
         for entry in entries:
             rows[entry.priority - 1] += entry.rows
+        of_tenants: dict[tuple[Priority, str], int] = {}
+        if tenants:
+            for entry in entries:
+                key = entry.priority, entry.tenant
+                of_tenants[key] = of_tenants.get(key, 0) + entry.rows
+            for key, more in of_tenants.items():
+                replica.tenants[key] = replica.tenants.get(key, 0) + more
         high, normal, low = rows
-        replica.bundles[bundle_id] = InFlight((high, normal, low), now)
+        replica.bundles[bundle_id] = InFlight((high, normal, low), now, of_tenants)
         ahead = replica.ahead
         ahead[0] += high
         ahead[1] += normal
@@ -220,6 +242,11 @@ class Slots:
             ahead[0] -= high
             ahead[1] -= normal
             ahead[2] -= low
+            for key, less in bundle.tenants.items():
+                if replica.tenants[key] == less:
+                    del replica.tenants[key]
+                else:
+                    replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
         replica.heard_at = now
         replica.free_at = now + runs_s
@@ -297,6 +324,10 @@ class Slots:
     def rows(self) -> int:
         """Rows in flight in bundles that hold a slot."""
         return self._wake_up.rows + sum(r.rows for r in self.replicas.values() if r.held_until is None)
+
+    def rows_of(self, priority: Priority, tenant: str) -> int:
+        """Rows of a tenant's class in flight, as far as they were counted."""
+        return sum([r.tenants.get((priority, tenant), 0) for r in self.replicas.values() if r.held_until is None])
 
     @property
     def in_use(self) -> int:

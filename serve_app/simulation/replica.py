@@ -109,6 +109,8 @@ class SimulatedReplica:
                 entry,
                 entry.variant,
                 exact=entry.exact,
+                tenant=entry.tenant,
+                weight=entry.weight,
             )
             if entry.rows > self._max_rows:
                 here.lane = ALONE

@@ -65,6 +65,7 @@ class SimulatedRouter:
             request.bucket,
             0,
             request,
+            tenant=request.tenant,
         )
         if request.stream >= 0 and self._newest_frame_wins:
             self._replace(entry, request.stream)

@@ -57,7 +57,13 @@ payloads = st.one_of(
     st.just({"s": np.array(["a", "bc"], dtype=object)}),
 )
 entries = st.builds(
-    WireEntry, st.integers(1, 3), st.floats(0, 10), st.integers(1, 9), st.sampled_from(["", "int8"]), payloads
+    WireEntry,
+    st.integers(1, 3),
+    st.floats(0, 10),
+    st.integers(1, 9),
+    st.sampled_from(["", "int8"]),
+    payloads,
+    weight=st.floats(0.1, 10.0),
 )
 
 
@@ -119,7 +125,7 @@ def test_results(results: list[Success | Failure]) -> None:
 
 def test_a_backlog_travels() -> None:
     """How much a replica has to do travels with its answers."""
-    sent = BundleResult([Success({"y": np.ones((1, 2))})], [], 0.0, 0.0, 0.0, 1.5)
+    sent = BundleResult([Success({"y": np.ones((1, 2))})], [], 0.0, 0.0, 0.0, backlog_s=1.5)
     assert decode_result(received(encode_result(3, sent))).backlog_s == 1.5
 
 

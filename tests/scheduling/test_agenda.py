@@ -10,8 +10,8 @@ from serve_app.scheduling.agenda import Agenda
 from serve_app.scheduling.devices import Alone, Shared
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queue import Totals
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.scheduling.tenant_queue import Totals
 
 
 def _model(name: str = "m") -> ModelState:

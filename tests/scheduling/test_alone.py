@@ -65,7 +65,7 @@ def test_what_comes_for_a_busy_replica_travels_together() -> None:
     first, second = accept(scheduler, make_entry(), make_entry(), now=0.0002)
     assert _bundles(scheduler, 0.0002) == []
     assert scheduler.wake_at == pytest.approx(_COALESCE_S)
-    assert _bundles(scheduler, 0.0007) == []
+    assert _bundles(scheduler, 0.0003) == []
 
     assert _bundles(scheduler, _COALESCE_S) == [[first.id, second.id]]
 
@@ -124,13 +124,16 @@ def test_nothing_to_send_asks_for_nothing() -> None:
 # ------------------------------------------------------------------ what
 
 
-def test_a_bundle_is_a_part_of_a_usual_batch() -> None:
-    """Half of it: the gate may take some of it and send the rest back. Until a batch was seen it is a single row."""
-    for rows, most in ((1, 1), (2, 2), (8, 8), (40, 32)):
-        scheduler = make_scheduler(profile=AFFINE)
-        used_to_rows(scheduler, rows)
-        accept(scheduler, *(make_entry() for _ in range(40)))
-        assert max(map(len, _bundles(scheduler))) == most
+def test_a_bundle_for_a_busy_replica_is_a_part_of_a_usual_batch() -> None:
+    """Half of it: the gate may take some of it and send the rest back. An idle one takes a full batch."""
+    for rows, most in ((1, 2), (2, 2), (8, 8), (40, 32)):
+        scheduler, _ = _busy(rows)
+        accept(scheduler, *(make_entry() for _ in range(40)), now=0.002)
+        assert max(map(len, _bundles(scheduler, 0.002))) == most
+    scheduler = make_scheduler(profile=AFFINE)
+    accept(scheduler, *(make_entry() for _ in range(40)))
+
+    assert len(_bundles(scheduler)[0]) == 32
 
 
 def test_bundles_follow_what_batches_usually_have() -> None:
@@ -140,9 +143,11 @@ def test_bundles_follow_what_batches_usually_have() -> None:
     for step in range(1, 60):
         accept(scheduler, make_entry(deadline=step + 10.0), now=float(step))
         scheduler.on_done(_only(scheduler, float(step)).bundle_id, [(1, 0, 0.006, "")], step + 0.01)
-    accept(scheduler, *(make_entry(deadline=80.0) for _ in range(8)), now=60.0)
+    accept(scheduler, *(make_entry(deadline=80.0, rows=32) for _ in range(1)), now=60.0)
+    scheduler.decide(60.0)
+    accept(scheduler, *(make_entry(deadline=80.0) for _ in range(8)), now=61.0)
 
-    assert max(map(len, _bundles(scheduler, 60.0))) == 1
+    assert max(map(len, _bundles(scheduler, 61.0))) == 2
 
 
 def test_a_bundle_says_what_it_is() -> None:
@@ -191,15 +196,15 @@ def test_what_is_predicted_to_be_late_is_sent_all_the_same() -> None:
 # ------------------------------------------------------------------ where
 
 
-def test_the_replica_with_the_fewest_rows_gets_it() -> None:
-    """Entries of any class count."""
+def test_the_replica_where_it_begins_first_gets_it() -> None:
+    """What runs there ends first, or what is ahead of it there."""
     scheduler = make_scheduler(replicas=("a", "b"), profile=AFFINE)
-    accept(scheduler, make_entry(rows=4), make_entry(rows=2))
-    sent = scheduler.decide(0.0).dispatches
-    accept(scheduler, make_entry(HIGH, rows=3))
-    third = _only(scheduler)
+    sent = []
+    for rows in (4, 2, 3):
+        accept(scheduler, make_entry(rows=rows))
+        sent.append(_only(scheduler))
 
-    assert third.replica == sent[1].replica != sent[0].replica
+    assert sent[2].replica == sent[1].replica != sent[0].replica
 
 
 def test_no_more_than_the_window_goes() -> None:
@@ -405,7 +410,7 @@ def test_rows_in_flight_are_bounded_and_nothing_waits_beside_an_idle_replica(
     model = ModelScheduling("m", 8, 0.1, window)
     scheduler = make_scheduler(models=[model], profile=AFFINE)
     used_to_rows(scheduler, usual)
-    part = max(1, min(8, usual))
+    part = max(2, min(8, usual))
     in_flight: dict[int, Dispatch] = {}
     now = 1.0
     for gap, priority, rows, what in offered:
@@ -417,7 +422,7 @@ def test_rows_in_flight_are_bounded_and_nothing_waits_beside_an_idle_replica(
             back = done.entries[1:] if what == "return" else []
             scheduler.on_done(done.bundle_id, [(2 * usual, 0, 0.006, "")], now, returned=back)
         for dispatch in scheduler.decide(now).dispatches:
-            assert dispatch.rows <= part or len(dispatch.entries) == 1
+            assert dispatch.rows <= (part if in_flight else 8) or len(dispatch.entries) == 1
             in_flight[dispatch.bundle_id] = dispatch
         queued = scheduler.queue_lengths("m")
         there = 0

@@ -13,8 +13,9 @@ from serve_app.scheduling.breaker import CircuitBreaker, Verdict
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ModelQueue, Totals
+from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
+from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
 

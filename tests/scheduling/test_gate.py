@@ -300,10 +300,10 @@ def test_a_fallback_stands_in_where_the_exact_model_is_late() -> None:
 
 
 def _claimed_gate(budget_s: float, *, planned: bool = False) -> tuple[Gate, float]:
-    """A gate that class ``high`` has asked 200 times a second, with so much time; and when the last one ran."""
+    """A gate that class ``high`` asks 200 times a second, with so much time; and when the last one ran."""
     gate = make_gate(planned=planned)
     now = 0.0
-    for step in range(200):
+    for step in range(60):
         now = 0.005 * step
         gate.add(make_entry(HIGH, now + budget_s, arrival=now), now)
         assert gate.next(now).rows == 1

@@ -106,7 +106,7 @@ def test_where_it_would_begin_first() -> None:
 
     def chosen(priority: Priority, per_row_s: float, now: float = 0.0) -> str | None:
         replica = slots.choose(priority, 32, now, per_row_s)
-        return replica and replica.name
+        return None if replica is None else replica.name
 
     assert (chosen(HIGH, 0.01), chosen(HIGH, 0.05)) == ("b", "a")
     assert (chosen(LOW, 0.05), chosen(HIGH, 0.01, now=1.0)) == ("b", "a")
