@@ -25,7 +25,7 @@ _PRIORITIES = tuple(Priority)
 _ANY_BUCKET = 1 << 62
 _HOLD = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
-_COALESCE = 0.125
+_COALESCE = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
 _PARTS = 2
 _FEWEST = 2

@@ -303,7 +303,9 @@ class Gate:
             return now
         if latency.predict(head.rows, head.bucket) <= _SHORT_S:
             return now
+        # As in `compose`: what may not join is not waited for.
         target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
+        target = min(target, self._claims.bounds_s(now)[head.priority - 1])
         rows, latest = queue.fresh_rows, inf
         for priority in ready:
             other = queue.fresh[priority - 1].head()

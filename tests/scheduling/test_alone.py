@@ -25,8 +25,8 @@ from serve_app.scheduling.entry import EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
-_COALESCE_S = 0.006 / 8
-"""An eighth of one row's execution."""
+_COALESCE_S = 0.006 / 16
+"""A sixteenth of one row's execution."""
 
 
 def _bundles(scheduler: Scheduler, now: float = 0.0) -> list[list[int]]:
@@ -60,12 +60,12 @@ def test_what_comes_goes_at_once_to_an_idle_replica() -> None:
 
 
 def test_what_comes_for_a_busy_replica_travels_together() -> None:
-    """For an eighth of an execution; `wake_at` says until when."""
+    """For a sixteenth of an execution; `wake_at` says until when."""
     scheduler, _ = _busy()
     first, second = accept(scheduler, make_entry(), make_entry(), now=0.0002)
     assert _bundles(scheduler, 0.0002) == []
     assert scheduler.wake_at == pytest.approx(_COALESCE_S)
-    assert _bundles(scheduler, 0.0007) == []
+    assert _bundles(scheduler, 0.0003) == []
 
     assert _bundles(scheduler, _COALESCE_S) == [[first.id, second.id]]
 
@@ -431,5 +431,5 @@ def test_rows_in_flight_are_bounded_and_nothing_waits_beside_an_idle_replica(
             assert own < window * 8 + 9
             there += own
             if queued[up_to].rows:
-                assert there >= window * 8 or (scheduler.wake_at or inf) <= now + 0.125 * 0.01, "it has room"
+                assert there >= window * 8 or (scheduler.wake_at or inf) <= now + 0.0625 * 0.01, "it has room"
         assert in_flight or not sum(length.rows for length in queued.values())
