@@ -19,7 +19,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
+from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Failure, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
@@ -387,12 +387,20 @@ class Dispatcher:
         now = monotonic()
         variant = result.executions[0].variant if result.executions else dispatch.variant
         self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
-        returned = [entry for entry, answer in zip(entries, result.results, strict=True) if answer == RETURNED]
+        pairs = list(zip(entries, result.results, strict=True))
+        returned = [entry for entry, answer in pairs if _failed_as(answer, RETURNED.code)]
         for entry in entries:
             if entry.id in self._dispatched_at:
                 self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
         alive = self._scheduler.on_done(
-            dispatch.bundle_id, result.executions, now, result.wait_s, result.runs_s, result.backlog_s, returned
+            dispatch.bundle_id,
+            result.executions,
+            now,
+            result.wait_s,
+            result.runs_s,
+            result.backlog_s,
+            returned,
+            [entry for entry, answer in pairs if _failed_as(answer, DeadlineExceeded.code)],
         )
         for entry in returned:
             if entry.state is EntryState.QUEUED:
@@ -509,6 +517,10 @@ def refused(rejection: Rejection) -> ServeAppError:
     error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
     error.counted = True
     return error
+
+
+def _failed_as(answer: EntryResult, code: str) -> bool:
+    return type(answer) is Failure and answer.code == code
 
 
 def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str | None:

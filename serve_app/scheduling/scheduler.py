@@ -273,6 +273,7 @@ class Scheduler:
         runs_s: float = 0.0,
         told_s: float = 0.0,
         returned: Collection[Entry] = (),
+        dropped: Collection[Entry] = (),
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -285,6 +286,7 @@ class Scheduler:
             told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
             returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
                 they had never been sent.
+            dropped: Entries that were not run and will not be.
 
         Returns:
             The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
@@ -299,12 +301,13 @@ class Scheduler:
             device.ended(bundle_id, now)
             self._agenda.touch(device, model)
         answered: list[Entry] = []
-        useful = nbytes = 0
+        vain = nbytes = 0
         for entry in bundle.entries:
-            if entry.state is not _RUNNING:
-                continue
-            if entry.deadline <= now:
-                self._late.append(entry)
+            if entry.state is not _RUNNING or entry.deadline <= now:
+                if entry not in returned and entry not in dropped:
+                    vain += entry.rows
+                if entry.state is _RUNNING:
+                    self._late.append(entry)
             elif returned and entry in returned:
                 if bundle.replica.name is not None:
                     entry.attempts -= 1  # a wake-up bundle was not counted
@@ -314,12 +317,11 @@ class Scheduler:
                 entry.state = _DONE
                 nbytes += entry.nbytes
                 answered.append(entry)
-                useful += entry.rows
         if answered and executions:
             self._served.add(answered, executions)
         self._bounds.nbytes -= nbytes
-        if model is not None and any(execution[0] for execution in executions):
-            model.wasted_rows += bundle.rows - useful - sum([entry.rows for entry in returned])
+        if model is not None and vain and executions:
+            model.wasted_rows += vain
         rescues = self._rescues
         if rescues.suspects or rescues.stuck:
             rescues.heard(bundle.replica, now)

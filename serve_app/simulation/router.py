@@ -176,6 +176,7 @@ class SimulatedRouter:
             sent.runs_s,
             sent.told_s,
             sent.returned,
+            sent.dropped,
         )
         for entry in alive:
             if sent.dropped and entry in sent.dropped:

@@ -28,7 +28,7 @@ def test_a_budget_counts_queues_flights_and_headroom() -> None:
     """In flight are max_replicas x window x max_rows of every model: each row may be a request."""
     budget = parse_args({"models": MODELS, "router": {"headroom": 100}}).budget()
     assert budget == Budget({"high": 256, "normal": 1024, "low": 1536}, {"a": 192, "b": 128}, 100)
-    assert budget.requests == 3172
+    assert budget.requests == 3236
 
 
 @pytest.mark.parametrize(("limit", "routers", "fits"), [(10, 1, True), (9, 1, False), (20, 2, True), (19, 2, False)])
@@ -42,7 +42,7 @@ def test_limits_follow_the_models() -> None:
     many = [{"name": f"m{number}", "path": "m"} for number in range(50)]
     file = parse_document(document({"models": many}))
     assert file.args.ongoing_requests == 256 + 1024 + 1536 + 50 * 128 + 256
-    assert file.connections_needed == 6272
+    assert file.connections_needed == 9472
     assert parse_args({"models": MODELS}).ongoing_requests == 4096
 
 

@@ -178,7 +178,12 @@ class _Drive:
     def _answer(self, done: list[_Sent]) -> None:
         for sent in done:
             living = self.scheduler.on_done(
-                sent.dispatch.bundle_id, sent.executions, self.now, sent.waited, returned=sent.returned
+                sent.dispatch.bundle_id,
+                sent.executions,
+                self.now,
+                sent.waited,
+                returned=sent.returned,
+                dropped=sent.dropped,
             )
             self.ran += sent.ran
             self.given_up += [entry for entry in living if entry in sent.dropped]
