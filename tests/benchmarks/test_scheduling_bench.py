@@ -109,7 +109,7 @@ def test_a_setting_is_taken_away_in_the_scenario() -> None:
 def test_triton_without_cancels_answers_old_frames() -> None:
     """Where no client calls a frame back, none is replaced; here those are that wait for room at a replica."""
     model = one_model(0.1)
-    stream = Stream("video", MODEL, streams=40, timeout_s=0.1)
+    stream = Stream("video", MODEL, streams=160, timeout_s=0.1)
     frames = scenario("frames", model, [stream], 1.0, warm_up_s=0.0)
     assert simulate(frames, TritonWithoutCancels, 1).total.replaced == 0
     crowded = replace(frames, models=(replace(model, scheduling=replace(model.scheduling, window=1)),))
