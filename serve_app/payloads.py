@@ -209,6 +209,7 @@ class WireEntry(NamedTuple):
         probe: Whether it runs although it is predicted to be late.
         tenant: Who shares the class with others.
         weight: The tenant's weight.
+        alone: Whether it shares no run, since it may be what a replica died of.
     """
 
     priority: int
@@ -221,6 +222,7 @@ class WireEntry(NamedTuple):
     probe: bool = False
     tenant: str = ""
     weight: float = 1.0
+    alone: bool = False
 
 
 class Bundle(NamedTuple):

@@ -35,7 +35,7 @@ class BatchingConfig(Section):
     """Latency the model is tuned for: batches are not grown past it."""
 
     window: int = Field(default=4, ge=1, le=16)
-    """Bundles in flight per replica: one running, the rest staged. More raises throughput and blurs priority."""
+    """Full batches of rows that a router may have at a replica, per class: what its next batch is composed of."""
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
         """The values for the scheduler.

@@ -340,6 +340,7 @@ class Dispatcher:
                     entry.probe,
                     entry.tenant,
                     entry.weight,
+                    entry.attempts > 1,
                 )
                 for entry in entries
             ],

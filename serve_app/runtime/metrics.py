@@ -127,7 +127,7 @@ class RouterMetrics:
         self.batch_rows = Histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
         self.execution = Histogram("serve_app_execution_seconds", "One run of the model.", ("model",), _LATENCY_BUCKETS)
         self.bundle_entries = Histogram(
-            "serve_app_bundle_entries", "Entries per call to a replica.", ("model",), _ROWS_BUCKETS
+            "serve_app_bundle_entries", "Entries per call to a replica that were run.", ("model",), _ROWS_BUCKETS
         )
         self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
         self.silent = Counter("serve_app_silences", "Times that a replica gave no sign of life.", ("model",))

@@ -195,7 +195,7 @@ class Session:
                     if wire is not None:
                         here.lane = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
                         here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
-                    if staged.whole[index]:
+                    if staged.whole[index] or (wire is not None and wire.alone):
                         here.lane = ALONE
                     staged.waiting[index] = here
                     self._gate.add(here, now)

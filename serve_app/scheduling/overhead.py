@@ -36,8 +36,8 @@ class Window:
 class Overhead:
     """Something that comes on top of executions, as a quantile of what was lately seen.
 
-    E.g. what one model's bundles cost besides their execution (transport, preprocessing, splitting): what a bundle took
-    from the moment when its replica was predicted to be free for it, less its execution.
+    E.g. what one model's bundles cost besides waiting at the gate and their execution (transport, preprocessing,
+    splitting): what a bundle took from being sent to its answer, less both.
 
     Args:
         assumed_s: What is assumed until a few bundles were seen, seconds. Never less than a tenth of it is.

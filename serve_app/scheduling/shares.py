@@ -4,7 +4,7 @@ Classes are near-strict: the most urgent class with work goes first. But every c
 predicted server time of each bundle that is dispatched while it has work waiting. Once the credit covers what its head
 would cost, it takes the room that a more urgent class leaves in its bundle before all others do: that costs the more
 urgent one nothing. Where there is no room, its credit grows until it is worth a full batch; then it goes first and
-pays for its part of the bundle (`ModelState.candidate`). It may go into debt, since what follows the head can be
+pays for its part of the bundle (`Gate.next`). It may go into debt, since what follows the head can be
 larger than the head: over time it gets its share of server time, not more. What it gets in its turn, and rows that
 ride along in another class's bundle, are service too. They count for up to two seconds of its share in advance: a
 class that is served well anyway does not go first on top of that, and is not starved for long afterwards.

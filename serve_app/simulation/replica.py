@@ -112,7 +112,7 @@ class SimulatedReplica:
                 tenant=entry.tenant,
                 weight=entry.weight,
             )
-            if entry.rows > self._max_rows:
+            if entry.rows > self._max_rows or entry.attempts > 1:
                 here.lane = ALONE
             sent.waiting[here.id] = here
             self._here[here.id] = sent

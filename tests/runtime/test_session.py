@@ -199,6 +199,21 @@ async def test_entries_of_two_senders_share_batches_by_their_deadlines(make_work
     assert [[1.0], [20.0, 30.0]] == [sorted(run) for run in backend.runs[:2]]
 
 
+async def test_what_a_replica_may_have_died_of_shares_no_run(make_worker: MakeWorker) -> None:
+    """Whichever routers such entries come from."""
+    backend = Paced()
+    worker = make_worker(backend, max_rows=4)
+    running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
+    await begun(backend)
+    for value, alone in ((2.0, True), (3.0, False), (4.0, True), (5.0, False)):
+        entry = WireEntry(2, 60.0 + value, 1, "", tensor(value), alone=alone)
+        running.append(asyncio.ensure_future(worker.run(Bundle([entry], f"router-{value}"))))
+    await asyncio.sleep(0)
+    backend.go.release(4)
+    await asyncio.gather(*running)
+    assert sorted(sorted(run) for run in backend.runs) == [[1.0], [2.0], [3.0, 5.0], [4.0]]
+
+
 async def test_whoever_left_takes_the_rest_of_the_bundle_along(make_worker: MakeWorker) -> None:
     """Also when a part of it runs by then: nothing of it stays at the gate."""
     backend = Paced()
