@@ -304,6 +304,7 @@ class BundleResult(NamedTuple):
         model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
             or nobody knows such an input.
         joinable: What may share runs there, by variant, where that has changed since this router was told.
+        counts: Whether this bundle is the one that counts the runs: several bundles may share them.
     """
 
     results: list[EntryResult]
@@ -315,3 +316,4 @@ class BundleResult(NamedTuple):
     backlog_s: float = 0.0
     model_works: bool | None = None
     joinable: Mapping[str, Joinable] | None = None
+    counts: bool = True

@@ -252,8 +252,9 @@ class RouterMetrics:
         statistics.preprocess_s += result.preprocess_s * entries
         statistics.postprocess_s += result.postprocess_s * entries
         for execution in result.executions:
-            children[1].observe(execution.rows)
-            children[2].observe(execution.seconds)
+            if result.counts:
+                children[1].observe(execution.rows)
+                children[2].observe(execution.seconds)
             statistics.execute_s += execution.seconds * entries
             # A replica may run several bundles at once, and each of them tells of the run: together they count it once.
             part = min(1.0, rows / execution.rows)

@@ -412,6 +412,7 @@ class Session:
                     staged.results[index] = RETURNED
                 self._take_out(staged)
             if staying:
+                staying[0].first = True
                 self._granted_at = now
                 self._busy = True
                 short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None

@@ -57,6 +57,7 @@ class Staged:
         waiting: Its entries at the gate, by position.
         chosen: Positions of the entries that the gate has let through, and that run.
         runs_on: The variant that they run on.
+        first: Whether it is the first bundle of its batch.
         handed: Whether the session's thread has been given it.
         rows: Rows it puts into a batch.
         counts: Per entry its rows; 0 where it has no tensors.
@@ -86,6 +87,7 @@ class Staged:
     waiting: dict[int, Entry] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
     runs_on: str = ""
+    first: bool = False
     handed: bool = False
     rows: int = 0
     counts: list[int] = field(default_factory=list)

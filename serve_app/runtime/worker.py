@@ -144,6 +144,7 @@ class Worker:
             backlog_s,
             staged.model_works,
             self._joining.news(staged.sender),
+            staged.first,
         )
 
     def stalled_s(self) -> float:

@@ -199,6 +199,21 @@ async def test_entries_of_two_senders_share_batches_by_their_deadlines(make_work
     assert [[1.0], [20.0, 30.0]] == [sorted(run) for run in backend.runs[:2]]
 
 
+async def test_one_bundle_of_a_batch_counts_its_run(make_worker: MakeWorker) -> None:
+    """However many share it, the metrics of all routers together count it once."""
+    backend = Paced()
+    worker = make_worker(backend, max_rows=4)
+    running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
+    await begun(backend)
+    running += [asyncio.ensure_future(worker.run(bundle(value, sender=f"{value}"))) for value in (2.0, 3.0, 4.0)]
+    await asyncio.sleep(0)
+    backend.go.release(2)
+    results = await asyncio.gather(*running)
+    assert [len(run) for run in backend.runs] == [1, 3]
+    assert results[0].counts
+    assert sum(result.counts for result in results[1:]) == 1
+
+
 async def test_what_a_replica_may_have_died_of_shares_no_run(make_worker: MakeWorker) -> None:
     """Whichever routers such entries come from."""
     backend = Paced()
