@@ -20,6 +20,9 @@ BENCH ?=
 # Arguments for the faults and for the endurance run, e.g. `make chaos CHAOS="--list"`
 CHAOS ?=
 SOAK ?=
+# Arguments for the scheduler's experiments, e.g. `make bench-scheduling SCHEDULING="--cases gamma/3x/* --seconds 10"`,
+# or with a recorded hour of the Azure LLM inference trace: SCHEDULING="--trace FILE.csv"
+SCHEDULING ?=
 # Arguments for the measurement of the proof that requests may share runs
 JOINING ?=
 # Arguments for the start of many models
@@ -202,7 +205,7 @@ bench-perf-analyzer: env models clients | .venv-uv/.made ## Measure gRPC and bin
 
 .PHONY: bench-scheduling
 bench-scheduling: env ## Compare the scheduler with others in the simulator (two cores, half an hour)
-	@$(BIN)/python -m benchmarks.scheduling
+	@$(BIN)/python -m benchmarks.scheduling $(SCHEDULING)
 
 .PHONY: bench-calibration
 bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.calibration_cases import Case, Load, cases
-from benchmarks.calibration_measure import measure_around, measure_profile, observe
+from benchmarks.calibration_cases import Case, Load, cases, routed_cases
+from benchmarks.calibration_measure import Around, measure_around, measure_profile, observe
 from benchmarks.calibration_predict import predict, scenario_of
 from benchmarks.calibration_report import draw, render
 from benchmarks.calibration_results import Measured, Report, Run
-from benchmarks.calibration_server import Cores, PinnedServer
+from benchmarks.calibration_server import Cores, PinnedServer, with_routers
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import describe
 from benchmarks.open_loop_workload import Workload
@@ -33,19 +33,23 @@ from serve_app.simulation.workloads import generate
 _CONFIG = ROOT / "benchmarks" / "calibration.yaml"
 _ROWS = {"wide": 32, "minilm": 8}
 _BUCKETS = {"minilm": 16}
+_ROUTERS = (1, 2)
 
 
-def calibrate(seconds: float, repetitions: int, models: Sequence[str], progress: Progress) -> Report:
+def calibrate(
+    seconds: float, repetitions: int, models: Sequence[str], progress: Progress, *, routers_only: bool = False
+) -> Report:
     """Measure, serve and simulate.
 
     Every repetition measures every model's profile and overheads again, and then serves every workload once, with
-    arrivals of its own. Nothing is simulated while the server runs.
+    arrivals of its own. Servers with one and with two routers take turns, with the first model's workloads for routers.
 
     Args:
         seconds: Length of a workload.
         repetitions: How often.
         models: Which of the configuration's.
         progress: Shows how far it is.
+        routers_only: Leave out the workloads behind Serve's proxy.
 
     Raises:
         BenchmarkError: The server or the load generator failed.
@@ -58,29 +62,37 @@ def calibrate(seconds: float, repetitions: int, models: Sequence[str], progress:
     ]
     shape_s, around_s = min(1.0, seconds / 30), max(3.0, seconds / 5)
     task = progress.add_task("starting the server", total=None)
-    plan: dict[str, list[Case]] = {}
+    plan: dict[tuple[int, str], list[Case]] = {}
     runs: list[Run] = []
     measured: list[Measured] = []
-    with PinnedServer("calibration", file.document, cores) as server:
+
+    def serve(server: PinnedServer, repetition: int, routers: int, asked: Sequence[Load]) -> None:
         server.wait_ready()
-        for repetition in range(repetitions):
-            profiles: dict[str, Profile] = {}
-            for load in loads:
-                progress.update(task, description=f"measuring {load.model}")
-                profile = measure_profile(_CONFIG, load, cores, shape_s)
-                around = measure_around(server, load, profile, cores, around_s)
-                profiles[load.model] = profile
-                measured.append(Measured.of(load, repetition, profile, around))
-                progress.console.print(measured[-1].line(), highlight=False, soft_wrap=True)
-                plan.setdefault(load.model, cases(load, profile.curve(), seconds))
-            planned = [case for load in loads for case in plan[load.model]]
-            progress.update(task, total=repetitions * len(planned))
-            for case in planned:
+        for load in asked:
+            progress.update(task, description=f"measuring {load.model}")
+            profile = measure_profile(_CONFIG, load, cores, shape_s)
+            around = measure_around(server, load, profile, cores, around_s)
+            measured.append(Measured.of(load, repetition, profile, around, routers))
+            progress.console.print(measured[-1].line(), highlight=False, soft_wrap=True)
+            curve = profile.curve()
+            # The first repetition's profile sets the rates of all, and of all numbers of routers.
+            if (routers, load.model) not in plan:
+                plan[0, load.model] = plan.get((0, load.model)) or cases(load, curve, seconds)
+                for count in _ROUTERS:
+                    plan[count, load.model] = routed_cases(load, curve, seconds, count)
+            for case in plan[routers, load.model]:
                 progress.update(task, description=case.title)
-                run = _run(server, case, file, profiles[case.load.model], measured, repetition, cores)
+                run = _run(server, case, file, profile, around, repetition, cores)
                 runs.append(run)
                 progress.console.print(run.line(), highlight=False, soft_wrap=True)
-                progress.advance(task)
+
+    for repetition in range(repetitions):
+        if not routers_only:
+            with PinnedServer("calibration", file.document, cores) as server:
+                serve(server, repetition, 0, loads)
+        for routers in _ROUTERS:
+            with PinnedServer("calibration", with_routers(file.document, routers), cores) as server:
+                serve(server, repetition, routers, loads[:1])
     return Report(
         date=datetime.now(UTC).date().isoformat(),
         machine=machine,
@@ -97,11 +109,10 @@ def _run(
     case: Case,
     file: ServeFile,
     profile: Profile,
-    measured: Sequence[Measured],
+    around: Around,
     repetition: int,
     cores: Cores,
 ) -> Run:
-    around = next(each.around for each in reversed(measured) if each.load.model == case.load.model)
     arrivals = generate(scenario_of(case, file, profile, around), repetition)
     observed = observe(server, case, Workload.of(arrivals), cores)
     # The server is idle again; a simulation takes less time than what it simulates.
@@ -121,6 +132,7 @@ def main(
     repetitions: Annotated[int, typer.Option(min=1, help="Runs of each workload, each with its own arrivals.")] = 3,
     model: Annotated[list[str] | None, typer.Option(help="Only this model; may be given several times.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One repetition of 10 s; published nowhere.")] = False,
+    routers_only: Annotated[bool, typer.Option("--routers-only", help="Only one router beside two.")] = False,
     publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = True,
 ) -> None:
     """Put the same arrivals to the real server and to the simulator, and compare what becomes of them."""
@@ -131,9 +143,9 @@ def main(
         quiet_machine(console)
         with steps(console) as progress:
             chosen = (10.0, 1) if quick else (seconds, repetitions)
-            report = calibrate(*chosen, list(dict.fromkeys(model or _ROWS)), progress)
+            report = calibrate(*chosen, list(dict.fromkeys(model or _ROWS)), progress, routers_only=routers_only)
         unsound = report.unsound()
-        published = publish and not quick and not model and not unsound
+        published = publish and not quick and not model and not routers_only and not unsound
         for folder in folders(publish=published):
             write_report(folder, "calibration", report, render(report, "calibration.svg"))
             draw(report, folder / "calibration.svg")

@@ -1,4 +1,4 @@
-"""What calibration sends: three workloads for each of two models, as the simulator describes them."""
+"""What calibration sends: workloads of each model, as the simulator describes them, and more of one for two routers."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ class Case:
         load: Of the model.
         stream: The workload.
         seconds: Its length.
+        routers: How many serve it.
     """
 
     name: str
     load: Load
     stream: Stream
     seconds: float
+    routers: int = 1
 
     @property
     def title(self) -> str:
@@ -96,4 +98,46 @@ def cases(load: Load, curve: Curve, seconds: float) -> list[Case]:
                 },
             ),
         )
+    ]
+
+
+def routed_cases(load: Load, curve: Curve, seconds: float, routers: int) -> list[Case]:
+    """The workloads for a number of routers: what their numbers differ in is what a second router costs.
+
+    Deadlines are multiples of a lone request's time L: high 3 L, normal 8 L, low 30 L. All are Poisson.
+
+    ===== ==========================================================================
+    mixed 0.3, 0.5 and 0.8 of the capacity; a tenth is high, 0.6 normal, 0.3 low
+    flood low at 3 times the capacity, and high at a fifth of it
+    ===== ==========================================================================
+
+    Args:
+        load: How the model is asked.
+        curve: What its batches cost.
+        seconds: Length of each.
+        routers: How many there are.
+    """
+    capacity, alone_s = load.capacity(curve), curve(load.rows, load.bucket)
+    mixed = {Priority.HIGH: 0.1, Priority.NORMAL: 0.6, Priority.LOW: 0.3}
+    timeouts = {Priority.HIGH: 3 * alone_s, Priority.NORMAL: 8 * alone_s, Priority.LOW: 30 * alone_s}
+    flood = {Priority.HIGH: 0.2 / 3.2, Priority.LOW: 3.0 / 3.2}
+    workloads = [(f"mixed at {part:g}", part, mixed) for part in (0.3, 0.5, 0.8)] + [("flood of low", 3.2, flood)]
+    return [
+        Case(
+            f"{name}, {routers} router{'s' if routers > 1 else ''}",
+            load,
+            Stream(
+                kind="poisson",
+                model=load.model,
+                rows=load.rows,
+                bucket=load.bucket,
+                rate=part * capacity,
+                share=share,
+                timeouts_s={priority: timeouts[priority] for priority in share},
+                timeout_s=timeouts[Priority.LOW],
+            ),
+            seconds,
+            routers,
+        )
+        for name, part, share in workloads
     ]

@@ -178,7 +178,7 @@ def observe(server: PinnedServer, case: Case, workload: Workload, cores: Cores) 
     model = case.load.model
     before = server.counters(model)
     spent = _Spent.until_now(server, cores)
-    result = send_apart(server.url, workload, _FOLDER, cores.rest_command)
+    result = send_apart(server.asked_at, workload, _FOLDER, cores.rest_command)
     server.check_alive()
     counted = server.counters(model).since(before)
     spent = _Spent.until_now(server, cores).since(spent)
@@ -256,7 +256,7 @@ def _patient(server: PinnedServer, load: Load, arrival_s: Floats, cores: Cores) 
         np.full(count, _PATIENT_S),
     )
     before = server.counters(load.model)
-    result = send_apart(server.url, workload, _FOLDER, cores.rest_command)
+    result = send_apart(server.asked_at, workload, _FOLDER, cores.rest_command)
     if (result.status != 200).any():
         raise BenchmarkError(f"{load.model}: {(result.status != 200).sum()} of {count} patient requests failed")
     return result, server.counters(load.model).since(before)

@@ -40,6 +40,7 @@ def scenario_of(case: Case, file: ServeFile, profile: Profile, around: Around) -
         classes=file.args.class_settings(),
         overheads=replace(around.overheads, between_s=around.between_s),
         noise=profile.noise(),
+        routers=case.routers,
     )
 
 
@@ -60,7 +61,8 @@ def predict(case: Case, file: ServeFile, profile: Profile, around: Around, arriv
     # What travels is the time left, so the real router counts a deadline from when a request reaches it. A simulated
     # one knows the client's deadline, which is earlier by the way there.
     network_s = max(0.0, file.args.process_limits().network_s - around.overheads.request_s)
-    system = partial(ServeApp, network_s=network_s)
+    # The kernel picks a router for every connection.
+    system = partial(ServeApp, network_s=network_s, spread="random")
     result = simulate(scenario_of(case, file, profile, around), system, seed, arrivals=arrivals)
     groups = {"all": _group(result.total), **{name: _group(tally) for name, tally in result.classes.items()}}
     return Predicted(groups=groups, batch_rows=result.batch_rows, utilisation=result.utilisation)

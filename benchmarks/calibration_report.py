@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from benchmarks.calibration_results import AIM_POINTS, ALL, Compared, Report, Ru
 from benchmarks.calibration_server import is_model
 from benchmarks.publishing import machine_table, picture_style, save_svg, table
 
-_COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5fa8", "#b8860b", "#4a4a4a")
+_COLOURS = ("#1f6f8b", "#c8553d", "#6a8d3a", "#8a5fa8", "#b8860b", "#4a4a4a", "#2a9d8f")
 _MARKERS = {ALL: "o", "high": "^", "normal": "s", "low": "v"}
 
 _INTRODUCTION = """\
@@ -38,7 +39,9 @@ _METHOD = """\
 - **Two cores.** The replicas of the models are tied to one of them. The router, HAProxy, Ray's own processes and the
   load generator share the other, so latency holds their waiting for each other. Ray's workers run with niceness 0
   (their default is 15).
-- One model is asked at a time; both are loaded. `benchmarks/calibration.yaml` is what was served, with one router.
+- One model is asked at a time; both are loaded. `benchmarks/calibration.yaml` is what was served, behind Serve's proxy
+  with one router, or on the routers' own port where a workload names their number. There the kernel picks a router for
+  every connection; servers with one and with two routers take turns.
 - The generator is open-loop (`benchmarks/open_loop.py`), {repetitions} x {seconds:g} s per workload: arrivals are drawn
   beforehand, sends wait for no answer, latency counts from when a request was due. It was late by at most {late:.1f} ms
   (99th percentile of the worst run) and used at most {generator:.0%} of its core.
@@ -94,7 +97,7 @@ def render(report: Report, plot: str) -> str:
 def draw(report: Report, path: Path) -> None:
     """Draw simulated over real attainment and latency as SVG, the same bytes for the same figures."""
     compared = report.compared()
-    colours = dict(zip(report.by_case(), _COLOURS, strict=False))
+    colours = dict(zip(report.by_case(), cycle(_COLOURS)))
     with picture_style():
         figure = Figure(figsize=(10.0, 4.6), layout="constrained")
         attainment, latency = figure.subplots(1, 2)
@@ -170,17 +173,17 @@ def _comparison(report: Report, compared: list[Compared]) -> str:
 
 
 def _measured(report: Report) -> str:
-    header = ["model", "1 row, ms", "request, ms", "full batch, ms", "scatter"]
+    header = ["model, routers", "1 row, ms", "request, ms", "full batch, ms", "scatter"]
     header += ["way there, ms", "to the replica, ms", "back, ms", "pause, ms", "slower"]
     rows = []
-    for model in dict.fromkeys(each.load.model for each in report.measured):
-        found = [each for each in report.measured if each.load.model == model]
+    for name in dict.fromkeys(each.server for each in report.measured):
+        found = [each for each in report.measured if each.server == name]
         load = found[0].load
         costs = [1000 * _mean([each.batch_s[rows] for each in found]) for rows in (1, load.rows, load.max_rows)]
         ways = [each.around.overheads for each in found]
         rows.append(
             [
-                f"`{model}`",
+                name,
                 f"{costs[0]:.2f}",
                 f"{costs[1]:.2f} ({load.rows} rows)",
                 f"{costs[2]:.1f} ({load.max_rows} rows)",

@@ -30,6 +30,7 @@ class Measured:
         batch_s: By rows, what a batch takes in the mean.
         scatter: Sigma of the lognormal scatter around that.
         around: Everything else.
+        routers: How many served it meanwhile; 0: one, behind Serve's proxy.
     """
 
     load: Load
@@ -37,18 +38,25 @@ class Measured:
     batch_s: dict[int, float]
     scatter: float
     around: Around
+    routers: int = 0
 
     @classmethod
-    def of(cls, load: Load, repetition: int, profile: Profile, around: Around) -> Measured:
+    def of(cls, load: Load, repetition: int, profile: Profile, around: Around, routers: int = 0) -> Measured:
         """Keep what a report needs."""
         shapes = (shape for shape in profile.shapes if shape.bucket == load.bucket and not shape.variant)
-        return cls(load, repetition, {s.rows: s.mean_s for s in shapes}, profile.noise().spread, around)
+        return cls(load, repetition, {s.rows: s.mean_s for s in shapes}, profile.noise().spread, around, routers)
+
+    @property
+    def server(self) -> str:
+        """The model and how it was asked, for people."""
+        port = f", {self.routers} on the routers' port" if self.routers else ""
+        return f"{self.load.model}{port}"
 
     def line(self) -> str:
         """For people."""
         ways, most = self.around.overheads, max(self.batch_s)
         return (
-            f"{self.load.model}: {most} rows take {1000 * self.batch_s[most]:.1f} ms +-{self.scatter:.0%};"
+            f"{self.server}: {most} rows take {1000 * self.batch_s[most]:.1f} ms +-{self.scatter:.0%};"
             f" request {1000 * ways.request_s:.1f} ms, send {1000 * ways.send_s:.1f} ms,"
             f" answer {1000 * ways.answer_s:.1f} ms; between batches {1000 * self.around.between_s:.1f} ms,"
             f" slower by {self.around.slowdown:.2f} under load"

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.failure import BenchmarkError
-from benchmarks.server import SERVE_APP_RUN, Server, is_ready, role
+from benchmarks.server import DIRECT, SERVE_APP_RUN, Server, is_ready, role
 
 _START_WITHIN_S = 300.0
+_DIRECT_PORT = 8100
 _ASK_EVERY_S = 0.2
 _SETTLE_WITHIN_S = 30.0
 
@@ -102,6 +104,11 @@ class PinnedServer(Server):
         self._cores = cores
         self._models = [model["name"] for model in document["applications"][0]["args"]["models"]]
 
+    @property
+    def asked_at(self) -> str:
+        """Where the load goes: the routers' own port if the file names one, else Serve's proxy."""
+        return self.urls.get(DIRECT, self.url)
+
     def wait_ready(self) -> None:
         """Wait until every model can take work, then tie every process to its core.
 
@@ -133,6 +140,14 @@ class PinnedServer(Server):
                     return _counters(client.get(f"{self.url}/metrics").text, stats, model)
                 time.sleep(_ASK_EVERY_S)
         raise BenchmarkError(f"{model} is still busy {_SETTLE_WITHIN_S:.0f} s after the last request")
+
+
+def with_routers(document: Mapping[str, Any], routers: int) -> dict[str, Any]:
+    """The same file with so many routers, which share a port of their own."""
+    changed = deepcopy(dict(document))
+    for application in changed["applications"]:
+        application["args"]["router"] |= {"replicas": routers, "direct_port": _DIRECT_PORT}
+    return changed
 
 
 def is_model(role: str) -> bool:

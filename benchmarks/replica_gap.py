@@ -32,6 +32,7 @@ from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.inference.warmup import row_buckets, tensor_inputs, warm_up
 from serve_app.payloads import Bundle, Execution, ModelSignature, Success, Tensors, WireEntry
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 _WAITING = 2
 _LEAST_RUNS = 12
@@ -130,10 +131,9 @@ def make_worker(case: Case, backend: Timed) -> Worker:
     """A worker whose batches hold so many bundles."""
     rows = case.entries * case.merged
     return Worker(
-        name=case.model,
+        scheduling=ModelScheduling(case.model, rows, slo_s=60.0),
         backends={"": backend},
         processor=None,
-        max_rows=rows,
         preprocess_threads=1,
         batch=batch_with_serve(rows),
         warm_up=measured(backend, rows),

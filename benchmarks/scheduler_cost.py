@@ -1,8 +1,9 @@
 """What a decision costs: microseconds of the scheduler per entry, by what is queued: ``make bench-scheduler``.
 
 Only the scheduler runs, on a virtual clock: arrivals, decisions, answers, and the question when to decide again, which
-the dispatcher asks after every decision. The least of several repetitions is shown, in time of the processor, since
-everything else that runs on a machine can only add to it. Writes nothing.
+the dispatcher asks after every decision. Replicas run the bundles that are there in common batches, as a gate does.
+The least of several repetitions is shown, in time of the processor, since everything else that runs on a machine can
+only add to it. Writes nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import cProfile
 import gc
 import pstats
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from itertools import count, cycle
+from operator import itemgetter
 from random import Random
 from time import thread_time
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -24,6 +27,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
@@ -41,7 +45,7 @@ _HORIZONS = 1.5
 _PROFILED_FUNCTIONS = 25
 _WIDTH = 110
 
-Policy = Literal["auto", "deferred", "eager", "window"]
+Policy = Literal["auto", "eager"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class Case:
         replicas: Replicas of the model.
         load: What arrives for every row that is executed.
         at_once: Entries that arrive between two decisions.
-        tight: Whether deadlines are near enough that entries are refused and given up.
+        tight: Whether deadlines are near enough that entries expire.
+        models: Models that are configured; only the first has any work.
     """
 
     title: str
@@ -67,24 +72,66 @@ class Case:
     load: float = 1.0
     at_once: int = _MAX_ROWS
     tight: bool = False
+    models: int = 1
 
 
 _CASES = (
     Case("bundles, auto"),
-    Case("bundles, deferred", policy="deferred"),
     Case("bundles, eager", policy="eager"),
-    Case("bundles, window", policy="window"),
     Case("bundles, auto, 16 replicas", replicas=16),
     Case("three classes, auto", priorities=tuple(Priority)),
-    Case("three classes, deferred", policy="deferred", priorities=tuple(Priority)),
     Case("three classes, eager", policy="eager", priorities=tuple(Priority)),
     Case("two variants, auto", variants=("", _VARIANT)),
     Case("one decision per arrival", at_once=1),
     Case("one decision per arrival, three classes", at_once=1, priorities=tuple(Priority)),
     Case("overload x3, auto", load=3.0, tight=True),
-    Case("overload x3, deferred", policy="deferred", load=3.0, tight=True),
     Case("overload x3, three classes", load=3.0, tight=True, priorities=tuple(Priority)),
+    *(Case(f"light load, 1 of {models:,} models", at_once=1, load=0.5, models=models) for models in (1, 50, 200, 1000)),
 )
+
+
+class _Replica:
+    """Executes what is there in batches of whole bundles.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._waiting: deque[tuple[float, Dispatch]] = deque()
+        self._running: list[tuple[float, Dispatch]] = []
+        self._begun = self._end = 0.0
+
+    def take(self, dispatch: Dispatch, now: float) -> None:
+        """A bundle has come."""
+        self._waiting.append((now, dispatch))
+        if not self._running:
+            self._begin(now)
+
+    def answers(self, now: float) -> Iterator[_Answer]:
+        """What has been answered since it was last asked."""
+        while self._running and self._end <= now:
+            rows = sum(dispatch.rows for _, dispatch in self._running)
+            for sent, dispatch in self._running:
+                execution = (rows, 0, self._end - self._begun, dispatch.variant)
+                yield _Answer(self._end, dispatch, [execution], self._begun - sent)
+            self._begin(self._end)
+
+    def _begin(self, now: float) -> None:
+        self._running = []
+        rows = 0
+        while self._waiting and (not rows or rows + self._waiting[0][1].rows <= _MAX_ROWS):
+            self._running.append(self._waiting.popleft())
+            rows += self._running[-1][1].rows
+        self._begun, self._end = now, now + _ALPHA_S + _BETA_S * rows
+
+
+class _Answer(NamedTuple):
+    end: float
+    dispatch: Dispatch
+    executions: list[tuple[int, int, float, str]]
+    waited_s: float
 
 
 class Load:
@@ -92,29 +139,32 @@ class Load:
 
     Args:
         case: What is measured.
-        queued: Entries queued at the start; as many stay queued.
+        queued: Entries queued at the start; as many stay queued. None where less arrives than is executed.
     """
 
     def __init__(self, case: Case, queued: int) -> None:
         self._case = case
         classes = {priority: ClassSettings(1 << 30, 1 << 60, 60.0) for priority in Priority}
         self._scheduler = Scheduler(
-            [ModelScheduling(_MODEL, _MAX_ROWS, slo_s=0.1, policy=case.policy, breaker=BreakerSettings())],
+            [
+                ModelScheduling(name, _MAX_ROWS, slo_s=0.1, policy=case.policy, breaker=BreakerSettings())
+                for name in (_MODEL, *(f"idle-{at}" for at in range(1, case.models)))
+            ],
             classes,
             ProcessLimits(1 << 60),
         )
         profile = [(rows, 0, _ALPHA_S + _BETA_S * rows) for rows in (1, 2, 4, 8, 16, 32)]
-        self._scheduler.seed(_MODEL, [(*point, variant) for point in profile for variant in ("", _VARIANT)])
-        self._scheduler.on_replicas(_MODEL, [f"replica-{at}" for at in range(case.replicas)], 0.0)
+        self._replicas = {name: _Replica(name) for name in (f"replica-{at}" for at in range(case.replicas))}
+        for model in self._scheduler.breakers():
+            self._scheduler.seed(model, [(*point, variant) for point in profile for variant in ("", _VARIANT)])
+            self._scheduler.on_replicas(model, list(self._replicas), 0.0)
         self._random = Random(1)
         self._ids = count(1)
         self._kinds = cycle([(priority, variant) for priority in case.priorities for variant in case.variants])
         self._now = 0.0
         # The work that is queued takes this long; with tight deadlines about so many entries can be in time.
         self._horizon_s = queued * _SECONDS_PER_ROW / case.replicas
-        self._ends: list[tuple[float, int, int, float, str]] = []
-        self._free: dict[str | None, float] = {}
-        for _ in range(queued):
+        for _ in range(queued if case.load >= 1.0 else 0):
             self._now += _BETWEEN_S
             self._scheduler.on_arrival(self._entry(), self._now)
         self.refused = 0
@@ -139,26 +189,23 @@ class Load:
             arriving = [self._entry() for _ in range(case.at_once)]
             answers = self._answers()
             begin = thread_time()
-            for end, bundle_id, rows, seconds, variant in answers:
-                scheduler.on_verdict(bundle_id, variant, Verdict.ANSWERED, end)
-                scheduler.on_done(bundle_id, [(rows, 0, seconds, variant)], end)
+            for end, dispatch, executions, waited_s in answers:
+                scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, Verdict.ANSWERED, end)
+                scheduler.on_done(dispatch.bundle_id, executions, end, waited_s)
             for entry in arriving:
                 if scheduler.on_arrival(entry, now) is not None:
                     self.refused += 1
             decisions = scheduler.decide(now)
             _ = scheduler.wake_at
             spent += thread_time() - begin
-            self.given_up += len(decisions.given_up)
+            self.given_up += len(decisions.given_up) + len(decisions.expired)
             for dispatch in decisions.dispatches:
-                end = max(now, self._free.get(dispatch.replica, 0.0)) + dispatch.predicted_s
-                self._free[dispatch.replica] = end
-                heappush(self._ends, (end, dispatch.bundle_id, dispatch.rows, dispatch.predicted_s, dispatch.variant))
+                self._replicas[str(dispatch.replica)].take(dispatch, now)
         return spent
 
-    def _answers(self) -> list[tuple[float, int, int, float, str]]:
-        answers = []
-        while self._ends and self._ends[0][0] <= self._now:
-            answers.append(heappop(self._ends))
+    def _answers(self) -> list[_Answer]:
+        answers = [answer for replica in self._replicas.values() for answer in replica.answers(self._now)]
+        answers.sort(key=itemgetter(0))
         return answers
 
     def _entry(self) -> Entry:
@@ -189,7 +236,7 @@ def measure(case: Case, queued: int, entries: int, repetitions: int) -> tuple[fl
 
 
 def _steady(case: Case, queued: int) -> Load:
-    """A load that has run for a while: in overload, until much is refused or given up."""
+    """A load that has run for a while: in overload, until as much expires as does not go."""
     load = Load(case, queued)
     load.run(max(_WARM_UP, int(_HORIZONS * case.load * queued) if case.tight else 0))
     return load
@@ -218,12 +265,12 @@ def main(
     if not cases:
         raise typer.BadParameter(f"no case is called {only!r}; there are: {'; '.join(case.title for case in _CASES)}")
     console = Console(width=_WIDTH)
-    table = Table(title="Microseconds per entry by entries queued; of the last: refused, given up and still queued")
+    table = Table(title="Microseconds per entry by entries queued; of the last: refused, too late and still queued")
     table.add_column("case", no_wrap=True)
     for size in sizes:
         table.add_column(f"{size:,}", justify="right", no_wrap=True)
     table.add_column("refused", justify="right")
-    table.add_column("given up", justify="right")
+    table.add_column("too late", justify="right")
     table.add_column("left", justify="right")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -48,9 +48,15 @@ def build(args: dict[str, Any]) -> serve.Application:
         for info in (infos[model.name],)
     ]
     known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
+    min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
+    grouped = {member for group in config.groups() for member in group.models}
     models = {
         model.name: _model_deployment(model, config).bind(
-            model, builds=described[model.name], identities=known.get(model.name, {})
+            model,
+            builds=described[model.name],
+            identities=known.get(model.name, {}),
+            min_share=min_share,
+            planned=model.name in grouped,
         )
         for model in pinned
     }
@@ -211,7 +217,7 @@ def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:
         name=model.deployment,
         ray_actor_options=actor_options,
         # The scheduler's slots keep every router to its window; Serve must never be the one to say no.
-        max_ongoing_requests=4 * model.batching.window * config.router.replicas,
+        max_ongoing_requests=3 * model.batching.window * model.batching.max_rows * config.router.replicas,
         autoscaling_config={
             "min_replicas": scaling.min_replicas,
             "initial_replicas": scaling.start_replicas,

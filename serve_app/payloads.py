@@ -12,8 +12,6 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.scheduling.gate import Outlook
-
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Of a model that has rows, axis 0 is rows, and all tensors of one payload have as many."""
 
@@ -201,11 +199,17 @@ class WireEntry(NamedTuple):
 
     Attributes:
         priority: The class, as a number.
-        budget_s: What is left until the deadline, seconds: when the bundle is sent, and by a link, when it arrives.
+        budget_s: What is left until its execution must have ended, seconds: when the bundle is sent, and by a link,
+            when it arrives.
         rows: Rows it adds to a batch, as estimated by the router.
         variant: Name of the variant to run, empty for the exact model.
         payload: What to run.
         origin: Where it comes from; ``None`` where nothing is known of that.
+        exact: Whether no fallback may stand in for the exact model.
+        probe: Whether it runs although it is predicted to be late.
+        tenant: Who shares the class with others.
+        weight: The tenant's weight.
+        alone: Whether it shares no run, since it may be what a replica died of.
     """
 
     priority: int
@@ -214,6 +218,11 @@ class WireEntry(NamedTuple):
     variant: str
     payload: Payload
     origin: Origin | None = None
+    exact: bool = False
+    probe: bool = False
+    tenant: str = ""
+    weight: float = 1.0
+    alone: bool = False
 
 
 class Bundle(NamedTuple):
@@ -261,6 +270,9 @@ class Failure(NamedTuple):
 
 EntryResult: TypeAlias = Success | Failure
 
+RETURNED = Failure("returned", "not run; it goes back to its router")
+"""The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it."""
+
 
 class Execution(NamedTuple):
     """One run of the backend. The only thing that feeds the latency model.
@@ -287,10 +299,12 @@ class BundleResult(NamedTuple):
         preprocess_s: Time in preprocessing.
         wait_s: Time between preprocessing and the session being free for it.
         postprocess_s: Time from the end of the run to the answer.
-        outlook: How busy the replica is, where other routers send to it too.
+        runs_s: Predicted time until what runs at the replica now has ended.
+        backlog_s: Predicted time until all that is at the replica is done, other routers' work included.
         model_works: Whether the model still ran a known good input after an entry had failed; ``None``: nothing failed,
             or nobody knows such an input.
         joinable: What may share runs there, by variant, where that has changed since this router was told.
+        counts: Whether this bundle is the one that counts the runs: several bundles may share them.
     """
 
     results: list[EntryResult]
@@ -298,6 +312,8 @@ class BundleResult(NamedTuple):
     preprocess_s: float
     wait_s: float
     postprocess_s: float
-    outlook: Outlook | None = None
+    runs_s: float = 0.0
+    backlog_s: float = 0.0
     model_works: bool | None = None
     joinable: Mapping[str, Joinable] | None = None
+    counts: bool = True

@@ -240,10 +240,9 @@ def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Work
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
     joining = Joining(model.name, verdicts, needed)
     worker = Worker(
-        name=model.name,
+        scheduling=model.scheduling(),
         backends=backends,
         processor=processor,
-        max_rows=model.batching.max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
         examples=warm.examples,

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from serve_app.payloads import Bundle, BundleResult, Execution, Payload, Success, Tensors
+from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Payload, Success, Tensors
 from serve_app.protocols.service import Answer
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.staged import Staged
-from serve_app.runtime.worker import RunBatch, RunOne
+from serve_app.runtime.worker import RunBatch, RunOne, Worker
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
@@ -99,12 +99,38 @@ def submit(
     timeout_s: float = 30.0,
     rows: int = 1,
     variant: str = "",
+    tenant: str = "",
 ) -> asyncio.Task[Answer]:
     """Submit in a task of its own."""
     return asyncio.ensure_future(
         dispatcher.submit(
-            MODEL, payload, priority=priority, timeout_s=timeout_s, rows=rows, bucket=0, nbytes=8, variant=variant
+            MODEL,
+            payload,
+            priority=priority,
+            timeout_s=timeout_s,
+            rows=rows,
+            bucket=0,
+            nbytes=8,
+            variant=variant,
+            tenant=tenant,
         )
+    )
+
+
+async def run_to_the_end(worker: Worker, bundle: Bundle) -> BundleResult:
+    """Run a bundle, and again what comes back of it, as its router does: all results, and the runs of all parts."""
+    result = await worker.run(bundle)
+    again = [position for position, answer in enumerate(result.results) if answer == RETURNED]
+    if not again:
+        return result
+    rest = await run_to_the_end(worker, Bundle([bundle.entries[position] for position in again], bundle.sender))
+    for position, answer in zip(again, rest.results, strict=True):
+        result.results[position] = answer
+    works = [each.model_works for each in (result, rest) if each.model_works is not None]
+    return result._replace(
+        executions=[*result.executions, *rest.executions],
+        model_works=all(works) if works else None,
+        joinable=result.joinable or rest.joinable,
     )
 
 

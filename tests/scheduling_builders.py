@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.foresight import Foresight
+from serve_app.scheduling.gate import Gate
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 
-Policy = Literal["auto", "deferred", "eager", "window"]
+Policy = Literal["auto", "eager"]
 
 _ids = itertools.count(1)
 
@@ -112,8 +112,37 @@ def queued_rows(scheduler: Scheduler, model: str = "m") -> dict[str, Any]:
     return {priority.label: length.rows for priority, length in scheduler.queue_lengths(model).items()}
 
 
-def make_foresight(profile_s: float = 0.005, per_row_s: float = 0.001, max_rows: int = 32) -> Foresight:
-    """One that knows the exact model: ``profile_s + per_row_s * rows``, seconds."""
-    foresight = Foresight(max_rows)
-    foresight.seed([(rows, 0, profile_s + per_row_s * rows, "") for rows in (1, 2, 4, 8, 16, 32)])
-    return foresight
+def used_to_rows(scheduler: Scheduler, rows: int, model: str = "m", now: float = 0.0) -> None:
+    """Let a model have run batches of twice so many rows, so that up to so many travel together from now on."""
+    accept(scheduler, make_entry(model=model, deadline=now + 10.0, arrival=now), now=now)
+    (sent,) = scheduler.decide(now).dispatches
+    scheduler.on_done(sent.bundle_id, [(2 * rows, 0, 0.0, "")] * 100, now)
+
+
+def make_gate(
+    *entries: Entry,
+    max_rows: int = 32,
+    slo_s: float = 10.0,
+    policy: Policy = "eager",
+    early_drop: bool = True,
+    fallbacks: tuple[str, ...] = (),
+    share: float = 0.0,
+    planned: bool = False,
+    in_burst: bool = False,
+    profile: Iterable[tuple[int, int, float]] = AFFINE,
+    now: float = 0.0,
+) -> Gate:
+    """A gate where these wait, whose predictions hold; the classes below ``high`` have the same guaranteed share.
+
+    ``in_burst``: for four seconds requests have come in rows of sixteen, 0.5 ms apart, the last of them just now, so
+    that with ``auto`` a batch waits.
+    """
+    settings = ModelScheduling("m", max_rows, slo_s, policy=policy, early_drop=early_drop, fallbacks=fallbacks)
+    gate = Gate(settings, {HIGH: 0.0, NORMAL: share, LOW: share}, planned=planned)
+    gate.seed([(*point, "") for point in profile])
+    for step in range(64 if in_burst else 0):
+        gate.add(one := make_entry(), now - (63 - step) // 16 - 0.0005 * (16 - step % 16))
+        gate.remove(one)
+    for entry in entries:
+        gate.add(entry, now)
+    return gate

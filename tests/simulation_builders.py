@@ -59,6 +59,7 @@ def make_arrivals(*requests: tuple[float, float], models: Sequence[str] = ("m",)
         column(rows),
         column(0),
         column(-1),
+        column(0),
     )
 
 

@@ -42,6 +42,7 @@ def result(
         total=total,
         classes={"high": tally(*high, latency_s), "low": tally(*low, latency_s)},
         models={"model": total},
+        tenants={},
         goodput=in_time / 10,
         weighted_goodput=(100 * high[1] + low[1]) / 10,
         offered_weight=(100 * high[0] + low[0]) / 10,
@@ -50,6 +51,7 @@ def result(
         server_share={"high": high[0] / offered, "low": low[0] / offered},
         batch_rows=4.0,
         utilisation=0.5,
+        busy_part=0.9,
         series=Series(
             step_s=1.0,
             offered={"high": [high[0] // 10] * 10, "low": [low[0] // 10] * 10},

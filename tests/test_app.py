@@ -144,7 +144,7 @@ async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> 
                 {
                     "name": "m",
                     "path": str(tmp_path / "m"),
-                    "batching": {"policy": "window", "early_drop": False},
+                    "batching": {"policy": "eager", "early_drop": False},
                     "variants": [{"name": "light", "path": str(tmp_path / "light")}],
                     "fallbacks": ["light"],
                 },
@@ -157,7 +157,7 @@ async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> 
     models = router._service.status()["models"]
     keys = ("policy", "early_drop", "fallbacks", "device_group")
     assert {name: {key: shown[key] for key in keys if key in shown} for name, shown in models.items()} == {
-        "m": {"policy": "window", "early_drop": False, "fallbacks": ["light"]},
+        "m": {"policy": "eager", "early_drop": False, "fallbacks": ["light"]},
         "n": {"policy": "auto", "early_drop": True, "device_group": "cores"},
     }
     assert {name: device.concurrency for name, device in router._scheduler._device_of.items()} == {"m": 0, "n": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.gpu.subjects import Bench, Device, Subject, make_inputs, measure
-from serve_app.scheduling.latency import fit_affine
+from serve_app.config.profile_points import fit_affine
 
 _CPU_THREADS = (1, 8)
 _SLOWEST_S = 1.0

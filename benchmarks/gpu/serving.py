@@ -19,6 +19,7 @@ from serve_app.processors.processor import Processor
 from serve_app.processors.registry import create_processor
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import RunBatch, RunOne, Worker
+from serve_app.scheduling.settings import ModelScheduling
 from training.paths import TEST_DATA
 
 _ENTRIES = 16
@@ -54,10 +55,9 @@ async def _serve(bench: Bench, name: str, kind: str, device: Device, sessions: i
     processor = _processor(bench, name, kind, backend)
     payloads = _payloads(name, kind, backend)
     worker = Worker(
-        name=name,
+        scheduling=ModelScheduling(name, _MOST_ROWS, slo_s=60.0),
         backends={"": backend},
         processor=processor,
-        max_rows=_MOST_ROWS,
         preprocess_threads=_THREADS,
         batch=_same_turn,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -14,39 +15,29 @@ from typing import Annotated
 import orjson
 import typer
 from rich.console import Console
+from rich.table import Table as RichTable
 
-from benchmarks.scheduling import (
-    bursts,
-    flash_crowd,
-    noise,
-    overload,
-    parts,
-    poisson,
-    policies,
-    routers,
-    shared_device,
-    shares,
-    streams,
-    variety,
-)
+from benchmarks.machine import revision
+from benchmarks.scheduling import flash_crowd, frontier, parts, shared_device, shares, speed, streams
+from benchmarks.scheduling.cases import GROUPS, settings
+from benchmarks.scheduling.comparison import BEST, look, run_group
+from benchmarks.scheduling.contenders import OURS
 from benchmarks.scheduling.experiment import Experiment
 from benchmarks.scheduling.laboratory import Laboratory
+from benchmarks.scheduling.memory import forget
 from benchmarks.scheduling.report import render, save_figures, to_json
 from benchmarks.session import steps
+from serve_app.config.scenario_systems import SYSTEMS
 
 EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
-    "poisson": poisson.run,
-    "bursts": bursts.run,
+    **{group: partial(run_group, group) for group in GROUPS},
     "flash_crowd": flash_crowd.run,
-    "overload": overload.run,
     "streams": streams.run,
     "shares": shares.run,
-    "noise": noise.run,
     "shared_device": shared_device.run,
-    "policies": policies.run,
+    "frontier": frontier.run,
     "parts": parts.run,
-    "routers": routers.run,
-    "variety": variety.run,
+    "speed": speed.run,
 }
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 _SEEDS = (1, 2, 3, 4, 5)
@@ -58,31 +49,63 @@ _LINES = (
     "95% confidence intervals (Student's t) over seeds; all systems meet the same arrivals.",
     (
         "Baselines are emulated from their sources and tuned with other seeds on the very scenario that is measured; "
-        "Triton's sweep covers delays, queue time-outs that are really enabled, and batch sizes."
+        "every batch size and delays up to twice L(1), from coarse to fine, and with Triton queue time-outs that are "
+        "really enabled, the deadline less the execution among them. `sliding` is a batcher in the server's process "
+        "with early drop by a sliding window."
     ),
     (
-        "Unless said otherwise: a batch of b rows takes 5 ms + b x 1 ms, 32 rows at most; L(1) is 6 ms; a request pays "
-        "0.2 ms to the queue, a batch 0.5 ms to the server and 0.5 ms back, with every system, and in the bounds."
+        "Unless said otherwise: a batch of b rows takes 25 ms + b x 5 ms, 32 rows at most, with 8% of scatter; L(1) is "
+        "30 ms. Ways are the medians that the calibration measured, lognormal with sigma 0.5: 1.6 ms to the system, "
+        "2.7 ms from a router to a replica and as much back, 1.6 ms back to the client, and 4.4 ms between two "
+        "executions. Systems that compose batches in the server's process (Triton, the sliding window, Clipper, Nexus) "
+        "pay no way from a router to a replica and back, and no 130 us of a router's processor per request; the bound "
+        "pays neither."
     ),
-    "Load 1 is what all replicas do in batches with the most rows per second that take no longer than the deadline.",
+    (
+        "Load 1 is what all replicas do in batches with the most rows per second that take no longer than the "
+        "deadline, the pause after each included."
+    ),
+    "Busy is the part of the time, while a request waits anywhere, in which its model's replicas execute.",
     "Attainment is answers in time over requests offered: a rejection is a miss.",
 )
 
 
 def main(
     only: Annotated[str, typer.Option(help="names of experiments, joined by commas; others keep their results")] = "",
+    cases: Annotated[
+        str, typer.Option(help="globs of workloads, joined by commas: shows them and writes nothing")
+    ] = "",
+    systems: Annotated[str, typer.Option(help="of --cases, joined by commas; ours is serve-app")] = ",".join(
+        (OURS, *BEST)
+    ),
+    seeds: Annotated[str, typer.Option(help="of --cases, joined by commas")] = "1,2",
+    seconds: Annotated[float, typer.Option(help="length of --cases", min=1.0)] = 10.0,
+    trace: Annotated[
+        Path | None, typer.Option(help="recorded hour: CSV with TIMESTAMP, ContextTokens, GeneratedTokens")
+    ] = None,
+    fresh: Annotated[bool, typer.Option(help="calculate baselines and bounds anew")] = False,
+    list_cases: Annotated[bool, typer.Option("--list", help="name all workloads")] = False,
     quick: Annotated[bool, typer.Option(help="two seeds and short workloads, for trying")] = False,
     processes: Annotated[int, typer.Option(help="simulations at once")] = 2,
     out: Annotated[Path, typer.Option(help="folder of the report")] = PUBLISHED,
 ) -> None:
     """Run the experiments and write the report."""
+    if fresh:
+        forget()
+    if list_cases:
+        for setting in settings(trace):
+            print(setting.name)
+        return
+    if cases:
+        _look(cases, systems, tuple(int(seed) for seed in seeds.split(",")), seconds, trace, processes)
+        return
     names = [name for name in only.split(",") if name] or list(EXPERIMENTS)
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are: {', '.join(EXPERIMENTS)}")
     warnings.simplefilter("error", RuntimeWarning)
     console = Console()
-    seeds = _SEEDS[:2] if quick else _SEEDS
+    all_seeds = _SEEDS[:2] if quick else _SEEDS
     found: list[Experiment] = []
     with steps(console) as progress:
         task = progress.add_task("starting")
@@ -92,7 +115,7 @@ def main(
 
         tuning_seeds = _TUNING_SEEDS[:1] if quick else _TUNING_SEEDS
         scale = _QUICK_SCALE if quick else 1.0
-        with Laboratory(seeds, tuning_seeds, scale, processes, on_step) as lab:
+        with Laboratory(all_seeds, tuning_seeds, scale, processes, trace, on_step) as lab:
             for name in names:
                 started = perf_counter()
                 found.append(EXPERIMENTS[name](lab))
@@ -100,7 +123,31 @@ def main(
                 for finding in found[-1].findings:
                     mark = {True: "[green]met[/]", False: "[red]not met[/]", None: ""}[finding.met]
                     console.print(f"  {finding.experiment}: {finding.aim}: {finding.measured} {mark}", highlight=False)
-                write(found, seeds, out, quick=quick)
+                write(found, all_seeds, out, quick=quick)
+
+
+def _look(cases: str, systems: str, seeds: tuple[int, ...], seconds: float, trace: Path | None, processes: int) -> None:
+    """Show some workloads."""
+    names = tuple(OURS if name == "ours" else name for name in systems.split(","))
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown:
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are: {', '.join(SYSTEMS)}")
+    started = perf_counter()
+    with Laboratory(seeds, _TUNING_SEEDS[:1], processes=processes) as lab:
+        try:
+            measured, found = look(cases.split(","), names, seconds, trace, lab)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    shown = RichTable(*found.header)
+    before = ""
+    for row in found.rows:
+        if before and row[0] != before:
+            shown.add_section()
+        shown.add_row(row[0] if row[0] != before else "", *row[1:])
+        before = row[0]
+    console = Console(width=200)
+    console.print(shown, highlight=False)
+    console.print(f"{len(measured)} workloads in {perf_counter() - started:.0f} s")
 
 
 def write(found: list[Experiment], seeds: tuple[int, ...], out: Path, *, quick: bool) -> None:
@@ -108,7 +155,7 @@ def write(found: list[Experiment], seeds: tuple[int, ...], out: Path, *, quick: 
     out.mkdir(parents=True, exist_ok=True)
     path = out / "scheduling.json"
     former = orjson.loads(path.read_bytes())["experiments"] if path.exists() else {}
-    document = orjson.loads(to_json(found, _LINES, seeds, quick=quick))
+    document = orjson.loads(to_json(found, _LINES, seeds, quick=quick, commit=revision()))
     merged = {**former, **document["experiments"]}
     document["experiments"] = {name: merged[name] for name in EXPERIMENTS if name in merged}
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

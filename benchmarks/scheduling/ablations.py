@@ -13,10 +13,12 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling import composition, devices, gate, scheduler
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.batching import Auto, Waiting
 from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.overhead import Earliness, Overhead
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.overhead import Overhead
+from serve_app.scheduling.probes import Probes
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.scenario import Scenario
 
 Change = Callable[[Scenario], Scenario]
@@ -49,12 +51,12 @@ def taken_away(parts: tuple[str, ...]) -> Iterator[None]:
     with ExitStack() as stack:
         for part in parts:
             for owner, name, value in ABLATIONS[part].replaced:
-                stack.enter_context(_replaced(owner, name, value))
+                stack.enter_context(replaced(owner, name, value))
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Within it, an attribute of a class or module has another value. The owner must have it itself."""
     before = vars(owner)[name]
     setattr(owner, name, value)
@@ -77,56 +79,67 @@ def _without_shares(scenario: Scenario) -> Scenario:
     return replace(scenario, classes=classes)
 
 
-_open_at = Auto.open_at
-
-
-def _without_deferral(self: Auto, waiting: Waiting) -> float:
-    return _open_at(self, waiting._replace(usable=1))
+_fill: Callable[..., int] = composition._fill
 
 
 def _nothing(*_: Any) -> None:
     return None
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _any_length(*_: Any) -> tuple[float, float, float]:
+    return inf, inf, inf
+
+
 def _no_fill(*arguments: Any) -> int:
-    return int(arguments[4].rows)
+    return int(arguments[5].rows)
 
 
-def _in_order(ticket: gate.Ticket) -> tuple[int, float, int]:
-    return 0, 0.0, ticket.id
+def _fill_high_freely(*arguments: Any) -> int:
+    queue, chosen, *between, room, given_up = arguments
+    if chosen is Priority.HIGH:
+        room = room._replace(longest_s=_any_length())
+    return _fill(queue, chosen, *between, room, given_up)
+
+
+def _slack_alone(latency: LatencyModel, _: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:
+    return slack_s if latency.predict(rows, bucket) <= slack_s else inf
 
 
 ABLATIONS: dict[str, Ablation] = {
     "early drop": Ablation("entries that cannot be in time are run all the same", _scheduling(early_drop=False)),
-    "just-in-time staging": Ablation(
-        "the next bundle is sent as soon as the replica has a slot",
-        replaced=((devices.Device, "_lead_s", lambda *_: inf),),
+    "best run": Ablation(
+        "a batch begins at the first entry that can be in time", replaced=((composition, "_BETTER", inf),)
     ),
-    "staging": Ablation("a replica gets its next bundle when it has answered the last", _scheduling(window=1)),
-    "burst waiting": Ablation(
-        "no waiting for the rest of a burst",
-        replaced=((Auto, "_BURST", inf), (ArrivalPattern, "in_bursts", property(lambda _: False))),
-    ),
-    "deferral": Ablation("no waiting while other replicas work", replaced=((Auto, "open_at", _without_deferral),)),
-    "waiting": Ablation(
-        "a bundle goes as soon as a replica can take it", replaced=((Auto, "open_at", lambda _, w: w.now),)
-    ),
+    "waiting": Ablation("a free session takes what is there (`eager`)", _scheduling(policy="eager")),
+    "second batch ahead": Ablation("no more is sent ahead than one batch", _scheduling(window=1)),
+    "coalescing": Ablation("each entry travels as it comes", replaced=((devices, "_COALESCE", 0.0),)),
+    "small bundles": Ablation("a bundle may hold as much as a batch", replaced=((devices, "_PARTS", 1e-6),)),
     "admission": Ablation("nothing is refused for its deadline", replaced=((scheduler, "too_slow", _nothing),)),
-    "fill": Ablation("no lower-class rows in a bundle", replaced=((composition, "_fill", _no_fill),)),
+    "fill": Ablation("no rows of other classes in a batch", replaced=((composition, "_fill", _no_fill),)),
     "cap on lower classes": Ablation(
-        "lower-class bundles of any length",
-        replaced=((Claims, "bounds_s", lambda *_: (inf, inf, inf)), (Claims, "likely_blocks", lambda *_: False)),
+        "batches with rows of lower classes of any length",
+        replaced=((Claims, "bounds_s", _any_length), (Claims, "likely_blocks", _never)),
     ),
-    "holding back": Ablation(
-        "a long low bundle is not held back", replaced=((Claims, "likely_blocks", lambda *_: False),)
+    "cap on riders": Ablation(
+        "what rides along with class `high` may make its batch longer",
+        replaced=((composition, "_fill", _fill_high_freely),),
     ),
+    "holding back": Ablation("a long low bundle is not held back", replaced=((Claims, "likely_blocks", _never),)),
     "guaranteed share": Ablation("min_share 0", _without_shares),
-    "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
-    "learned earliness": Ablation(
-        "deferral to the last moment, although executions scatter", replaced=((Earliness, "observe", _nothing),)
+    "latency target": Ablation(
+        "batches as long as their heads' deadlines allow",
+        replaced=((composition, "target_s", _slack_alone), (gate, "target_s", _slack_alone)),
     ),
+    "probes": Ablation(
+        "nothing runs that is predicted to be late",
+        replaced=((gate.Gate, "_is_probe", _never), (Probes, "allow", _never)),
+    ),
+    "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
     "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
     "fallbacks": Ablation("no lighter variant stands in", _scheduling(fallbacks=())),
     "newest frame wins": Ablation("older frames stay queued", arguments={"newest_frame_wins": False}),
-    "gate order": Ablation("first come, first served at the replica", replaced=((gate, "_urgency", _in_order),)),
 }

@@ -1,35 +1,79 @@
-"""What the experiments have in common: curves, classes, overheads, and scenarios of one model."""
+"""What the experiments have in common: curves, classes, overheads, noise, and scenarios of one model.
+
+Everything is in absolute seconds, as a real server was measured: see `docs/benchmarks/calibration.md`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from serve_app.config.measured_curve import MeasuredCurve
+from serve_app.config.profile_points import fit_affine
 from serve_app.config.scenario_costs import capacity
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.latency import fit_affine
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app.simulation.scenario import Affine, Curve, Noise, Overheads, Scenario, SimulatedModel, Stream
 
-GPU = Affine(0.005, 0.001)
-"""5 ms per batch and 1 ms per row: the shape of a model on a GPU."""
+TYPICAL = Affine(0.025, 0.005)
+"""25 ms per batch and 5 ms per row: a model of tens of milliseconds, for which a batch pays."""
+LIGHT = Affine(0.005, 0.001)
+"""A fifth of it, for video: frames come faster than answers of a typical model."""
+L1_S = TYPICAL(1)
+"""What one row takes, L(1): deadlines are multiples of it."""
 
-_WIDE_MS = ((1, 1.51), (8, 3.00), (32, 7.28), (64, 11.35))
-WIDE = MeasuredCurve(
+
+def measured(points_ms: Sequence[tuple[int, float]]) -> MeasuredCurve:
+    """Straight lines through the milliseconds of batches of so many rows."""
+    rows = tuple(rows for rows, _ in points_ms)
+    seconds = tuple(1e-3 * ms for _, ms in points_ms)
+    return MeasuredCurve(((0, rows, seconds, *fit_affine(zip(rows, seconds, strict=True))),))
+
+
+WIDE = measured(
     (
-        (
-            0,
-            tuple(rows for rows, _ in _WIDE_MS),
-            tuple(1e-3 * ms for _, ms in _WIDE_MS),
-            *fit_affine((rows, 1e-3 * ms) for rows, ms in _WIDE_MS),
-        ),
+        (1, 3.311), (2, 3.726), (3, 3.915), (4, 4.167), (6, 4.506), (8, 5.173), (12, 6.584), (16, 8.004),
+        (24, 11.165), (32, 13.628), (48, 19.915), (64, 25.499), (96, 37.19), (128, 48.788),
     )
-)
-"""The benchmark model ``wide`` on one core, as measured."""
+)  # fmt: skip
+"""The benchmark model ``wide`` on one core: means of ``measured[].batch_s`` in `docs/benchmarks/calibration.json`."""
+MINILM = measured(
+    (
+        (1, 5.403), (2, 9.258), (3, 12.558), (4, 16.141), (6, 23.614), (8, 30.881), (12, 45.113), (16, 59.363),
+        (24, 89.381), (32, 117.488),
+    )
+)  # fmt: skip
+"""The model ``minilm`` on one core, from the same file."""
 
-OVERHEADS = Overheads(request_s=0.0002, send_s=0.0005, answer_s=0.0005)
+OVERHEADS = Overheads(request_s=0.0016, send_s=0.0027, answer_s=0.0043, between_s=0.0044, scatter=0.5, router_s=0.00013)
+"""What a server with a router adds, from the calibration: ways and pauses are its means over both models.
+
+With sigma 0.5 the 99th percentile of a way is 3.2 times its median, which is about what the calibration's stalls at a
+busy router add. A small request costs a router 130 us (`docs/performance.md`).
+"""
+NOISE = Noise("lognormal", 0.08)
+"""Profiles of one model scatter by 3 to 11%."""
 MAX_ROWS = 32
 MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class ByLength:
+    """A fixed cost and one per row that grows with the cost bucket.
+
+    Attributes:
+        alpha_s: Of a batch.
+        beta_s: Of a row at the reference bucket.
+        reference: A bucket.
+    """
+
+    alpha_s: float
+    beta_s: float
+    reference: int
+
+    def __call__(self, rows: int, bucket: int = 0) -> float:
+        """Seconds."""
+        return self.alpha_s + self.beta_s * rows * (bucket or self.reference) / self.reference
 
 
 def classes(min_share: float = 0.05) -> dict[Priority, ClassSettings]:
@@ -41,7 +85,7 @@ def classes(min_share: float = 0.05) -> dict[Priority, ClassSettings]:
 
 
 def one_model(
-    slo_s: float, *, curve: Curve = GPU, replicas: int = 1, max_rows: int = MAX_ROWS, policy: str = "auto"
+    slo_s: float, *, curve: Curve = TYPICAL, replicas: int = 1, max_rows: int = MAX_ROWS, policy: str = "auto"
 ) -> SimulatedModel:
     """A model whose target is the deadline of its requests."""
     return SimulatedModel(ModelScheduling(MODEL, max_rows, slo_s, policy=policy), curve, replicas)  # type: ignore[arg-type]
@@ -49,7 +93,7 @@ def one_model(
 
 def rate_at(load: float, model: SimulatedModel) -> float:
     """Requests per second of one row that are this load; 1 is the most that the replicas do within the target."""
-    return load * capacity(model)
+    return load * capacity(model, OVERHEADS.between_s * OVERHEADS.mean_factor)
 
 
 def scenario(
@@ -58,7 +102,7 @@ def scenario(
     workload: Iterable[Stream],
     seconds: float,
     *,
-    noise: Noise = Noise(),  # noqa: B008 - frozen
+    noise: Noise = NOISE,
     min_share: float = 0.05,
     routers: int = 1,
     warm_up_s: float = 1.0,

@@ -16,6 +16,7 @@ from serve_app.simulation.system import Request
 
 OURS = "serve-app"
 TRITON = "triton"
+SLIDING = "sliding"
 BASELINES = ("ray-serve", "clipper", "clockwork", "nexus", "symphony")
 
 
@@ -26,10 +27,12 @@ class Contender:
     Attributes:
         make_system: Makes it, in any process.
         without: Parts of the scheduler that are taken away from it; see `ablations`.
+        tuned: Whether it is a baseline with settings that tuning has found.
     """
 
     make_system: MakeSystem
     without: tuple[str, ...] = ()
+    tuned: bool = False
 
     def on(self, scenario: Scenario) -> Scenario:
         """The scenario as this contender meets it: without its parts that are settings."""
@@ -40,7 +43,7 @@ class Contender:
 
 def ours(*without: str, **arguments: Any) -> Contender:
     """serve_app that allows for the overheads there are, without some of its parts."""
-    arguments.setdefault("network_s", OVERHEADS.send_s + OVERHEADS.answer_s)
+    arguments.setdefault("network_s", (OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor)
     for part in without:
         arguments |= ABLATIONS[part].arguments
     return Contender(partial(ServeApp, **arguments), without)

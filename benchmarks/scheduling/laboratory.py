@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.scheduling.ablations import taken_away
 from benchmarks.scheduling.contenders import Case, Contender
+from benchmarks.scheduling.memory import remembered
 from serve_app.simulation.baselines.tuning import tuned
 from serve_app.simulation.bounds.choice import Bound, bound_for
 from serve_app.simulation.report import CaseResults, Ceiling, Estimate, estimate
@@ -81,6 +83,7 @@ class Laboratory(AbstractContextManager["Laboratory"]):
         tuning_seeds: Of tuning.
         scale: Lengths of workloads are multiplied by this.
         processes: Simulations at once.
+        trace: The recorded hour, where there is one.
         on_step: Told ``(done, total, what)``.
     """
 
@@ -88,6 +91,7 @@ class Laboratory(AbstractContextManager["Laboratory"]):
     tuning_seeds: tuple[int, ...] = (1001, 1002)
     scale: float = 1.0
     processes: int = 2
+    trace: Path | None = None
     on_step: Callable[[int, int, str], None] = lambda *_: None
     _pool: ProcessPoolExecutor | None = field(default=None, init=False)
 
@@ -115,7 +119,7 @@ class Laboratory(AbstractContextManager["Laboratory"]):
         for case in cases:
             best = {baseline: next(found) for baseline in case.tuned}
             settings.append({baseline: name for baseline, (name, _) in best.items()})
-            made = {baseline: Contender(make_system) for baseline, (_, make_system) in best.items()}
+            made = {baseline: Contender(make_system, tuned=True) for baseline, (_, make_system) in best.items()}
             everybody.append({**case.contenders, **made})
         runs: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         for case, contenders in zip(cases, everybody, strict=True):
@@ -158,16 +162,36 @@ class Laboratory(AbstractContextManager["Laboratory"]):
 
 def contend(case: Case, name: str, contender: Contender, seed: int) -> Result:
     """Simulate one contender."""
-    with taken_away(contender.without):
-        return simulate(contender.on(case.scenario), contender.make_system, seed, name=name, step_s=case.step_s)
+
+    def run() -> Result:
+        with taken_away(contender.without):
+            return simulate(contender.on(case.scenario), contender.make_system, seed, name=name, step_s=case.step_s)
+
+    if not contender.tuned:
+        return run()
+    found = remembered((name, contender.make_system, seed, case.step_s), _for_baselines(case.scenario), run)
+    return replace(found, scenario=case.scenario.name)
 
 
 def tune(case: Case, baseline: str, seeds: tuple[int, ...]) -> tuple[str, MakeSystem]:
     """The best settings of a baseline for a case, and what makes it with them."""
-    best = tuned(baseline, case.tuning_scenario(), seeds)
-    return best.name, best.make_system
+
+    def search() -> tuple[str, MakeSystem]:
+        best = tuned(baseline, case.tuning_scenario(), seeds)
+        return best.name, best.make_system
+
+    return remembered((baseline, seeds), _for_baselines(case.tuning_scenario()), search)
 
 
 def bound(scenario: Scenario, seed: int, slot_s: float | None, window_s: float | None) -> Bound:
     """The bound under one seed."""
-    return bound_for(scenario, generate(scenario, seed), slot_s=slot_s, window_s=window_s)
+
+    def calculate() -> Bound:
+        return bound_for(scenario, generate(scenario, seed), slot_s=slot_s, window_s=window_s)
+
+    return remembered(("bound", seed, slot_s, window_s), _for_baselines(scenario), calculate)
+
+
+def _for_baselines(scenario: Scenario) -> Scenario:
+    """What a baseline or a bound sees of it: they have one process, whatever routers serve_app has."""
+    return replace(scenario, name="", routers=1)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.scheduling.ablations import ABLATIONS
-from benchmarks.scheduling.conditions import GPU, MODEL, one_model, rate_at, scenario
+from benchmarks.scheduling.cases import settings
+from benchmarks.scheduling.conditions import L1_S, LIGHT, MODEL, TYPICAL, one_model, rate_at, scenario
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.drawing import bars
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
@@ -16,10 +17,8 @@ from benchmarks.scheduling.shares import low_share
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.report import Estimate
 from serve_app.simulation.results import Result
-from serve_app.simulation.scenario import Affine, Noise, Overheads, Scenario, Stream
+from serve_app.simulation.scenario import Affine, Overheads, Scenario, Stream
 
-MIXED = {Priority.HIGH: 0.2, Priority.NORMAL: 0.5, Priority.LOW: 0.3}
-MIXED_S = {Priority.HIGH: 0.06, Priority.NORMAL: 0.12, Priority.LOW: 0.25}
 Value = Callable[[Result], float]
 
 
@@ -70,74 +69,64 @@ def useful(result: Result) -> float:
 
 
 def trials(lab: Laboratory) -> list[Trial]:
-    """All of them."""
-    poisson_100 = _one(lab, "poisson", 1.0, 10.0)
-    bursty = _one(lab, "gamma", 0.8, 4.0, cv=4.0)
-    loose = _one(lab, "gamma", 0.8, 10.0, cv=4.0)
-    tight = _one(lab, "gamma", 0.8, 2.5, cv=4.0)
-    overload = _one(lab, "poisson", 2.0, 10.0)
-    eight = _one(lab, "poisson", 0.9, 4.0, replicas=8)
-    eight_loose = _one(lab, "poisson", 0.9, 10.0, replicas=8)
-    crowd = _mixed(lab, 1.5)
-    steady = _mixed(lab, 0.8)
-    noisy = replace(_one(lab, "poisson", 0.8, 10.0, replicas=4), noise=Noise("lognormal", 0.2))
-    blocked = _blocking(lab)
-    saturated = _saturated(lab)
-    distant = replace(_one(lab, "poisson", 0.9, 10.0), overheads=Overheads(0.0002, 0.003, 0.003))
-    shared = setting(lab, 300.0)
-    harsh = setting(lab, 200.0, SETTINGS[2])
+    """All of them. What has a name with strokes is a line of the table of `cases`."""
+    table = {line.name: line for line in settings(None)}
+
+    def of_table(part: str, name: str, metric: str = "in time", value: Value = attained) -> Trial:
+        return Trial(part, name, table[name].make(lab.seconds(30)), metric, value)
+
+    high = ("high in time", of_class("high"))
+    weight = ("weighted goodput", weighted)
+    shared = setting(lab, 60.0)
+    harsh = setting(lab, 40.0, SETTINGS[2])
     found = [
-        Trial("early drop", "gamma CV 4, 4 x L(1), load 0.8", bursty, "in time", attained),
-        Trial("early drop", "Poisson, 10 x L(1), load 2", overload, "in time", attained),
-        Trial("early drop", "Poisson, 10 x L(1), load 2", overload, "server time not wasted", useful),
-        Trial("just-in-time staging", "Poisson, 10 x L(1), load 1", poisson_100, "in time", attained),
-        Trial("just-in-time staging", "gamma CV 4, 4 x L(1), load 0.8", bursty, "in time", attained),
-        Trial("just-in-time staging", "mixed classes, load 1.5", crowd, "high in time", of_class("high")),
-        Trial("staging", "Poisson, 10 x L(1), load 1", poisson_100, "in time", attained),
-        Trial("staging", "Poisson, 10 x L(1), load 2", overload, "in time", attained),
-        Trial("burst waiting", "gamma CV 4, 4 x L(1), load 0.8", bursty, "in time", attained),
-        Trial("burst waiting", "gamma CV 4, 10 x L(1), load 0.8", loose, "in time", attained),
-        Trial("burst waiting", "gamma CV 4, 2.5 x L(1), load 0.8", tight, "in time", attained),
-        Trial("deferral", "8 replicas, Poisson, 4 x L(1), load 0.9", eight, "in time", attained),
-        Trial("deferral", "8 replicas, Poisson, 10 x L(1), load 0.9", eight_loose, "in time", attained),
-        Trial("waiting", "8 replicas, Poisson, 4 x L(1), load 0.9", eight, "in time", attained),
-        Trial("waiting", "gamma CV 4, 2.5 x L(1), load 0.8", tight, "in time", attained),
-        Trial("admission", "Poisson, 10 x L(1), load 2", overload, "in time", attained),
-        Trial("admission", "mixed classes, load 1.5", crowd, "weighted goodput", weighted),
-        Trial("fill", "mixed classes, load 0.8", steady, "weighted goodput", weighted),
-        Trial("fill", "mixed classes, load 0.8", steady, "in time", attained),
-        Trial("fill", "mixed classes, load 1.5", crowd, "in time", attained),
-        Trial("cap on lower classes", "tight high beside a flood of low", blocked, "high in time", of_class("high")),
-        Trial("cap on lower classes", "mixed classes, load 1.5", crowd, "high in time", of_class("high")),
-        Trial("cap on lower classes", "mixed classes, load 1.5", crowd, "weighted goodput", weighted),
-        Trial("cap on lower classes", "shared device, 300/s", shared, "high in time", of_class("high")),
-        Trial("cap on lower classes", "shared device, heavy too long", harsh, "high in time", of_class("high")),
-        Trial("holding back", "shared device, 300/s", shared, "high in time", of_class("high")),
-        Trial("holding back", "shared device, heavy too long", harsh, "high in time", of_class("high")),
+        of_table("early drop", "gamma/3x/0.9"),
+        of_table("early drop", "overload/3"),
+        of_table("early drop", "overload/3", "server time not wasted", useful),
+        *(of_table("best run", name) for name in ("poisson/4x/0.8", "gamma/3x/0.9", "gamma/10x/1.1", "mmpp/3x/0.9")),
+        *(of_table("waiting", name) for name in ("gamma/3x/0.5", "gamma/3x/0.9", "gamma/10x/0.5", "ratio/1/0.9")),
+        of_table("waiting", "classes/r1/n1/0.5"),
+        *(of_table("second batch ahead", name) for name in ("gamma/3x/0.9", "gamma/10x/1.1", "ratio/16/0.9")),
+        of_table("second batch ahead", "classes/r1/n1/0.8", *weight),
+        *(of_table("coalescing", name) for name in ("gamma/3x/0.9", "gamma/10x/1.1", "classes/r1/n1/0.5")),
+        *(of_table("small bundles", name) for name in ("gamma/3x/0.9", "ratio/1/0.9", "classes/r1/n1/0.5")),
+        of_table("admission", "overload/3"),
+        of_table("admission", "classes/r1/n1/1.5", *weight),
+        of_table("fill", "classes/r1/n1/0.5", *weight),
+        of_table("fill", "classes/r1/n1/0.5"),
+        of_table("fill", "models/20/own"),
+        Trial("cap on lower classes", "tight high beside a flood of low", _blocking(lab), *high),
+        *(
+            of_table(part, name, *what)
+            for part in ("cap on lower classes", "cap on riders")
+            for name in ("classes/r1/n1/0.8", "classes/r2/n1/0.8")
+            for what in (high, weight, ("in time", attained))
+        ),
+        Trial("cap on lower classes", "shared device, 60/s", shared, *high),
+        Trial("cap on lower classes", "shared device, heavy too long", harsh, *high),
+        Trial("holding back", "shared device, 60/s", shared, *high),
+        Trial("holding back", "shared device, heavy too long", harsh, *high),
         Trial("holding back", "shared device, heavy too long", harsh, "low in time", of_class("low")),
-        Trial("guaranteed share", "saturating high, load 2", saturated, "low's part of server time", low_share),
+        Trial("guaranteed share", "saturating high, load 2", _saturated(lab), "low's part of server time", low_share),
+        of_table("guaranteed share", "classes/r2/n1/0.8", "low in time", of_class("low")),
+        of_table("guaranteed share", "classes/r2/n1/0.8", *weight),
+        of_table("latency target", "classes/r1/n1/0.8"),
+        of_table("probes", "noise/stalls/0.8"),
+        of_table("probes", "noise/stalls/1.1"),
         Trial(
             "learned overhead",
-            "3 ms each way, default allowance",
-            distant,
+            "15 ms each way, default allowance",
+            _distant(lab),
             "in time",
             attained,
             (("network_s", 0.002),),
         ),
-        Trial("learned earliness", "4 replicas, lognormal noise 20%, load 0.8", noisy, "in time", attained),
-        Trial("device groups", "shared device, 300/s", shared, "high in time", of_class("high")),
-        Trial("device groups", "shared device, 300/s", shared, "low in time", of_class("low")),
+        Trial("device groups", "shared device, 60/s", shared, *high),
+        Trial("device groups", "shared device, 60/s", shared, "low in time", of_class("low")),
         Trial("fallbacks", "load 1.6, a variant at half the cost", _with_variant(lab), "in time", attained),
-        Trial("newest frame wins", "30 streams, 100 ms", _video(lab, 30, 0.1), "in time", attained),
-        Trial("newest frame wins", "30 streams, 100 ms", _video(lab, 30, 0.1), "freshness", fresh),
-        Trial("newest frame wins", "24 streams, 33 ms", _video(lab, 24, 1 / 30), "in time", attained),
-        Trial(
-            "gate order",
-            "four routers, mixed classes, load 1.5",
-            replace(crowd, routers=4),
-            "high in time",
-            of_class("high"),
-        ),
+        Trial("newest frame wins", "24 streams, 100 ms", _video(lab, 24, 0.1), "in time", attained),
+        Trial("newest frame wins", "24 streams, 100 ms", _video(lab, 24, 0.1), "freshness", fresh),
+        Trial("newest frame wins", "16 streams, 33 ms", _video(lab, 16, 1 / 30), "in time", attained),
     ]
     missing = sorted(set(ABLATIONS) - {trial.part for trial in found})
     assert not missing, f"no trial for {missing}"
@@ -212,43 +201,38 @@ def run(lab: Laboratory) -> Experiment:
     )
 
 
-def _one(lab: Laboratory, kind: str, load: float, scale: float, *, cv: float = 1.0, replicas: int = 1) -> Scenario:
-    model = one_model(scale * 0.006, replicas=replicas)
-    stream = Stream(kind, MODEL, rate=rate_at(load, model), cv=cv, timeout_s=scale * 0.006)  # type: ignore[arg-type]
-    return scenario(f"{kind} load {load:g}", model, [stream], lab.seconds(30) / max(1, replicas / 2))
-
-
-def _mixed(lab: Laboratory, load: float) -> Scenario:
-    model = one_model(0.12)
-    stream = Stream("poisson", MODEL, rate=rate_at(load, model), share=MIXED, timeouts_s=MIXED_S)
-    return scenario("mixed classes", model, [stream], lab.seconds(20))
+def _distant(lab: Laboratory) -> Scenario:
+    model = one_model(10.0 * L1_S)
+    stream = Stream("poisson", MODEL, rate=rate_at(0.9, model), timeout_s=10.0 * L1_S)
+    far = scenario("distant", model, [stream], lab.seconds(45))
+    return replace(far, overheads=Overheads(0.0016, 0.015, 0.017))
 
 
 def _blocking(lab: Laboratory) -> Scenario:
-    model = one_model(0.25)
-    high = Stream("poisson", MODEL, Priority.HIGH, 50.0, timeout_s=0.03)
-    low = Stream("poisson", MODEL, Priority.LOW, rate_at(1.2, model), timeout_s=0.25)
-    return scenario("tight high", model, [high, low], lab.seconds(20))
+    model = one_model(1.25)
+    high = Stream("poisson", MODEL, Priority.HIGH, 10.0, timeout_s=0.15)
+    low = Stream("poisson", MODEL, Priority.LOW, rate_at(1.2, model), timeout_s=1.25)
+    return scenario("tight high", model, [high, low], lab.seconds(30))
 
 
 def _saturated(lab: Laboratory) -> Scenario:
-    model = one_model(0.06)
-    high = Stream("poisson", MODEL, Priority.HIGH, rate_at(2.0, model), timeout_s=0.06)
-    low = Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=1.0)
-    return scenario("saturating high", model, [high, low], lab.seconds(20))
+    model = one_model(0.3)
+    high = Stream("poisson", MODEL, Priority.HIGH, rate_at(2.0, model), timeout_s=0.3)
+    low = Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=5.0)
+    return scenario("saturating high", model, [high, low], lab.seconds(30))
 
 
 def _with_variant(lab: Laboratory) -> Scenario:
-    model = one_model(0.06)
-    stream = Stream("poisson", MODEL, rate=rate_at(1.6, model), timeout_s=0.06)
+    model = one_model(0.3)
+    stream = Stream("poisson", MODEL, rate=rate_at(1.6, model), timeout_s=0.3)
     scheduling = replace(model.scheduling, fallbacks=("light",))
-    halved = Affine(GPU.alpha_s / 2, GPU.beta_s / 2)
+    halved = Affine(TYPICAL.alpha_s / 2, TYPICAL.beta_s / 2)
     return scenario(
-        "fallbacks", replace(model, scheduling=scheduling, variants={"light": halved}), [stream], lab.seconds(20)
+        "fallbacks", replace(model, scheduling=scheduling, variants={"light": halved}), [stream], lab.seconds(30)
     )
 
 
 def _video(lab: Laboratory, streams: int, timeout_s: float) -> Scenario:
-    model = one_model(timeout_s)
+    model = one_model(timeout_s, curve=LIGHT)
     stream = Stream("video", MODEL, streams=streams, timeout_s=timeout_s, jitter=0.2)
-    return scenario("streams", model, [stream], lab.seconds(20))
+    return scenario("streams", model, [stream], lab.seconds(30))

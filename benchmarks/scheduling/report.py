@@ -20,7 +20,9 @@ _INTRODUCTION = (
 _MARKS = {True: "yes", False: "**no**", None: ""}
 
 
-def to_json(experiments: Sequence[Experiment], notes: Sequence[str], seeds: Sequence[int], *, quick: bool) -> bytes:
+def to_json(
+    experiments: Sequence[Experiment], notes: Sequence[str], seeds: Sequence[int], *, quick: bool, commit: str = ""
+) -> bytes:
     """All experiments but their figures.
 
     Args:
@@ -28,6 +30,7 @@ def to_json(experiments: Sequence[Experiment], notes: Sequence[str], seeds: Sequ
         notes: What holds for all of them.
         seeds: That they ran with.
         quick: Whether their workloads were short.
+        commit: Of what was measured; see `benchmarks.machine.revision`.
     """
     values = {
         "notes": list(notes),
@@ -37,6 +40,7 @@ def to_json(experiments: Sequence[Experiment], notes: Sequence[str], seeds: Sequ
                 "text": each.text,
                 "seeds": list(seeds),
                 "quick": quick,
+                "commit": commit,
                 "findings": [asdict(finding) for finding in each.findings],
                 "tables": [
                     {"header": list(table.header), "rows": [list(row) for row in table.rows]} for table in each.tables
@@ -79,6 +83,8 @@ def render(document: Mapping[str, Any]) -> str:
 
 def _seeds(experiment: Mapping[str, Any]) -> str:
     seeds = f"Seeds: {', '.join(map(str, experiment['seeds']))}."
+    if experiment.get("commit"):
+        seeds += f" Commit {experiment['commit']}."
     return f"{seeds} **A quick run of short workloads, for trying.**" if experiment["quick"] else seeds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.scheduling.conditions import OVERHEADS, classes
+from benchmarks.scheduling.conditions import NOISE, OVERHEADS, classes
 from benchmarks.scheduling.contenders import BASELINES, OURS, TRITON, Case, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
@@ -17,7 +17,7 @@ from serve_app.simulation.results import Result
 from serve_app.simulation.scenario import Affine, Device, Scenario, SimulatedModel, Stream
 
 ALONE = "per-model queues"
-RATES = (100.0, 200.0, 300.0, 400.0)
+RATES = (20.0, 40.0, 60.0, 80.0)
 
 
 class Setting(NamedTuple):
@@ -43,9 +43,9 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("one heavy instance", Affine(0.003, 0.0003), 0.02, Affine(0.004, 0.004), 80.0, 1, 16),
-    Setting("two heavy instances", Affine(0.003, 0.0003), 0.02, Affine(0.004, 0.004), 80.0, 2, 16),
-    Setting("heavy longer than the deadline", Affine(0.004, 0.0005), 0.025, Affine(0.025, 0.015), 15.0, 1, 8),
+    Setting("one heavy instance", Affine(0.015, 0.0015), 0.1, Affine(0.02, 0.02), 16.0, 1, 16),
+    Setting("two heavy instances", Affine(0.015, 0.0015), 0.1, Affine(0.02, 0.02), 16.0, 2, 16),
+    Setting("heavy longer than the deadline", Affine(0.02, 0.0025), 0.125, Affine(0.125, 0.075), 3.0, 1, 8),
 )
 
 
@@ -66,12 +66,13 @@ def setting(lab: Laboratory, rate: float, chosen: Setting = SETTINGS[1]) -> Scen
         ),
         (
             Stream("poisson", "tight", Priority.HIGH, rate, timeout_s=chosen.tight_s),
-            Stream("poisson", "heavy", Priority.LOW, chosen.heavy_rate, timeout_s=2.0),
+            Stream("poisson", "heavy", Priority.LOW, chosen.heavy_rate, timeout_s=10.0),
         ),
-        lab.seconds(30) + 1.0,
+        lab.seconds(45) + 1.0,
         classes(),
         (Device("gpu", concurrency=1, interference=0.1),),
         overheads=OVERHEADS,
+        noise=NOISE,
         warm_up_s=1.0,
     )
 

@@ -23,17 +23,17 @@ def low_share(result: Result) -> float:
 
 def run(lab: Laboratory) -> Experiment:
     """See the module."""
-    model = one_model(0.06)
+    model = one_model(0.3)
     cases = [
         Case(
             scenario(
                 "saturating high",
                 model,
                 [
-                    Stream("poisson", MODEL, Priority.HIGH, rate_at(load, model), timeout_s=0.06),
-                    Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=1.0),
+                    Stream("poisson", MODEL, Priority.HIGH, rate_at(load, model), timeout_s=0.3),
+                    Stream("poisson", MODEL, Priority.LOW, rate_at(0.3, model), timeout_s=5.0),
                 ],
-                lab.seconds(20),
+                lab.seconds(60),
                 min_share=SHARE,
             ),
             {OURS: ours(), _OFF: ours("guaranteed share")},

@@ -5,27 +5,25 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise
 
-from benchmarks.scheduling.conditions import GPU, MODEL, WIDE, one_model, scenario
+from benchmarks.scheduling.conditions import LIGHT, MODEL, WIDE, one_model, scenario
 from benchmarks.scheduling.contenders import OURS, TRITON, Case, Contender, TritonWithoutCancels, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, plain, times
 from benchmarks.scheduling.laboratory import Laboratory, Measured
 from serve_app.simulation.baselines.triton import Triton
-from serve_app.simulation.baselines.tuning import candidates, tune
+from serve_app.simulation.baselines.tuning import tuned
 from serve_app.simulation.report import estimate
 from serve_app.simulation.run import MakeSystem
-from serve_app.simulation.scenario import Curve, Scenario, Stream
+from serve_app.simulation.scenario import Curve, Stream
 
 FPS = 30.0
 WANTED = 0.99
 PLAIN = "without newest frame wins"
 SETTINGS: tuple[tuple[str, Curve, int, int, float, tuple[int, ...]], ...] = (
-    ("one server, 33 ms", GPU, 32, 1, 1 / FPS, tuple(range(18, 26))),
-    ("one server, 100 ms", GPU, 32, 1, 0.1, tuple(range(23, 31))),
-    ("four servers, 33 ms", GPU, 32, 4, 1 / FPS, tuple(range(88, 109, 4))),
-    ("four servers, 20 ms", GPU, 32, 4, 0.02, tuple(range(55, 91, 5))),
-    ("eight servers, 20 ms", GPU, 32, 8, 0.02, tuple(range(105, 190, 15))),
-    ("model `wide` on one core, 10 ms", WIDE, 64, 1, 0.01, tuple(range(95, 126, 5))),
+    ("one server, 33 ms", LIGHT, 32, 1, 1 / FPS, tuple(range(4, 21, 2))),
+    ("one server, 100 ms", LIGHT, 32, 1, 0.1, tuple(range(14, 31, 2))),
+    ("four servers, 33 ms", LIGHT, 32, 4, 1 / FPS, tuple(range(24, 97, 8))),
+    ("model `wide` on one core, 33 ms", WIDE, 64, 1, 1 / FPS, tuple(range(5, 61, 5))),
 )
 """What it is called, the curve, most rows, replicas, the deadline of a frame, and the numbers of streams to try."""
 
@@ -89,15 +87,7 @@ def run(lab: Laboratory) -> Experiment:
 
 def tuned_without_cancels(case: Case, seeds: tuple[int, ...]) -> tuple[str, MakeSystem]:
     """Triton's best settings where no client calls a frame back."""
-    return _tuned(case.tuning_scenario(), seeds)
-
-
-def _tuned(scenario: Scenario, seeds: tuple[int, ...]) -> tuple[str, MakeSystem]:
-    factories: dict[str, MakeSystem] = {}
-    for name, make_system in candidates(TRITON, scenario).items():
-        assert isinstance(make_system, partial)
-        factories[name] = partial(TritonWithoutCancels, *make_system.args, **make_system.keywords)
-    best = tune(factories, scenario, seeds)
+    best = tuned(TRITON, case.tuning_scenario(), seeds, make=TritonWithoutCancels)
     return best.name, best.make_system
 
 
@@ -106,7 +96,7 @@ def _case(lab: Laboratory, place: int, streams: int) -> Case:
     model = one_model(timeout_s, curve=curve, replicas=replicas, max_rows=max_rows)
     stream = Stream("video", MODEL, streams=streams, fps=FPS, timeout_s=timeout_s, jitter=0.2)
     return Case(
-        scenario("streams", model, [stream], lab.seconds(10) / (replicas if curve is GPU else 4) ** 0.5),
+        scenario("streams", model, [stream], lab.seconds(10) / (replicas if curve is LIGHT else 4) ** 0.5),
         {OURS: ours(), PLAIN: ours("newest frame wins")} if timeout_s >= 1 / FPS and replicas == 1 else {OURS: ours()},
         tuned=(),
         bound=replicas == 1,

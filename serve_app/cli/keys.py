@@ -38,6 +38,9 @@ def new(
     burst: Annotated[
         int | None, typer.Option(help="Requests that may come at once after a pause.", show_default=False)
     ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Its part of its class, relative to other keys'; default: 1.")
+    ] = None,
     expires_at: Annotated[
         str | None, typer.Option(help="Date or time from when on it is not valid.", show_default=False)
     ] = None,
@@ -52,6 +55,7 @@ def new(
         "highest_class": highest_class,
         "rate": rate,
         "burst": burst,
+        "weight": weight,
         "expires_at": expires_at,
         "admin": admin or None,
         "note": note,

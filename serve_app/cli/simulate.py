@@ -148,7 +148,7 @@ def run_experiment(
     Raises:
         ConfigError: The simulator refuses the scenario.
     """
-    from serve_app.simulation.baselines.tuning import candidates, tune  # noqa: PLC0415 - keeps other commands quick
+    from serve_app.simulation.baselines.tuning import tuned as find_best  # noqa: PLC0415 - keeps other commands quick
     from serve_app.simulation.report import CaseResults, surges  # noqa: PLC0415
     from serve_app.simulation.run import simulate_many  # noqa: PLC0415
 
@@ -163,9 +163,7 @@ def run_experiment(
             for system in systems:
                 if system.tuned:
                     progress.update(task, description=escape(f"{name}: tuning {system.name}"))
-                    best = tune(
-                        candidates(system.name, case.scenario), case.scenario, tuning_seeds, processes=processes
-                    )
+                    best = find_best(system.name, case.scenario, tuning_seeds, processes=processes)
                     made[system.title], settings[system.title] = best.make_system, best.name
                 else:
                     made[system.title] = system.make()

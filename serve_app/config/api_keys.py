@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from serve_app.config.faults import Location, misfit, problems_of
 from serve_app.config.lines import Lines
 from serve_app.config.loader import load_yaml
-from serve_app.config.values import Positive, Section
+from serve_app.config.values import Positive, Section, Weight
 from serve_app.errors import ConfigError
 from serve_app.protocols.access.keys import Key, Rate, scrubbed
 from serve_app.scheduling.entry import Priority
@@ -62,6 +62,10 @@ class ApiKeyConfig(Section):
 
     burst: Positive | None = None
     """Requests that may come at once after a pause. Default: what `rate` allows in a second, at least 1."""
+
+    weight: Weight = 1.0
+    """Its part of a class's server time where several keys want more than there is, relative to theirs: with 2 it gets
+    twice what a key with 1 gets."""
 
     admin: bool = False
     """Whether it may change the server's log, and see metrics and status where these are not open to everybody."""
@@ -124,6 +128,7 @@ class ApiKeyConfig(Section):
             admin=self.admin,
             expires_at=float("inf") if expires is None else expires.timestamp(),
             disabled=self.disabled,
+            weight=self.weight,
         )
 
     def _rate(self) -> Rate | None:

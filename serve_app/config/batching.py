@@ -16,12 +16,10 @@ from serve_app.scheduling.settings import ModelScheduling
 class BatchingConfig(Section):
     """How one model's rows are put into batches."""
 
-    policy: Literal["auto", "eager", "window", "deferred"] = "auto"
-    """How long a free slot waits for more rows.
+    policy: Literal["auto", "eager"] = "auto"
+    """Whether a batch waits for more rows while the replica is free.
 
-    `auto`: not at all, except in a burst or while other replicas are busy, where the next request is due so soon that
-    waiting for it saves time. `eager`: never. `window`: until the batch is full or its oldest request has waited a time
-    that adapts to the latency, 10 to 100 ms. `deferred`: until the most urgent request could bear no further row.
+    `auto`: where the next request is due so soon that waiting for it saves time, as in a burst. `eager`: never.
     """
 
     early_drop: bool = True
@@ -36,8 +34,8 @@ class BatchingConfig(Section):
     slo_ms: Milliseconds = 100.0
     """Latency the model is tuned for: batches are not grown past it."""
 
-    window: int = Field(default=2, ge=1, le=16)
-    """Bundles in flight per replica: one running, the rest staged. More raises throughput and blurs priority."""
+    window: int = Field(default=4, ge=1, le=16)
+    """Full batches of rows that a router may have at a replica, per class: what its next batch is composed of."""
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
         """The values for the scheduler.

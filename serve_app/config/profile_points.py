@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
 from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.values import Positive, Section
-from serve_app.scheduling.latency import fit_affine
 
 Bytes = Annotated[int, Field(ge=0)]
 
@@ -165,6 +164,34 @@ def fit_points(points: Sequence[Point]) -> tuple[Fit, ...]:
         residuals = {str(point.rows): point.mean_s - (alpha + beta * point.rows) for point in group}
         fits.append(Fit(bucket=bucket, variant=variant, alpha_s=alpha, beta_s=beta, residuals_s=residuals))
     return tuple(fits)
+
+
+def fit_affine(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
+    """Fit ``seconds = alpha + beta * rows`` by least squares, both at least 0 and not both 0.
+
+    Points that all have the same rows say nothing of the slope: then half of the time is taken to be fixed.
+
+    Args:
+        points: ``(rows, seconds)``, at least one, rows at least 1, seconds positive.
+
+    Returns:
+        ``(alpha, beta)`` in seconds and seconds per row.
+    """
+    samples = list(points)
+    count = len(samples)
+    mean_rows = sum(rows for rows, _ in samples) / count
+    mean_seconds = sum(seconds for _, seconds in samples) / count
+    variance = sum((rows - mean_rows) ** 2 for rows, _ in samples)
+    if variance <= 0.0:
+        return mean_seconds / 2, mean_seconds / 2 / mean_rows
+    covariance = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in samples)
+    beta = covariance / variance
+    alpha = mean_seconds - beta * mean_rows
+    if beta < 0.0:
+        return mean_seconds, 0.0
+    if alpha < 0.0:
+        return 0.0, sum(r * s for r, s in samples) / sum(r * r for r, _ in samples)
+    return alpha, beta
 
 
 def _quantile(ordered: Sequence[float], quantile: float) -> float:

@@ -74,14 +74,18 @@ def _read_model(config: SimulatedModelConfig, folder: Path) -> tuple[SimulatedMo
     return config.simulated(profile.curve(), variants), profile.noise().spread
 
 
-def capacity(model: SimulatedModel) -> float:
+def capacity(model: SimulatedModel, between_s: float = 0.0) -> float:
     """Rows per second that a model's replicas can answer within its latency target, each with a device of its own.
 
     ``replicas * max(b / L(b))`` over the batch sizes ``b`` with ``L(b) <= slo_s``. It is what a load of 1 means.
+
+    Args:
+        model: The model.
+        between_s: A pause after every batch, to be counted with it.
     """
     settings = model.scheduling
     sizes = range(1, settings.max_rows + 1)
-    rates = [rows / seconds for rows in sizes if (seconds := model.curve(rows, 0)) <= settings.slo_s]
+    rates = [rows / (seconds + between_s) for rows in sizes if (seconds := model.curve(rows, 0)) <= settings.slo_s]
     return model.replicas * max(rates)
 
 

@@ -22,13 +22,13 @@ Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
 
 
 class OverheadsConfig(Section):
-    """What a request pays besides executions, the same in every system."""
+    """What a request pays besides executions. Systems that compose batches in the server's process pay no `send_ms`."""
 
     request_ms: Millis = 0.0
-    """From the client to the scheduler's queue."""
+    """From the client to the system."""
 
     send_ms: Millis = 0.0
-    """A batch's way to a replica."""
+    """From a router to a replica; as much of `answer_ms` is the way back to the router."""
 
     answer_ms: Millis = 0.0
     """A batch's way back to the client."""
@@ -36,9 +36,22 @@ class OverheadsConfig(Section):
     between_ms: Millis = 0.0
     """From the end of an execution until its replica can begin the next."""
 
+    scatter: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    """All of these are medians of lognormal distributions with this sigma; 0 makes them constants."""
+
+    router_ms: Millis = 0.0
+    """Time of a router's processor per request."""
+
     def simulated(self) -> Overheads:
         """The values for the simulator."""
-        return Overheads(self.request_ms / 1000, self.send_ms / 1000, self.answer_ms / 1000, self.between_ms / 1000)
+        return Overheads(
+            self.request_ms / 1000,
+            self.send_ms / 1000,
+            self.answer_ms / 1000,
+            self.between_ms / 1000,
+            self.scatter,
+            self.router_ms / 1000,
+        )
 
 
 class NoiseConfig(Section):
@@ -59,6 +72,15 @@ class NoiseConfig(Section):
     stall_s: Delay = 0.0
     """How long a stall holds up the execution it falls in."""
 
+    drift: Factor = 1.0
+    """Executions that begin in an episode take this many times as long."""
+
+    drift_every_s: Delay = 0.0
+    """Mean time between episodes of a replica; 0 for none."""
+
+    drift_s: Delay = 0.0
+    """Mean length of an episode."""
+
     @model_validator(mode="after")
     def _check(self) -> NoiseConfig:
         if self.spread > 0 and self.kind in {"none", "measured"}:
@@ -67,12 +89,14 @@ class NoiseConfig(Section):
             raise misfit([(("spread",), f"must be less than 1 with kind: uniform, got {self.spread:g}")])
         if (self.stall_every_s > 0) != (self.stall_s > 0):
             raise misfit([(("stall_s",), "stall_every_s and stall_s go together: set both or neither")])
+        if (self.drift_every_s > 0) != (self.drift_s > 0):
+            raise misfit([(("drift_s",), "drift_every_s and drift_s go together: set both or neither")])
         return self
 
     def simulated(self) -> Noise:
         """The values for the simulator."""
         kind = "lognormal" if self.kind == "measured" else self.kind
-        return Noise(kind, self.spread, self.stall_every_s, self.stall_s)
+        return Noise(kind, self.spread, self.stall_every_s, self.stall_s, self.drift, self.drift_every_s, self.drift_s)
 
 
 class FailureConfig(Section):

@@ -67,6 +67,9 @@ class _ClassifiedStream(StreamConfig):
     end_s: Seconds | None = None
     """When it ends; by default with the scenario."""
 
+    tenant: str = ""
+    """Who sends it, for results."""
+
     @model_validator(mode="after")
     def _check_classes(self) -> _ClassifiedStream:
         _check_end(self.start_s, self.end_s)
@@ -117,6 +120,7 @@ class _ClassifiedStream(StreamConfig):
             bucket=self.bucket,
             start_s=self.start_s,
             end_s=self.end_s,
+            tenant=self.tenant,
             share=classes if len(classes) > 1 else {},
             timeouts_s=timeouts if len(classes) > 1 else {},
             **self._own(unit_rate),
@@ -173,6 +177,28 @@ class GammaStream(_RatedStream):
 
     def _own(self, unit_rate: float) -> dict[str, Any]:
         return super()._own(unit_rate) | {"cv": self.cv}
+
+
+class MmppStream(_RatedStream):
+    """Bursts: Poisson at a low rate and at a high one by turns; `rate` is the mean of both."""
+
+    kind: Literal["mmpp"]
+    """Which process the arrivals follow."""
+
+    model: str = Field(min_length=1)
+    """Name of the model."""
+
+    surge: Factor = 20.0
+    """How many times the low rate the high one is."""
+
+    surge_s: Seconds = 1.0
+    """How long the high rate lasts, on average."""
+
+    quiet_s: Seconds = 3.0
+    """How long the low rate lasts, on average."""
+
+    def _own(self, unit_rate: float) -> dict[str, Any]:
+        return super()._own(unit_rate) | {"surge": self.surge, "surge_s": self.surge_s, "quiet_s": self.quiet_s}
 
 
 class PeriodicStream(_RatedStream):
@@ -283,6 +309,7 @@ class TraceStream(StreamConfig):
 _KINDS: dict[str, type[StreamConfig]] = {
     "poisson": PoissonStream,
     "gamma": GammaStream,
+    "mmpp": MmppStream,
     "periodic": PeriodicStream,
     "flash_crowd": FlashCrowdStream,
     "video": VideoStream,

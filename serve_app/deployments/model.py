@@ -26,7 +26,8 @@ from serve_app.runtime.process_memory import ProcessMemory
 from serve_app.runtime.replica_proof import Proofs, proof_budget_s, prove_replica
 from serve_app.runtime.replica_warm_up import warm_up_replica
 from serve_app.runtime.trail import configured_tracer, traced
-from serve_app.runtime.worker import Worker
+from serve_app.runtime.worker import NO_SHARES, Worker
+from serve_app.scheduling.entry import Priority
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class ModelDeployment:
         config: The model as configured; validated.
         builds: By variant, what its file says of it.
         identities: Of the model and its variants, where routers keep its answers.
+        min_share: Guaranteed share of a replica's time per class, 0 to 1.
+        planned: Whether it shares a device with other models, so that routers compose its batches.
     """
 
     def __init__(
@@ -56,6 +59,9 @@ class ModelDeployment:
         config: ModelConfig,
         builds: Mapping[str, Description],
         identities: Mapping[str, str] = MappingProxyType({}),
+        min_share: Mapping[Priority, float] = NO_SHARES,
+        *,
+        planned: bool = False,
     ) -> None:
         join_serve_log()
         self._config = config
@@ -112,10 +118,9 @@ class ModelDeployment:
         needed = {variant: len(backend.signature.inputs) for variant, backend in self._backends.items()}
         self._joining = Joining(config.name, verdicts, needed)
         self._worker = Worker(
-            name=config.name,
+            scheduling=config.scheduling(),
             backends=self._backends,
             processor=self._processor,
-            max_rows=config.batching.max_rows,
             preprocess_threads=config.resources.preprocess_threads,
             batch=batch_with_serve(config.batching.max_rows),
             warm_up=self._warm_up.executions,
@@ -124,6 +129,8 @@ class ModelDeployment:
             proofs=proofs,
             verify=config.batching.verify,
             refuse_non_finite=config.health.refuse_non_finite,
+            min_share=min_share,
+            planned=planned,
         )
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
         self._memory.check_start()

@@ -62,8 +62,8 @@ def spaced_rows(max_rows: int) -> tuple[int, ...]:
 def shapes(max_rows: int, buckets: Sequence[int]) -> list[tuple[int, int]]:
     """Every (rows, bucket), the most telling first.
 
-    The corners come first: the smallest shape, then the largest ones, which claim the memory and anchor the latency
-    model's line. What lies between can be interpolated, so it is what a short budget leaves out.
+    The corners come first: the smallest shape, then the largest ones, which claim the memory and are the ends of the
+    latency model's shape. What lies between can be interpolated, so it is what a short budget leaves out.
     """
     ordered = sorted(set(buckets)) or [0]
     low, high = ordered[0], ordered[-1]

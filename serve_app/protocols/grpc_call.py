@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.protocols.errors import code_of, retry_after, status_of
-from serve_app.protocols.options import CACHE_CONTROL, DOOR, MAX_TIMEOUT_S, Wish, header_wish
+from serve_app.protocols.options import CACHE_CONTROL, CLIENT, DOOR, MAX_TIMEOUT_S, Wish, header_wish
 from serve_app.protocols.priorities import PriorityLevels
 
 _M = TypeVar("_M", bound=Message)
@@ -47,6 +48,9 @@ class Context(Protocol):
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
         """What came with the call."""
+
+    def peer(self) -> str:
+        """Where it comes from, e.g. ``ipv4:127.0.0.1:4711``."""
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """Say how the call ends."""
@@ -91,6 +95,8 @@ class Call:
                 if name == CACHE_CONTROL and name in self.headers:
                     field = self.headers[name] + b"," + field
                 self.headers[name] = field
+        if address := address_of(context.peer()):
+            self.headers[CLIENT] = address.encode()
         # Ray Serve's context knows no deadline, by which it is told apart.
         self.headers[DOOR] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
@@ -157,3 +163,11 @@ def parse(kind: type[_M], body: bytes, most_bytes: int = QUESTION_BYTES) -> _M:
         return kind.FromString(body)
     except DecodeError:
         raise InvalidRequest(f"this is not a valid message {kind.DESCRIPTOR.full_name}") from None
+
+
+def address_of(peer: str) -> str:
+    """The address of a peer without its port, as gRPC names peers; empty where it has none, e.g. a Unix socket."""
+    kind, _, rest = peer.partition(":")
+    if kind not in {"ipv4", "ipv6"}:
+        return ""
+    return unquote(rest.rpartition(":")[0]).strip("[]")

@@ -26,7 +26,7 @@ from serve_app.protocols.errors import Headers, Rendered, RouteNotFound, interna
 from serve_app.protocols.open_inference import administration, rest
 from serve_app.protocols.open_inference.infer import InferEndpoint
 from serve_app.protocols.openapi import pages
-from serve_app.protocols.options import CACHE_CONTROL, DOOR, headers_of
+from serve_app.protocols.options import CACHE_CONTROL, CLIENT, DOOR, headers_of
 from serve_app.protocols.refusals import Refusals
 from serve_app.protocols.request_id import RequestIds
 from serve_app.protocols.request_log import RequestLog
@@ -137,6 +137,8 @@ class HttpApp:
         if CACHE_CONTROL in headers:
             headers = headers_of(scope["headers"])
         headers[DOOR] = self._door
+        if (client := scope.get("client")) is not None:
+            headers[CLIENT] = client[0].encode()
         request_id, sends_id = headers.get(_REQUEST_ID, b""), self._settings.send_request_id
         if request_id or sends_id:
             request_id = headers[_REQUEST_ID] = self._request_id(request_id)
@@ -170,13 +172,16 @@ class HttpApp:
             return
         # A route that takes work for models says here which one was asked for, and nothing says more.
         state: dict[str, Any] = dict(scope.get("state", ()))
-        headers[_REQUEST_ID], headers[DOOR] = request_id, self._door
+        own = [(_REQUEST_ID, request_id), (DOOR, self._door)]
+        if (client := scope.get("client")) is not None:
+            own.append((CLIENT, client[0].encode()))
+        headers.update(own)
         inner = {
             **scope,
             "app": self._router,
             "path": scope.get("root_path", "") + path,
             "state": state,
-            "headers": [*scope["headers"], (_REQUEST_ID, request_id), (DOOR, self._door)],  # the last of a name counts
+            "headers": [*scope["headers"], *own],  # the last of a name counts
         }
         try:
             if self._guard is not None:

@@ -89,7 +89,7 @@ class _Endpoints:
             request.state.asked_model = asked.model
             info = self._embedding_model(asked.model)
             options = request_options(info, headers, len(content), wish=wish)
-            self._service.precheck(info.name, options.priority, len(content))
+            self._service.precheck(info.name, options.priority, len(content), options.tenant)
             most = info.max_request_rows
             texts = await self._bodies.offload(_inputs, asked.input, most) if large else _inputs(asked.input, most)
         finally:

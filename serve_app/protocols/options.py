@@ -20,6 +20,8 @@ MAX_TIMEOUT_S: Final = 24 * 3600.0
 
 DOOR: Final = b":door"
 """Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
+CLIENT: Final = b":client"
+"""Among them the address that it came from, set likewise; missing where it is not known."""
 CACHE_CONTROL: Final = b"cache-control"
 _LONGEST_ID: Final = 128
 _LONGEST_STATE: Final = 512
@@ -92,11 +94,17 @@ def request_options(
         fallback,
         request_id=request_id_of(headers),
         door=headers.get(DOOR, b"").decode(),
+        tenant=client_of(headers),
     )
     if b"traceparent" in headers:
         options = _in_trace(options, headers)
     control = headers.get(CACHE_CONTROL)
     return options if control is None else _with_cache_control(options, control)
+
+
+def client_of(headers: Mapping[bytes, bytes]) -> str:
+    """The address that a request came from; empty where it is not known."""
+    return headers.get(CLIENT, b"").decode("latin-1")
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:

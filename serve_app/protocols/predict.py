@@ -28,6 +28,7 @@ from serve_app.protocols.content_type import (
 from serve_app.protocols.media import Asked, PredictRequest, parse, parse_form, payload_of
 from serve_app.protocols.options import (
     allowed_s,
+    client_of,
     header_wish,
     headers_of,
     levels_of,
@@ -87,11 +88,11 @@ class Predict:
         declared = self._bodies.declared_size(headers)
         options = request_options(info, headers, declared or 0)
         if declared is not None:
-            self._service.precheck(info.name, options.priority, declared)
+            self._service.precheck(info.name, options.priority, declared, options.tenant)
         content = await self._bodies.read(request.receive, headers, allowed_s(info, options))
         try:
             if declared is None:
-                self._service.precheck(info.name, options.priority, len(content))
+                self._service.precheck(info.name, options.priority, len(content), options.tenant)
             if not content:
                 raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind]}")
             parsed = await self._parse(request, content_type, content)
@@ -120,7 +121,7 @@ class Predict:
             parsed = await self._parse(request, media_type(headers), content)
             info = await self._offload_large(content, choose, parsed)
             request.state.asked_model = info.name
-            self._service.precheck(info.name, wish[0], len(content))
+            self._service.precheck(info.name, wish[0], len(content), client_of(headers))
             asked = await self._offload_large(content, payload_of, info, kind_of(info.task), parsed)
         finally:
             self._bodies.release(len(content))

@@ -123,6 +123,9 @@ class RequestOptions(NamedTuple):
         fresh: Whether the answer must be made for this request, and none that was given before.
         trace_state: W3C ``tracestate`` that came with ``trace_parent``.
         door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
+        tenant: Who shares the class with others: the name of the API key, else the client's address; empty where
+            neither is known.
+        weight: The tenant's part of its class, relative to other tenants'.
         spent_s: How long it has been here already, seconds, which counts against the default of its class.
             ``timeout_s`` is without it.
     """
@@ -139,6 +142,8 @@ class RequestOptions(NamedTuple):
     fresh: bool = False
     trace_state: str = ""
     door: str = ""
+    tenant: str = ""
+    weight: float = 1.0
     spent_s: float = 0.0
 
 
@@ -183,7 +188,9 @@ class InferenceService(Protocol):
     def find(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of that name (and version). Raises `ModelNotFound`, naming what there is."""
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Refuse early, before the payload is decoded: raises `QueueFull` or `ModelUnavailable`."""
 
     def refused(self, model: str, code: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.errors import DeadlineExceeded, ServeAppError
@@ -313,7 +314,7 @@ class Hashing:
             payload: Its first argument.
             variant: Its second.
             nbytes: Bytes that the request holds.
-            deadline: On the event loop's clock, seconds.
+            deadline: On the router's monotonic clock, seconds.
 
         Raises:
             DeadlineExceeded: There was none until then.
@@ -322,7 +323,7 @@ class Hashing:
             return None
         self._nbytes += nbytes
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(deadline - monotonic()):
                 await self._threads.acquire()
                 making = asyncio.get_running_loop().run_in_executor(None, make, payload, variant)
                 making.add_done_callback(lambda _: self._threads.release())

@@ -15,14 +15,17 @@ import itertools
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Origin, Payload, Success, WireEntry
+from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Failure, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.staged import NOT_IN_TIME
+from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
@@ -31,6 +34,7 @@ from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+_NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
 _PATIENCE = 4
 """A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
 
@@ -92,7 +96,7 @@ class Dispatcher:
 
     def now(self) -> float:
         """The clock of every deadline in this process, seconds."""
-        return self._loop.time()
+        return monotonic()
 
     async def submit(
         self,
@@ -107,6 +111,8 @@ class Dispatcher:
         variant: str = "",
         exact: bool = False,
         default_of: Priority | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
         origin: Origin | None = None,
         queued: Callable[[Entry], None] | None = None,
     ) -> Answer:
@@ -123,6 +129,8 @@ class Dispatcher:
             variant: The variant to run, empty for the exact model.
             exact: Whether no fallback may stand in for the exact model.
             default_of: The class whose default the deadline is; ``None`` where the request names one.
+            tenant: Who shares the class with others.
+            weight: The tenant's weight.
             origin: Where it comes from, for the replica.
             queued: Is told the entry once it is accepted.
 
@@ -131,7 +139,7 @@ class Dispatcher:
             DeadlineExceeded: It did not finish in time, or could not in any case.
             ServeAppError: Whatever else went wrong with it.
         """
-        now = self._loop.time()
+        now = monotonic()
         future: asyncio.Future[Answer] = self._loop.create_future()
         entry = Entry(
             next(self._ids),
@@ -146,6 +154,8 @@ class Dispatcher:
             variant,
             exact=exact,
             default_of=default_of,
+            tenant=tenant,
+            weight=weight,
         )
         rejection = self._scheduler.on_arrival(entry, now)
         if rejection is not None:
@@ -158,7 +168,7 @@ class Dispatcher:
             return await future
         except asyncio.CancelledError:
             if entry.state is not EntryState.DONE:  # else it ended in this very turn, and has been counted
-                self._scheduler.on_cancel(entry, self._loop.time())
+                self._scheduler.on_cancel(entry, monotonic())
                 self._end(entry, "cancelled")
                 self._schedule_pump()
             raise
@@ -175,7 +185,7 @@ class Dispatcher:
         """
         if entry.state is EntryState.DONE or entry.payload.future.done():
             return False
-        self._scheduler.on_cancel(entry, self._loop.time())
+        self._scheduler.on_cancel(entry, monotonic())
         self._dispatched_at.pop(entry.id, None)
         self._schedule_pump()
         entry.payload.future.set_result(answer)
@@ -183,7 +193,7 @@ class Dispatcher:
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
-        self._scheduler.on_replicas(model, replicas, self._loop.time())
+        self._scheduler.on_replicas(model, replicas, monotonic())
         self._tell_slowness(model)
         if replicas and (wake_up := self._wake_ups.pop(model, None)) is not None:
             self._end_wake_up(wake_up)
@@ -199,7 +209,7 @@ class Dispatcher:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
         logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
         self._observer.replica_silent(model)
-        now, before = self._loop.time(), self._scheduler.listed(model)
+        now, before = monotonic(), self._scheduler.listed(model)
         self._scheduler.on_silent(model, replica, now)
         self._recovery.lost(model, before, now)
         self._schedule_pump()
@@ -207,7 +217,7 @@ class Dispatcher:
     def on_heard(self, model: str, replica: str) -> None:
         """Tell the scheduler that a silent replica speaks again."""
         logger.warning("Replica %s of %s is back", replica, model)
-        self._scheduler.on_heard(model, replica, self._loop.time())
+        self._scheduler.on_heard(model, replica, monotonic())
         self._schedule_pump()
 
     def _schedule_pump(self) -> None:
@@ -225,7 +235,7 @@ class Dispatcher:
             logger.exception("The scheduler failed: this router must be replaced")
 
     def _decide_and_do(self) -> None:
-        now = self._loop.time()
+        now = monotonic()
         decisions = self._scheduler.decide(now)
         for entry in decisions.expired:
             self._fail(entry, self._why_late(entry, _late))
@@ -271,9 +281,8 @@ class Dispatcher:
             if self._timer_at <= wake_at:
                 return  # it will be set again when it fires
             self._timer.cancel()
-        # uvloop's handle for a moment that has passed does not tell when it is due: remember it here.
-        self._timer_at = wake_at
-        self._timer = self._loop.call_at(wake_at, self._on_timer)
+        self._timer_at = wake_at  # by the clock of the decisions, which the handle does not know
+        self._timer = call_at(self._loop, wake_at, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -307,7 +316,7 @@ class Dispatcher:
 
     def _end_wake_up(self, dispatch: Dispatch) -> None:
         """Queue the entries of a wake-up again, if this has not been done yet."""
-        now = self._loop.time()
+        now = monotonic()
         if self._scheduler.usable(dispatch.model):
             requeue = self._scheduler.on_timeout(dispatch.bundle_id, now)
         else:
@@ -322,11 +331,16 @@ class Dispatcher:
             [
                 WireEntry(
                     entry.priority,
-                    entry.deadline - sent_at,
+                    entry.deadline - sent_at - (0.0 if entry.probe else dispatch.overhead_s),
                     entry.rows,
                     dispatch.variant,
                     entry.payload.payload,
                     entry.payload.origin,
+                    entry.exact or dispatch.exact,
+                    entry.probe,
+                    entry.tenant,
+                    entry.weight,
+                    entry.attempts > 1,
                 )
                 for entry in entries
             ],
@@ -339,12 +353,12 @@ class Dispatcher:
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
             logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
-            now, before = self._loop.time(), self._scheduler.listed(dispatch.model)
+            now, before = monotonic(), self._scheduler.listed(dispatch.model)
             self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, now, True, reached=lost.reached))
             self._recovery.lost(dispatch.model, before, now)
         except asyncio.CancelledError:
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
-            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, self._loop.time(), False))
+            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, monotonic(), False))
             raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
@@ -364,13 +378,36 @@ class Dispatcher:
         return self._loop.call_later(patience_s, self._on_bundle_timeout, dispatch)
 
     def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult) -> None:
-        if (misfit := _misfit(dispatch, result)) is not None:
+        allowed = (
+            {dispatch.variant} if dispatch.exact else {dispatch.variant, *self._scheduler.fallbacks(dispatch.model)}
+        )
+        if (misfit := _misfit(dispatch, result, allowed)) is not None:
             logger.error("Replica %s of %s %s", dispatch.replica, dispatch.model, misfit)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
-        now = self._loop.time()
-        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of(result), now)
-        alive = self._scheduler.on_done(dispatch.bundle_id, result.executions, now, result.outlook, result.wait_s)
+        now = monotonic()
+        variant = result.executions[0].variant if result.executions else dispatch.variant
+        self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
+        pairs = list(zip(entries, result.results, strict=True))
+        returned = [entry for entry, answer in pairs if _failed_as(answer, RETURNED.code)]
+        for entry in entries:
+            if entry.id in self._dispatched_at:
+                self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
+        alive = self._scheduler.on_done(
+            dispatch.bundle_id,
+            result.executions,
+            now,
+            result.wait_s,
+            result.runs_s,
+            result.backlog_s,
+            returned,
+            [entry for entry, answer in pairs if _failed_as(answer, DeadlineExceeded.code)],
+        )
+        for entry in returned:
+            if entry.state is EntryState.QUEUED:
+                self._dispatched_at.pop(entry.id, None)
+        for entry in alive:
+            entry.variant = variant
         try:
             self._deal_out(dispatch, entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
@@ -391,7 +428,8 @@ class Dispatcher:
         now: float,
     ) -> None:
         """Give each entry that is still waited for its answer."""
-        self._observer.bundle_done(dispatch.model, dispatch.rows, len(entries), result)
+        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if _has_run(answer)]
+        self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
             answered = {entry.id for entry in alive}
@@ -421,13 +459,14 @@ class Dispatcher:
                         )
                     )
             elif answer.code == DeadlineExceeded.code:
-                self._fail(entry, self._late(answer.message, entry))
+                outcome = "given_up" if answer == NOT_IN_TIME else None
+                self._fail(entry, self._late(answer.message, entry), outcome)
             else:
                 self._fail(entry, error_from_code(answer.code, answer.message, answer.retry_after_s))
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
-        now = self._loop.time()
+        now = monotonic()
         self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of_error(error.code), now)
         for entry in self._scheduler.on_done(dispatch.bundle_id, (), now):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
@@ -439,7 +478,7 @@ class Dispatcher:
             dispatch.model,
             dispatch.rows,
         )
-        self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, self._loop.time()))
+        self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, monotonic()))
         self._schedule_pump()
 
     def _deal_with(self, requeue: Requeue) -> None:
@@ -462,7 +501,7 @@ class Dispatcher:
             future.set_exception(error)
 
     def _end(self, entry: Entry, outcome: str) -> None:
-        self._observer.ended(entry, outcome, *self._times(entry, self._loop.time()))
+        self._observer.ended(entry, outcome, *self._times(entry, monotonic()))
 
     def _times(self, entry: Entry, now: float) -> tuple[float, float]:
         """How long an entry that ends now was queued, and how long it was here, seconds."""
@@ -481,14 +520,21 @@ def refused(rejection: Rejection) -> ServeAppError:
     return error
 
 
-def _misfit(dispatch: Dispatch, result: BundleResult) -> str | None:
+def _failed_as(answer: EntryResult, code: str) -> bool:
+    return type(answer) is Failure and answer.code == code
+
+
+def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str | None:
     """Why an answer cannot be one to this bundle, or ``None``."""
     if len(result.results) != len(dispatch.entries):
         return f"gave {len(result.results)} answers to {len(dispatch.entries)} entries"
-    if any(execution.variant != dispatch.variant for execution in result.executions):
-        ran = {execution.variant for execution in result.executions} - {dispatch.variant}
+    if ran := {execution.variant for execution in result.executions} - allowed:
         return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
     return None
+
+
+def _has_run(answer: EntryResult) -> bool:
+    return isinstance(answer, Success) or answer.code not in _NOT_RUN
 
 
 def _late(entry: Entry) -> str:

@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from threading import Lock
 from typing import NamedTuple, TypeAlias, cast
 
-from serve_app.errors import DeadlineExceeded, InferenceFailed, ServeAppError
+from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.inference.backend import Backend, preparing
 from serve_app.inference.batch import BatchRun, fit, fits, run_assembled, run_entries, run_prepared
 from serve_app.payloads import PROVEN, Failure, Success, Tensors
@@ -19,15 +18,11 @@ from serve_app.runtime.joining import Joining
 from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.staged import EXPIRED, Assembled, Job, Staged
 from serve_app.runtime.verification import Verification
-from serve_app.scheduling.foresight import Due, Foresight
-from serve_app.scheduling.gate import Gate
 
 logger = logging.getLogger(__name__)
 
 Place: TypeAlias = tuple[Staged, int]
 """An entry: its bundle and its position there."""
-
-_NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
 
 
 class Ran(NamedTuple):
@@ -39,7 +34,7 @@ class Ran(NamedTuple):
 
 
 class Executor:
-    """Runs the bundles of one grant: without what could not end in time, each variant on its own backend.
+    """Runs what the gate has chosen of the bundles of one batch.
 
     `assemble` and `prepare` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
 
@@ -48,9 +43,6 @@ class Executor:
         backends: By variant.
         processor: Made the tensors of media; ``None`` for a model that takes tensors only.
         max_rows: Most rows of a run.
-        foresight: Predicts how long runs take.
-        gate: Is told so.
-        lock: Is held around every use of the last two.
         submit: Has work done in another thread, while a batch runs.
         self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
         joining: Which requests share runs; ``None``: all do.
@@ -68,9 +60,6 @@ class Executor:
         backends: Mapping[str, Backend],
         processor: Processor | None,
         max_rows: int,
-        foresight: Foresight,
-        gate: Gate,
-        lock: Lock,
         submit: Submit,
         self_test: SelfTest | None = None,
         *,
@@ -82,9 +71,6 @@ class Executor:
         self._backends = backends
         self._processor = processor
         self._max_rows = max_rows
-        self._foresight = foresight
-        self._gate = gate
-        self._lock = lock
         self._self_test = self_test
         self._refuse_non_finite = refuse_non_finite
         self.verification: Verification | None = None
@@ -93,13 +79,12 @@ class Executor:
         self._preparing = {variant: backend for variant, backend in found.items() if backend is not None}
         self.ahead = Ahead(self.prepare, submit) if self._preparing else None
 
-    def bucket(self, staged: Staged) -> int:
-        """The largest cost bucket of a bundle."""
+    def buckets(self, staged: Staged) -> list[int]:
+        """The cost bucket of every entry of a bundle; 0 where it has no tensors."""
         processor = self._processor
         if processor is None:
-            return 0
-        tensors = (tensors for tensors in staged.tensors if not isinstance(tensors, Failure))
-        return max((processor.bucket(each) for each in tensors), default=0)
+            return [0] * len(staged.tensors)
+        return [0 if isinstance(each, Failure) else processor.bucket(each) for each in staged.tensors]
 
     def assemble(self, staged: Staged) -> None:
         """Set a bundle's ``batch``, where all of its entries fit into one run."""
@@ -153,11 +138,13 @@ class Executor:
             return []
         ready = None
         try:
-            if self.ahead is not None:
-                ready = self.ahead.take(bundles)
-            for staged in bundles:
-                self._await_assembly(staged)
-            assembled = self._run_assembled(bundles, ready)
+            assembled = None
+            if all(staged.complete for staged in bundles):
+                if self.ahead is not None:
+                    ready = self.ahead.take(bundles)
+                for staged in bundles:
+                    self._await_assembly(staged)
+                assembled = self._run_assembled(bundles, ready)
             if assembled is not None:
                 ran = [assembled]
             else:
@@ -189,9 +176,6 @@ class Executor:
 
     def _do(self, staged: Staged, job: Job) -> None:
         """Do a job instead of a run."""
-        now = time.monotonic()
-        with self._lock:
-            self._gate.begun(self._foresight.seconds(staged.rows, staged.bucket, staged.variant), now)
         job.run()
         self.progressed_at = staged.finished_at = time.monotonic()
 
@@ -255,7 +239,7 @@ class Executor:
         return sum(staged.rows for staged in bundles) <= self._max_rows and fits(parts)
 
     def _run_assembled(self, bundles: Sequence[Staged], ready: Ready | None) -> Ran | None:
-        """Run bundles as they were assembled; ``None`` unless they fit together and all is sure to be in time."""
+        """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
         if ready is not None:
             bundles = ready.bundles
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
@@ -272,15 +256,9 @@ class Executor:
         elif ready is None and not self._fit_a_run(bundles, parts):
             return None
         earliest = min(min(staged.deadlines) for staged in bundles)
-        rows = sum(staged.rows for staged in bundles)
         now = time.monotonic()
-        with self._lock:
-            predicted_s = self._foresight.seconds(rows, bucket, variant)
-            if earliest <= now or now + predicted_s > earliest:
-                return None
-            # Of the batch as a whole, as it is in time as a whole: it says that nothing was left out.
-            self._foresight.late([Due(earliest, rows, bucket)], variant, now)
-            self._gate.begun(predicted_s, now)
+        if earliest <= now:
+            return None
         for staged in bundles:
             staged.executed_at = now
         counts = list(chain.from_iterable(staged.counts for staged in bundles))
@@ -304,34 +282,27 @@ class Executor:
 
     def _run_entries(self, bundles: Sequence[Staged]) -> list[Ran]:
         started = time.monotonic()
-        by_variant: dict[str, list[Place]] = {}
+        variant = bundles[0].runs_on
+        places: list[Place] = []
         for staged in bundles:
             staged.executed_at = started
-            for index, tensors in enumerate(staged.tensors):
-                if isinstance(tensors, Failure):
-                    staged.results[index] = tensors
-                elif staged.deadlines[index] <= started:
+            for index in staged.chosen:
+                if staged.deadlines[index] <= started:
                     staged.results[index] = EXPIRED
                 else:
-                    by_variant.setdefault(staged.entries[index].variant, []).append((staged, index))
-        ran: list[Ran] = []
-        for variant, places in by_variant.items():
-            try:
-                ran += self._run_variant(variant, places)
-            except Exception:
-                # E.g. a router that still knows a variant which a redeploy has removed.
-                logger.exception("%s could not run the entries for its variant %r", self._name, variant)
-                for staged, index in places:
-                    staged.results[index] = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
-        return ran
-
-    def _run_variant(self, variant: str, places: Sequence[Place]) -> list[Ran]:
-        places = self._in_time(variant, places)
+                    places.append((staged, index))
         if not places:
             return []
-        started = time.monotonic()
-        for staged, _ in places:
-            staged.executed_at = started
+        try:
+            return [self._run_variant(variant, places)]
+        except Exception:
+            # E.g. a router that still knows a variant which a redeploy has removed.
+            logger.exception("%s could not run the entries for its variant %r", self._name, variant)
+            for staged, index in places:
+                staged.results[index] = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
+            return []
+
+    def _run_variant(self, variant: str, places: Sequence[Place]) -> Ran:
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
         buckets = None
         if self._processor is not None:
@@ -340,39 +311,7 @@ class Executor:
         in_time = self._in_time_of(places)
         whole = [staged.counts[index] if self._runs_alone(staged, index) else 0 for staged, index in places]
         run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time, whole)
-        return [Ran(places, variant, run)]
-
-    def _in_time(self, variant: str, places: Sequence[Place]) -> list[Place]:
-        """Leave out the entries that could not be executed in time, and tell the gate how long the others take."""
-        inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
-        buckets = self._buckets(places, inputs)
-        due = [
-            Due(staged.deadlines[index], staged.counts[index], bucket)
-            for (staged, index), bucket in zip(places, buckets, strict=True)
-        ]
-        now = time.monotonic()
-        # Foresight leaves nothing out while it knows nothing, or probes: never run what nobody waits for any more.
-        living = [place for place, entry in enumerate(due) if entry.deadline > now]
-        if not living:
-            for staged, index in places:
-                staged.results[index] = EXPIRED
-            return []
-        with self._lock:
-            left_out = self._foresight.late([due[place] for place in living], variant, now)
-            late = set(range(len(due))).difference(living).union(living[position] for position in left_out)
-            rows: dict[int, int] = {}
-            for place, entry in enumerate(due):
-                if place not in late:
-                    rows[entry.bucket] = rows.get(entry.bucket, 0) + entry.rows
-            predicted_s = sum(self._foresight.seconds(count, bucket, variant) for bucket, count in rows.items())
-            self._gate.begun(predicted_s, now)
-        staying: list[Place] = []
-        for place, (staged, index) in enumerate(places):
-            if place in late:
-                staged.results[index] = EXPIRED if due[place].deadline <= now else _NOT_IN_TIME
-            else:
-                staying.append((staged, index))
-        return staying
+        return Ran(places, variant, run)
 
     @staticmethod
     def _in_time_of(places: Sequence[Place]) -> Callable[[int], bool]:
@@ -383,12 +322,6 @@ class Executor:
             return staged.deadlines[index] > time.monotonic()
 
         return in_time
-
-    def observe(self, ran: Sequence[Ran]) -> None:
-        """Learn from what ran. The lock is held."""
-        for _, variant, run in ran:
-            for execution in run.executions:
-                self._foresight.observe(execution.rows, execution.bucket, execution.seconds, variant)
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
@@ -411,17 +344,17 @@ class Executor:
             buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
         return buckets
 
-    def _pads(self, processor: Processor, staged: Staged, index: int) -> bool:
+    def _pads(self, processor: Processor, staged: Staged) -> bool:
         """Whether an entry is padded: where that was shown to change nothing, or the processor never left a choice."""
-        return not processor.bucket_invariant or self._joining.of(staged.entries[index].variant).pads
+        return not processor.bucket_invariant or self._joining.of(staged.runs_on).pads
 
     def _may_grow(self, staged: Staged, index: int) -> bool:
         """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
-        return not self._runs_alone(staged, index) and self._joining.of(staged.entries[index].variant).pads
+        return not self._runs_alone(staged, index) and self._joining.of(staged.runs_on).pads
 
     def _runs_alone(self, staged: Staged, index: int) -> bool:
         """Whether an entry is run by itself. It may wait since a time when that was not known."""
-        return staged.whole[index] or not self._joining.of(staged.entries[index].variant).joins
+        return staged.whole[index] or not self._joining.of(staged.runs_on).joins
 
     def _pad(
         self,
@@ -432,9 +365,7 @@ class Executor:
     ) -> list[Tensors]:
         """Pad what the processor made to its bucket, so that it can share a run; not where that changes its answer."""
         return [
-            processor.pad(tensors, bucket)
-            if _is_made(staged, index) and self._pads(processor, staged, index)
-            else tensors
+            processor.pad(tensors, bucket) if _is_made(staged, index) and self._pads(processor, staged) else tensors
             for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
         ]
 

@@ -73,7 +73,7 @@ def encode_bundle(
     if packed is None:
         return _pickled(call, (sent_at, bundle)), []
     columns, buffers, kept = packed
-    facts = [(entry.priority, entry.budget_s, entry.rows, entry.variant) for entry in entries]
+    facts = [(*entry[:4], *entry[6:]) for entry in entries]
     # As plain tuples, which take a quarter of the time; and nothing where nothing is known.
     origins = [entry.origin and tuple(entry.origin) for entry in entries]
     told = origins if any(origins) else None
@@ -100,8 +100,8 @@ def decode_bundle(frame: Frame, arena: ArenaReader | None, clock: Callable[[], f
     payloads = _unpack(columns, frame.buffers, len(facts), arena)
     origins = [None] * len(facts) if told is None else [origin and Origin(*origin) for origin in told]
     entries = [
-        WireEntry(priority, max(0.0, budget_s - passed_s), rows, variant, payload, origin)
-        for (priority, budget_s, rows, variant), payload, origin in zip(facts, payloads, origins, strict=True)
+        WireEntry(priority, max(0.0, budget_s - passed_s), rows, variant, payload, origin, *more)
+        for (priority, budget_s, rows, variant, *more), payload, origin in zip(facts, payloads, origins, strict=True)
     ]
     return Bundle(entries, sender)
 

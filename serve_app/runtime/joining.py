@@ -24,6 +24,9 @@ class Joining:
         name: The model's name, for messages.
         verdicts: By variant, ``""`` for the exact model.
         inputs: By variant, how many inputs every request has; one with optional inputs besides is run by itself.
+
+    Attributes:
+        apart: The variants whose requests share no runs.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Joining:
     ) -> None:
         self._name = name
         self._verdicts = dict(verdicts)
+        self.apart = _apart(self._verdicts)
         self._inputs = inputs
         self._lock = Lock()
         self._revision = 0
@@ -78,6 +82,7 @@ class Joining:
         with self._lock:
             before = self._verdicts.get(variant, _UNKNOWN)
             self._verdicts = {**self._verdicts, variant: verdict}
+            self.apart = _apart(self._verdicts)
             self._revision += 1
         build = f"{self._name}, variant {variant}" if variant else self._name
         level = logging.ERROR if before.joins and not verdict.joins else logging.INFO
@@ -90,6 +95,10 @@ class Joining:
         with self._lock:
             self._told[router] = self._revision
             return self._verdicts
+
+
+def _apart(verdicts: Mapping[str, Joinable]) -> set[str]:
+    return {variant for variant, verdict in verdicts.items() if not verdict.joins}
 
 
 def told(verdict: Joinable) -> str:

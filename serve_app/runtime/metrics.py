@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from serve_app.payloads import BundleResult
 from serve_app.runtime.breaker_metrics import BreakerCollector
 from serve_app.runtime.series import Count, Counter, Distribution, Histogram
+from serve_app.runtime.tenant_metrics import TenantCollector
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 
@@ -126,7 +127,7 @@ class RouterMetrics:
         self.batch_rows = Histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
         self.execution = Histogram("serve_app_execution_seconds", "One run of the model.", ("model",), _LATENCY_BUCKETS)
         self.bundle_entries = Histogram(
-            "serve_app_bundle_entries", "Entries per call to a replica.", ("model",), _ROWS_BUCKETS
+            "serve_app_bundle_entries", "Entries per call to a replica that were run.", ("model",), _ROWS_BUCKETS
         )
         self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
         self.silent = Counter("serve_app_silences", "Times that a replica gave no sign of life.", ("model",))
@@ -140,6 +141,7 @@ class RouterMetrics:
         for collector in (
             SchedulerCollector(scheduler),
             BreakerCollector(scheduler),
+            TenantCollector(scheduler),
             TaskCollector(),
             self.requests,
             self.fallbacks,
@@ -250,8 +252,9 @@ class RouterMetrics:
         statistics.preprocess_s += result.preprocess_s * entries
         statistics.postprocess_s += result.postprocess_s * entries
         for execution in result.executions:
-            children[1].observe(execution.rows)
-            children[2].observe(execution.seconds)
+            if result.counts:
+                children[1].observe(execution.rows)
+                children[2].observe(execution.seconds)
             statistics.execute_s += execution.seconds * entries
             # A replica may run several bundles at once, and each of them tells of the run: together they count it once.
             part = min(1.0, rows / execution.rows)

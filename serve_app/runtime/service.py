@@ -97,7 +97,9 @@ class Service:
             )
         return info
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Refuse early what has no room, before its payload is decoded.
 
         Of a model with a cache only the payload tells whether room is needed.
@@ -114,7 +116,7 @@ class Service:
         if self._cache is not None and self._cache.of(model) is not None:
             return
         priority = priority or _NORMAL
-        rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now())
+        rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now(), tenant, weight)
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
             raise refused(rejection)
@@ -174,6 +176,8 @@ class Service:
                 variant=options.variant,
                 exact=not options.fallback,
                 default_of=default_of,
+                tenant=options.tenant,
+                weight=options.weight,
                 origin=origin_of(options) if trail is None else trail.origin,
                 queued=queued,
             )

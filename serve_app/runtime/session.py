@@ -1,13 +1,14 @@
-"""The session of a replica: bundles wait for it at the gate, and it never waits for the event loop.
+"""The session of a replica: entries wait for it at the gate, and it never waits for the event loop.
 
-    bundle -> gate -> session, in one of three ways:
+    entries -> gate -> batch -> session, in one of two ways:
 
     a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
-    a bundle alone                      in the session's thread, which takes it from the gate where the last run ended
-    several bundles                     likewise; joined by ``batch`` in the event loop before their turn
+    any other                           in the session's thread, which takes it from the gate where the last run ended
 
-The gate decides only when the session is free, whoever asks it then. What a run came to is made into answers in the
-event loop, while the next one is under way.
+The gate composes only when the session is free, whoever asks it then. Several bundles that it lets through from the
+event loop are joined by ``batch`` on their way to the thread. A bundle is answered when any of its entries have run:
+those that have not go back to their router. What a run came to is made into answers in the event loop, while the next
+one is under way.
 
 Everything that the event loop and the session's thread share changes under one lock, and is in this file for that.
 """
@@ -19,16 +20,19 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import NamedTuple, TypeAlias
 
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Failure
+from serve_app.payloads import RETURNED, Failure
 from serve_app.runtime.execution import Executor, Ran
-from serve_app.runtime.staged import Job, Staged
-from serve_app.scheduling.foresight import Foresight
-from serve_app.scheduling.gate import Gate, Ticket
+from serve_app.runtime.joining import Joining
+from serve_app.runtime.staged import EXPIRED, NOT_IN_TIME, Job, Staged
+from serve_app.runtime.timers import call_at
+from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, Priority
+from serve_app.scheduling.gate import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -37,28 +41,27 @@ RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
 BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
 
 _SHORT_S = 0.0002
-_LOW = 3
-"""The class of jobs, as a number."""
 _JOBS_WAIT_S = 60.0
+_CLASSES = {int(priority): priority for priority in Priority}
 
 
 class _Turn(NamedTuple):
     """What the gate let through.
 
     Attributes:
-        granted: The bundles of the next batch.
-        direct: Whether they are one batch already, and may run.
-        expired: Bundles that nobody waits for any more.
-        opens: When to ask again, where it is not time yet.
+        granted: The bundles of the next batch: those with chosen entries.
+        short: Whether it takes less than it would take to wait for anything.
+        ended: Bundles none of whose entries will run.
+        opens: When to ask again if nothing comes before; ``inf``: never.
     """
 
     granted: list[Staged]
-    direct: bool
-    expired: list[Staged]
-    opens: float | None = None
+    short: bool
+    ended: list[Staged]
+    opens: float = inf
 
 
-_NOTHING = _Turn([], direct=False, expired=[])
+_NOTHING = _Turn([], short=False, ended=[])
 
 
 class Session:
@@ -67,10 +70,10 @@ class Session:
     Args:
         name: The model's name, for messages.
         executor: Runs batches.
-        foresight: Predicts which are short.
-        gate: Orders what waits.
-        lock: Is held around every use of the last two.
+        gate: Composes the batches.
+        lock: Is held around every use of it.
         max_rows: Most rows in one batch.
+        joining: Which requests may share runs.
         batch: Turns the batch function into one that takes a single bundle; see `serve_app.runtime.worker`.
         in_loop: Whether short runs may happen in the event loop.
 
@@ -83,36 +86,34 @@ class Session:
         self,
         name: str,
         executor: Executor,
-        foresight: Foresight,
         gate: Gate,
         lock: Lock,
         max_rows: int,
+        joining: Joining,
         batch: BatchTogether,
         *,
         in_loop: bool,
     ) -> None:
         self._name = name
         self._executor = executor
-        self._foresight = foresight
         self._gate = gate
         self._lock = lock
         self._max_rows = max_rows
+        self._joinable = joining
         self._in_loop = in_loop
         self._ahead = executor.ahead
-        self._worth_a_look = 2 if self._ahead is None else 1  # bundles that wait
         self._join = batch(self._take_joined)
         self._ids = itertools.count(1)
-        self._waiting: dict[int, tuple[Staged, float]] = {}
+        self._waiting: dict[Staged, None] = {}
         self._busy = False
         self._granted_at = 0.0
         self._held: set[Staged] = set()  # granted, and not run yet
-        self._expired: list[Staged] = []  # of the latest turn
+        self._ended_now: list[Staged] = []  # of the latest turn
         self._closed = False
         self.broken = False
         self._reopening: asyncio.TimerHandle | None = None
+        self._reopens_at = inf
         self._joining: set[asyncio.Task[None]] = set()
-        self._foreseen: set[int] = set()
-        self._joined: set[int] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[Thread] = []
         self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
@@ -135,18 +136,18 @@ class Session:
     async def run(self, staged: Staged) -> None:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
         self._loop = asyncio.get_running_loop()
-        ticket = self._add(staged, min(entry.priority for entry in staged.entries))
+        entries = staged.entries
+        places = [index for index, rows in enumerate(staged.counts) if rows]
+        self._add(staged, [(index, _CLASSES[entries[index].priority]) for index in places])
         if staged.ended:
             return
-        if len(self._waiting) >= self._worth_a_look:
-            self._look_ahead()
+        self._look_ahead()
         staged.waiter = self._loop.create_future()
         try:
             await staged.waiter
         except asyncio.CancelledError:
             with self._lock:
-                self._gate.remove(ticket.id)
-                self._waiting.pop(ticket.id, None)
+                self._take_out(staged)
             self._forget(staged)
             raise
 
@@ -162,32 +163,52 @@ class Session:
         """
         assert self._loop is not None
         deadline = time.monotonic() + _JOBS_WAIT_S
-        staged = Staged([], [deadline], [], [], sender=sender, rows=rows, bucket=bucket, job=job, on_behalf_of=variant)
+        staged = Staged(
+            [], [deadline], [], [], sender=sender, rows=rows, counts=[rows], whole=[True], buckets=[bucket], job=job,
+            on_behalf_of=variant,
+        )  # fmt: skip
         try:
-            self._loop.call_soon_threadsafe(self._add, staged, _LOW)
+            self._loop.call_soon_threadsafe(self._add, staged, [(0, Priority.LOW)])
         except RuntimeError:
             job.drop()  # the event loop has ended
 
-    def _add(self, staged: Staged, priority: int) -> Ticket:
-        """Let a bundle wait, and run it where the session is free."""
-        reached = time.monotonic()
-        staged.ticket = next(self._ids)
-        ticket = Ticket(
-            id=staged.ticket,
-            priority=priority,
-            deadline=min(staged.deadlines),
-            rows=staged.rows,
-            bucket=staged.bucket,
-            expires=max(staged.deadlines),
-            sender=staged.sender,
-            variant=staged.variant,
-            alone=staged.alone,
-        )
-        with self._lock:
-            self._gate.add(ticket)
-            self._waiting[ticket.id] = (staged, reached)
-        self._open()
-        return ticket
+    def _add(self, staged: Staged, places: Sequence[tuple[int, Priority]]) -> None:
+        """Let entries of a bundle wait, by position and class, and run them where the session is free."""
+        now = time.monotonic()
+        try:
+            with self._lock:
+                self._waiting[staged] = None
+                for index, priority in places:
+                    wire = staged.entries[index] if staged.entries else None
+                    here = Entry(
+                        next(self._ids),
+                        self._name,
+                        priority,
+                        now,
+                        staged.deadlines[index],
+                        staged.counts[index],
+                        staged.buckets[index],
+                        0,
+                        (staged, index),
+                        staged.on_behalf_of if wire is None else wire.variant,
+                    )
+                    if wire is not None:
+                        here.lane = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
+                        here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
+                    if staged.whole[index] or (wire is not None and wire.alone):
+                        here.lane = ALONE
+                    staged.waiting[index] = here
+                    self._gate.add(here, now)
+            self._let_in()
+        except Exception:
+            self._fault()
+
+    def _take_out(self, staged: Staged) -> None:
+        """Take what is left of a bundle from the gate. The lock is held."""
+        for here in staged.waiting.values():
+            self._gate.remove(here)
+        staged.waiting.clear()
+        self._waiting.pop(staged, None)
 
     def close(self) -> None:
         """End the thread after its run. Idempotent."""
@@ -221,11 +242,11 @@ class Session:
             self._see(turn)
             if not turn.granted:
                 return
-            if not turn.direct:
-                self._join_soon(turn.granted)
-                return
-            if not self._in_loop or not self._is_short(turn.granted):
-                self._hand(turn.granted)
+            if not self._in_loop or not turn.short:
+                if len(turn.granted) > 1:
+                    self._join_soon(turn.granted)
+                else:
+                    self._hand(turn.granted)
                 return
             ran = self._run(turn.granted)
             with self._lock:
@@ -233,6 +254,8 @@ class Session:
             self._answer(turn.granted, ran, _NOTHING)
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
+        for staged in bundles:
+            staged.handed = True
         if len(self._threads) < 2:
             missing = [("answers", self._bear_answers), ("session", self._serve)][len(self._threads) :]
             for name, work in missing:
@@ -242,15 +265,16 @@ class Session:
         self._handed.put(bundles)
 
     def _see(self, turn: _Turn) -> None:
-        for staged in turn.expired:
+        for staged in turn.ended:
+            staged.wake()
             if staged.job is not None:
                 staged.job.drop()
-            staged.wake()
-        for staged in turn.expired:
             self._forget(staged)
-        if turn.opens is not None and self._reopening is None:
-            delay = max(0.0, turn.opens - time.monotonic())
-            self._reopening = asyncio.get_running_loop().call_later(delay, self._reopen)
+        if turn.opens < inf and (self._reopening is None or turn.opens < self._reopens_at):
+            if self._reopening is not None:
+                self._reopening.cancel()
+            self._reopens_at = turn.opens
+            self._reopening = call_at(asyncio.get_running_loop(), turn.opens, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
@@ -267,12 +291,9 @@ class Session:
             staged.wake()
         try:
             self._see(turn)
-            if not turn.direct and turn.granted:
-                self._join_soon(turn.granted)
         except Exception:
-            self._fault()
-        if len(self._waiting) >= self._worth_a_look and (turn.direct or not turn.granted):
-            self._look_ahead()
+            self._fault(turn.ended)
+        self._look_ahead()
 
     def _forget(self, staged: Staged) -> None:
         """A bundle will not be run, or its batch not as it was prepared."""
@@ -293,7 +314,9 @@ class Session:
                 except BaseException:  # nobody would have the session any more, and nobody would be told
                     self._fault(bundles)
                     break
-                if turn.direct:
+                if turn.granted:
+                    for staged in turn.granted:
+                        staged.handed = True
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
@@ -320,7 +343,7 @@ class Session:
     def _fail(self, bundles: Sequence[Staged]) -> None:
         failure = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
         for staged in bundles:
-            staged.results[:] = [failure] * len(staged.entries)
+            staged.results[:] = [failure if result is None else result for result in staged.results]
             staged.model_works = False
 
     def _fault(self, bundles: Sequence[Staged] = ()) -> None:
@@ -334,20 +357,19 @@ class Session:
         logger.exception("The session of %s failed: this replica must be replaced", self._name)  # noqa: LOG004 - handlers call this
         with self._lock:
             self.broken = True
-            waiting = [staged for staged, _ in self._waiting.values()]
-            for ticket in self._waiting:
-                self._gate.remove(ticket)
+            waiting = list(self._waiting)
+            for staged in waiting:
+                self._take_out(staged)
             for staged in self._held:
                 staged.handed = True  # whoever joins them now comes too late
-            found = dict.fromkeys([*bundles, *self._held, *self._expired, *waiting])
+            found = dict.fromkeys([*bundles, *self._held, *self._ended_now, *waiting])
             concerned = [staged for staged in found if not staged.ended]
-            self._waiting.clear()
             self._held.clear()
-            self._expired = []
+            self._ended_now = []
             self._busy = False
         if concerned:
             self._fail(concerned)
-            self._tell([], [], _Turn([], direct=False, expired=concerned))
+            self._tell([], [], _Turn([], short=False, ended=concerned))
 
     def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Turn) -> None:
         assert self._loop is not None
@@ -360,86 +382,79 @@ class Session:
 
     def _next(self, now: float) -> _Turn:
         """Take the next batch from the gate; the session is free."""
-        if self._busy or self._closed or not self._waiting:
+        if self._busy or self._closed:
             return _NOTHING
-        opens = self._gate.opens_at(now, self._max_rows)
-        if opens > now and not self._is_short([staged for staged, _ in self._waiting.values()]):
-            return _Turn([], direct=False, expired=[], opens=opens)
-        self._expired = expired = []
-        while True:
-            decision = self._gate.grant(now, self._max_rows)
-            expired += [self._waiting.pop(ticket)[0] for ticket in decision.expired]
-            if not decision.granted:
-                return _Turn([], direct=False, expired=expired)
-            granted: list[Staged] = []
-            for ticket in decision.granted:
-                staged, reached = self._waiting.pop(ticket)
-                # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
-                if not staged.left:
-                    staged.granted = True
-                    granted.append(staged)
-                    self._held.add(staged)
-                    if self._gate.others_since(staged.sender, reached):
-                        staged.behind_others_s = now - reached
-            if granted:
+        self._gate.latencies.whole = self._joinable.apart
+        self._ended_now = ended = []
+        while self._waiting:
+            turn = self._gate.next(now)
+            for here in turn.dropped:
+                staged, index = here.payload
+                del staged.waiting[index]
+                if staged.entries:
+                    staged.results[index] = EXPIRED if here.deadline <= now else NOT_IN_TIME
+                if not staged.waiting:
+                    staged.executed_at = staged.finished_at = now  # it has waited until now
+                    ended.append(staged)
+                    self._waiting.pop(staged, None)
+            granted: dict[Staged, None] = {}
+            for here in turn.entries:
+                staged, index = here.payload
+                del staged.waiting[index]
+                staged.chosen.append(index)
+                staged.runs_on = turn.variant
+                granted[staged] = None
+            # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
+            staying = [staged for staged in granted if not staged.left]
+            self._held.update(staying)
+            for staged in granted:
+                for index in staged.waiting:
+                    staged.results[index] = RETURNED
+                self._take_out(staged)
+            if staying:
+                staying[0].first = True
                 self._granted_at = now
                 self._busy = True
-                direct = len(granted) == 1 or {staged.ticket for staged in granted} == self._joined
-                for staged in granted:
-                    staged.handed = direct
-                return _Turn(granted, direct, expired)
+                short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
+                return _Turn(staying, short, ended)
+            if not granted:
+                return _Turn([], short=False, ended=ended, opens=turn.opens)
+        return _Turn([], short=False, ended=ended)
 
     def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
         """Note that these bundles have run. With the last of its batch the session is free."""
-        self._executor.observe(ran)
+        for _, variant, run in ran:
+            for execution in run.executions:
+                self._gate.observe(execution.rows, execution.bucket, execution.seconds, variant)
         held = self._held.difference(bundles)
-        if self._busy and not held:
-            self._gate.ended(time.monotonic())
+        if not held:
+            self._gate.ended()
             self._busy = False
         self._held = held
-
-    def _is_short(self, bundles: Sequence[Staged]) -> bool:
-        """Whether running these takes less than what it would take to wait for anything."""
-        predicted = [self._foresight.seconds(staged.rows, staged.bucket, staged.variant) for staged in bundles]
-        if any(staged.job is not None for staged in bundles):
-            return False
-        return all(predicted) and sum(predicted) <= _SHORT_S
 
     # --- several bundles ------------------------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
-        """Join the bundles that would go next, so that they are one batch when their turn comes, ready on the device.
-
-        This decides nothing: if the gate decides otherwise then, what was joined is not used.
-        """
+        """Prepare on the device what would go next, if it were asked for by bundles: the gate may decide otherwise."""
+        if self._ahead is None:
+            return
+        upcoming: list[Staged] = []
+        rows = 0
         try:
-            bundles = self._foresee()
+            with self._lock:
+                # With the lock: once they are granted, nothing may be prepared for them any more.
+                for staged in sorted(self._waiting, key=_urgency):
+                    if staged.job is None and rows + staged.rows <= self._max_rows:
+                        upcoming.append(staged)
+                        rows += staged.rows
+                self._ahead.want(upcoming)
         except Exception:
             self._fault()
-        else:
-            if bundles:
-                self._join_soon(bundles)
-
-    def _foresee(self) -> list[Staged]:
-        """The bundles that would go next together, unless they have been joined already."""
-        with self._lock:
-            upcoming = self._gate.upcoming(self._max_rows) if self._busy or self._ahead is not None else []
-            if self._ahead is not None:
-                # With the lock: once they are granted, nothing may be prepared for them any more.
-                self._ahead.want([self._waiting[ticket][0] for ticket in upcoming])
-            if not self._busy or len(upcoming) < 2 or set(upcoming) == self._foreseen or self._joining:
-                return []
-            self._foreseen = set(upcoming)
-            return [self._waiting[ticket][0] for ticket in upcoming]
 
     def _join_soon(self, bundles: Sequence[Staged]) -> None:
         task = asyncio.ensure_future(self._join_all(bundles))
         self._joining.add(task)
-        task.add_done_callback(self._have_joined)
-
-    def _have_joined(self, task: asyncio.Task[None]) -> None:
-        self._joining.discard(task)
-        self._look_ahead()
+        task.add_done_callback(self._joining.discard)
 
     async def _join_all(self, bundles: Sequence[Staged]) -> None:
         """Let ``batch`` make one batch of the bundles: all ask for it in the same turn of the event loop."""
@@ -448,7 +463,7 @@ class Session:
         for staged, outcome in zip(bundles, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 logger.error("%s could not join a bundle to its batch", self._name, exc_info=outcome)
-                if staged.granted and not staged.handed:
+                if not staged.handed:
                     staged.handed = True
                     lost.append(staged)
         if lost:
@@ -463,15 +478,14 @@ class Session:
 
     async def _take_joined(self, bundles: list[Staged]) -> list[Staged]:
         """What ``batch`` calls with the bundles that asked together: they run now, or wait as one batch."""
-        with self._lock:
-            due = [staged for staged in dict.fromkeys(bundles) if staged.granted and not staged.handed]
-            for staged in due:
-                staged.handed = True
-            if not due:
-                self._joined = {staged.ticket for staged in bundles}
+        due = [staged for staged in dict.fromkeys(bundles) if not staged.handed]
         if due:
             try:
                 self._hand(due)
             except Exception:  # no thread could be started
                 self._fault()
         return bundles
+
+
+def _urgency(staged: Staged) -> tuple[int, float]:
+    return min((here.priority, here.deadline) for here in staged.waiting.values())

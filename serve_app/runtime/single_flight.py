@@ -20,6 +20,7 @@ from typing import Final
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError, error_from_code
 from serve_app.protocols.service import Answer
+from serve_app.runtime.timers import call_at
 from serve_app.scheduling.entry import Entry, Priority
 
 _MUCH_EARLIER: Final = 0.1
@@ -33,7 +34,7 @@ class Asker:
 
     Attributes:
         priority: Its class.
-        arrival: When it came, seconds on the event loop's clock.
+        arrival: When it came, seconds on the router's monotonic clock.
         deadline: When its answer becomes worthless, on the same clock.
         nbytes: Bytes that it holds while it waits.
     """
@@ -170,7 +171,7 @@ class SingleFlight:
         flight.followers.append(follower)
         self.followers += 1
         self.nbytes += asker.nbytes
-        timer = loop.call_at(asker.deadline, _expire, follower)
+        timer = call_at(loop, asker.deadline, _expire, follower)
         try:
             return await follower.future
         except asyncio.CancelledError:

@@ -10,12 +10,16 @@ from typing import NamedTuple, Protocol
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 from serve_app.payloads import EntryResult, Execution, Failure, Tensors, WireEntry
 from serve_app.runtime.joining import Joining
+from serve_app.scheduling.entry import Entry
 
 SMALL_BYTES = 64 * 1024
 """Copied in less time than it takes to wake a thread."""
 
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 """The outcome of an entry that was not run in time."""
+
+NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
+"""The outcome of an entry that is given up, since it would be late, or would make more others late."""
 
 
 class Job(Protocol):
@@ -50,8 +54,10 @@ class Staged:
         tensors: Per entry its tensors, or why there are none.
         results: Per entry its outcome, filled in on the way.
         sender: Names the router that sent it.
-        ticket: Its id at the gate.
-        granted: Whether the gate has let it through.
+        waiting: Its entries at the gate, by position.
+        chosen: Positions of the entries that the gate has let through, and that run.
+        runs_on: The variant that they run on.
+        first: Whether it is the first bundle of its batch.
         handed: Whether the session's thread has been given it.
         rows: Rows it puts into a batch.
         counts: Per entry its rows; 0 where it has no tensors.
@@ -59,13 +65,13 @@ class Staged:
         nbytes: About how much they take; 0 where nobody has looked.
         sound: Whether every entry has tensors, and all can be joined and are for one variant.
         bucket: Largest cost bucket in it.
+        buckets: Per entry its cost bucket.
         batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
         assembling: What makes ``batch`` meanwhile.
         assembled: Whether that has been tried.
         executions: The runs that carried it.
         executed_at: When they began.
         finished_at: When they had ended.
-        behind_others_s: How long it waited at the gate, if other routers' work ran meanwhile, seconds.
         model_works: What the self-test said after an entry had failed; ``None``: it was not asked, or cannot tell.
         ended: Whether the session is done with it.
         waiter: Whom to wake when it is.
@@ -78,8 +84,10 @@ class Staged:
     tensors: list[Tensors | Failure]
     results: list[EntryResult | None]
     sender: str = ""
-    ticket: int = 0
-    granted: bool = False
+    waiting: dict[int, Entry] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)
+    runs_on: str = ""
+    first: bool = False
     handed: bool = False
     rows: int = 0
     counts: list[int] = field(default_factory=list)
@@ -87,13 +95,13 @@ class Staged:
     nbytes: int = 0
     sound: bool = False
     bucket: int = 0
+    buckets: list[int] = field(default_factory=list)
     batch: Assembled | None = None
     assembling: Future[None] | None = None
     assembled: bool = False
     executions: list[Execution] = field(default_factory=list)
     executed_at: float = 0.0
     finished_at: float = 0.0
-    behind_others_s: float = 0.0
     model_works: bool | None = None
     ended: bool = False
     waiter: asyncio.Future[None] | None = None
@@ -111,9 +119,9 @@ class Staged:
         return self.waiter is not None and self.waiter.cancelled()
 
     @property
-    def alone(self) -> bool:
-        """Whether it shares no run with other bundles."""
-        return self.job is not None or any(self.whole)
+    def complete(self) -> bool:
+        """Whether all of its entries run, and on what they ask for."""
+        return len(self.chosen) == len(self.entries) and self.runs_on == self.variant
 
     def count_rows(self, joining: Joining) -> None:
         """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
@@ -126,10 +134,13 @@ class Staged:
                 try:
                     rows, whole = joining.rows(self.entries[index].variant, tensors)
                 except InvalidRequest as error:
-                    self.tensors[index] = Failure(error.code, error.message)
+                    self.tensors[index] = self.results[index] = Failure(error.code, error.message)
+            else:
+                self.results[index] = tensors
             counts.append(rows)
             wholes.append(whole)
             sound = sound and rows > 0 and not whole and self.entries[index].variant == variant
+        self.runs_on = variant
         self.counts = counts
         self.whole = wholes
         self.rows = sum(counts)

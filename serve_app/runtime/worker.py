@@ -1,8 +1,8 @@
 """The worker: what runs inside a model replica.
 
     bundle -> preprocess and assemble (while the previous batch runs)
-           -> gate (waits for the session, by class and deadline)
-           -> one batch of one or more bundles, without what could not end in time -> backend (in the session's thread)
+           -> gate (its entries wait for the session)
+           -> a batch of entries of one or more bundles, composed when the session is free -> backend (in its thread)
            -> postprocess (thread pool) -> one result per entry
 
 Nothing here knows Ray. The model deployment passes in ``batch``, a function that turns "run these bundles" into "run
@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from types import MappingProxyType
 from typing import cast
 
 from serve_app.errors import InferenceFailed
@@ -28,20 +29,24 @@ from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.session import BatchTogether, RunBatch, RunOne, Session
 from serve_app.runtime.staged import SMALL_BYTES, Staged
 from serve_app.runtime.verification import Verification
-from serve_app.scheduling.foresight import Foresight
+from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.settings import ModelScheduling
 
 __all__ = ["BatchTogether", "RunBatch", "RunOne", "Worker"]
+
+
+NO_SHARES: Mapping[Priority, float] = MappingProxyType(dict.fromkeys(Priority, 0.0))
+"""No class is guaranteed anything."""
 
 
 class Worker:
     """Runs bundles on one model.
 
     Args:
-        name: The model's name, for messages.
+        scheduling: How batches are composed; its name is the model's.
         backends: The exact model under ``""`` and its variants by name. Loaded already.
         processor: Makes tensors of media; ``None`` for a model that takes tensors only.
-        max_rows: Most rows in one batch.
         preprocess_threads: Size of the pool for decoding and postprocessing.
         batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
         warm_up: The executions of its backends' warm-up: what it predicts from at first.
@@ -50,15 +55,16 @@ class Worker:
         proofs: How it was found which do; ``None``: nothing is run again to see whether that holds.
         verify: Part of the computing time of shared runs that is spent on running requests again, alone.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+        min_share: Guaranteed share of the session's time per class, 0 to 1.
+        planned: Whether routers compose batches already; see `Gate`.
     """
 
     def __init__(
         self,
         *,
-        name: str,
+        scheduling: ModelScheduling,
         backends: Mapping[str, Backend],
         processor: Processor | None,
-        max_rows: int,
         preprocess_threads: int,
         batch: BatchTogether,
         warm_up: Sequence[Execution] = (),
@@ -67,14 +73,16 @@ class Worker:
         proofs: Proofs | None = None,
         verify: float = 0.0,
         refuse_non_finite: bool = False,
+        min_share: Mapping[Priority, float] = NO_SHARES,
+        planned: bool = False,
     ) -> None:
+        name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
         self._backends = backends
         self._pool = ProcessorPool(name, processor, preprocess_threads)
         self._lock = Lock()
-        foresight = Foresight(max_rows)
-        foresight.seed(warm_up)
-        self._gate = Gate(foresight)
+        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S)
+        self._gate.seed(warm_up)
         self._joining = joining or Joining(name)
         self._self_test = SelfTest(
             name, backends, examples or {}, joining=self._joining, refuse_non_finite=refuse_non_finite
@@ -85,9 +93,6 @@ class Worker:
             backends,
             processor,
             max_rows,
-            foresight,
-            self._gate,
-            self._lock,
             self._pool.submit,
             self._self_test,
             joining=self._joining,
@@ -96,7 +101,7 @@ class Worker:
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
         self._session = Session(
-            name, self._executor, foresight, self._gate, self._lock, max_rows, batch, in_loop=in_loop
+            name, self._executor, self._gate, self._lock, max_rows, self._joining, batch, in_loop=in_loop
         )
 
         self._verification = None
@@ -128,16 +133,18 @@ class Worker:
         await self._pool.postprocess(staged)
         finished = time.monotonic()
         with self._lock:
-            outlook = self._gate.outlook(staged.sender, finished, staged.behind_others_s)
+            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
         return BundleResult(
             [cast("EntryResult", result) for result in staged.results],
             staged.executions,
             preprocessed - started,
             max(0.0, executed - preprocessed),
             max(0.0, finished - (staged.finished_at or preprocessed)),
-            outlook,
+            runs_s,
+            backlog_s,
             staged.model_works,
             self._joining.news(staged.sender),
+            staged.first,
         )
 
     def stalled_s(self) -> float:
@@ -169,7 +176,8 @@ class Worker:
 
     def _assemble(self, staged: Staged) -> None:
         """Put the bundle's rows together before its turn comes, where the time for it is to be had."""
-        staged.bucket = self._executor.bucket(staged)
+        staged.buckets = self._executor.buckets(staged)
+        staged.bucket = max(staged.buckets, default=0)
         if not staged.sound:
             return
         inputs = cast("list[Tensors]", staged.tensors)
@@ -181,5 +189,8 @@ class Worker:
         elif self._session.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit(self._executor.assemble, staged)
 
+
+_TIMER_S = 0.002
+"""By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""
 
 _NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")

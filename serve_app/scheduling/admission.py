@@ -22,8 +22,8 @@ from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.lateness import too_short
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queue import Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
+from serve_app.scheduling.tenant_queue import Totals
 
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0
@@ -52,18 +52,25 @@ class Bounds:
 
     def room(self, priority: Priority, nbytes: int) -> Priority | None:
         """The class with room for one more entry: this one, a lower one by demotion, or ``None``."""
-        while True:
-            settings = self._classes[priority]
-            totals = self.totals[priority]
-            if (
-                totals.entries < settings.queue_entries
-                and totals.nbytes + nbytes <= settings.queue_bytes
-                and self.nbytes + nbytes <= (self._total_bytes if priority is _HIGH else self._shared_bytes)
-            ):
-                return priority
-            if settings.overflow != "demote" or priority is _LOW:
+        while not self.fits(priority, nbytes):
+            if self._classes[priority].overflow != "demote" or priority is _LOW:
                 return None
             priority = _LOWER[priority]
+        return priority
+
+    def fits(self, priority: Priority, nbytes: int) -> bool:
+        """Whether this very class has room for one more entry."""
+        settings, totals = self._classes[priority], self.totals[priority]
+        return (
+            totals.entries < settings.queue_entries
+            and totals.nbytes + nbytes <= settings.queue_bytes
+            and self.nbytes + nbytes <= (self._total_bytes if priority is _HIGH else self._shared_bytes)
+        )
+
+    def part(self, priority: Priority, entries: int, nbytes: int) -> float:
+        """Which part of a class's queue so many entries and bytes take: of its entries or its bytes, the larger."""
+        settings = self._classes[priority]
+        return max(entries / settings.queue_entries, nbytes / settings.queue_bytes)
 
     def queue_full(self, priority: Priority, nbytes: int, drain_s: float | None) -> Rejection:
         """The reason for refusing what `room` found no class for.
@@ -102,13 +109,11 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
 
     On a shared device, what is queued for its other models counts, too.
     """
-    if not model.latencies.exact.known or not model.slots.usable:
+    quickest = model.slots.quickest()
+    if not model.latencies.exact.known or quickest is None:
         return None
-    begin = model.slots.earliest_start(now)
-    if device.concurrency:
-        begin = max(begin, device.earliest_start(now))
-    seconds = begin - now
-    for member in device.models:
+    seconds = max(model.backlog_s(quickest), device.wait_s(now))
+    for member in device.active:
         rows, bucket = member.queue.ahead(priority)
         if rows:
             latency, settings = member.latencies.exact, member.settings
@@ -158,6 +163,11 @@ def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:
 def unknown_model(model: str) -> Rejection:
     """The reason for refusing an entry of a model that is not scheduled here."""
     return Rejection(ModelNotFound.code, f"no model {model!r} is served here")
+
+
+def removed_model(model: str) -> Rejection:
+    """The reason for refusing an accepted entry whose model is not scheduled here any more."""
+    return Rejection(ModelNotFound.code, f"model {model} was removed")
 
 
 def already_late() -> Rejection:

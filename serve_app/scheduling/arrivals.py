@@ -54,7 +54,7 @@ class ArrivalPattern:
         if last is None:
             self._recent = 1.0
             return
-        gap = now - last
+        gap = max(0.0, now - last)
         # Many come in one turn of the event loop, at the same time.
         self._recent = 1.0 + (self._recent * exp(-gap / self._memory_s) if gap else self._recent)
         # The exponent of gap / shortest is the bin: (0, 1] -> 0, (1, 2] -> 1 and so on.
@@ -69,7 +69,7 @@ class ArrivalPattern:
         """Rate over the last ``memory_s`` seconds, exponentially weighted, requests per second."""
         if self.last is None:
             return 0.0
-        if now == self.last:
+        if now <= self.last:
             return self._recent / self._memory_s
         return self._recent * exp((self.last - now) / self._memory_s) / self._memory_s
 
@@ -78,20 +78,34 @@ class ArrivalPattern:
         """Whether requests come much faster right after one than on average, as Poisson arrivals do not."""
         return bool(self._rates) and max(self._rates[:_FIRST_BINS]) > _BURSTY * self.rate
 
-    def likely_until(self, rate: float) -> float:
-        """Until when the next request is due at more than this rate, if none comes before; the past when it is not.
+    def worth_waiting_until(self, now: float, saves_s: float) -> float:
+        """Until when to wait for the next request, if none comes before; the past when it is not worth it.
+
+        Waiting costs a second per second, and saves something when a request comes. The best moment to give up is the
+        one with the largest expected gain: hazards need not fall from bin to bin, since requests that are read one
+        after the other never come in some of them.
 
         Args:
-            rate: Requests per second.
+            now: Seconds.
+            saves_s: What a request that comes saves, seconds.
         """
         last = self.last
         if last is None:
             return -inf
-        until = last
+        until, best = -inf, 0.0
+        begin, waited_s, none_yet = now - last, 0.0, 1.0
         for hazard, edge in zip(self._rates, _EDGES, strict=False):
-            if hazard <= rate:
+            if edge <= begin:
+                continue
+            width, begin = edge - begin, edge
+            none_later = none_yet * exp(-hazard * width)
+            waited_s += (none_yet - none_later) / hazard if hazard > 0.0 else none_yet * width
+            none_yet = none_later
+            gain = saves_s * (1.0 - none_yet) - waited_s
+            if gain > best:
+                until, best = last + edge, gain
+            if waited_s > saves_s:
                 break
-            until = last + edge
         return until
 
     def probability_within(self, now: float, horizon_s: float) -> float:

@@ -1,42 +1,33 @@
-"""Batch policies: how long the next bundle may execute, and how long it may wait for more rows.
+"""How long the next batch may execute, and how long it may wait for more rows.
 
-    eager      A free slot takes what is queued. Nothing waits, and a second bundle is staged at once.
-    window     A bundle waits until it is full or its oldest entry has waited a window, which adapts to the latency.
-    deferred   A bundle waits until its head could bear no further row.
-    auto       Goes at once, unless waiting is likely to pay: see `Auto`.
-
-All but ``eager`` stage the next bundle just before the running one is predicted to end, so that what arrives in the
-meantime still counts. The formulas, their sources and what each part is worth: docs/scheduling.md.
+The formulas, their sources and what each part is worth: docs/scheduling.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
+_BURST = 1.5
+
 
 class Waiting(NamedTuple):
-    """What a policy sees of a model that has entries queued and a replica for them.
+    """What waits for a session.
 
     Attributes:
         now: Seconds.
-        rows: Rows queued, of all classes.
+        rows: Rows that wait, of all classes.
         limit: Rows that can execute before the head's deadline, within the model's limits.
         head_rows: Rows of the head.
         bucket: Cost bucket of the head.
-        oldest: When the first of the classes' heads arrived, seconds.
         latest_end: When the execution must end for the head to be in time, seconds.
-        budget_s: What the head had when it arrived, seconds.
-        idle: Usable replicas with nothing in flight.
-        usable: Usable replicas.
         latency: Of the variant that the head asks for.
         arrivals: Of the model.
-        scatter: By which part executions end earlier than predicted, 0 to 1; see `Earliness`.
+        busy: Part of the last seconds in which the session ran, 0 to 1.
     """
 
     now: float
@@ -44,203 +35,40 @@ class Waiting(NamedTuple):
     limit: int
     head_rows: int
     bucket: int
-    oldest: float
     latest_end: float
-    budget_s: float
-    idle: int
-    usable: int
     latency: LatencyModel
     arrivals: ArrivalPattern
-    scatter: float = 0.0
-
-    def frontier(self) -> float:
-        """Until when one more entry like the head could still join, seconds (Symphony's window opens here)."""
-        return self.latest_end - self.latency.predict(self.rows + self.head_rows, self.bucket)
+    busy: float = 0.0
 
 
-class BatchPolicy(Protocol):
-    """Decides when a bundle goes. Pure; what it learns, it learns per model.
+def open_at(waiting: Waiting) -> float:
+    """When the batch shall go if nothing changes until then, seconds; now or the past: at once.
 
-    Attributes:
-        stages_early: Whether a second bundle goes to a replica as soon as it has a slot, however long it is busy.
-    """
-
-    stages_early: bool
-
-    def open_at(self, waiting: Waiting) -> float:
-        """When the bundle shall go if nothing changes until then, seconds; now or the past: at once."""
-
-    def on_batch(self, rows: int, latency_s: float) -> None:
-        """A bundle of so many rows was answered, and its first entry had arrived ``latency_s`` seconds before."""
-
-
-class Eager:
-    """A free slot takes what is queued."""
-
-    stages_early = True
-
-    def __init__(self, settings: ModelScheduling) -> None:
-        pass
-
-    def open_at(self, waiting: Waiting) -> float:
-        """See `BatchPolicy.open_at`."""
-        return waiting.now
-
-    def on_batch(self, rows: int, latency_s: float) -> None:
-        """See `BatchPolicy.on_batch`."""
-
-
-class Window:
-    """Waits for a full batch, at most for a window that adapts.
-
-    The window starts at 50 ms and stays within 10 to 100 ms. Every 10 bundles the smoothed latency of their first
-    entries is compared with the model's target: over 1.2 times the target the window shrinks by a quarter, under 0.8
-    times it grows by a tenth, and in between it stays, so that it does not swing.
-
-    Attributes:
-        window_s: The window, seconds.
-    """
-
-    stages_early = False
-
-    _SHORTEST_S = 0.01
-    _LONGEST_S = 0.1
-    _ADJUST_EVERY = 10
-    _SMOOTHING = 0.2
-
-    def __init__(self, settings: ModelScheduling) -> None:
-        self.window_s = 0.05
-        self._target_s = settings.slo_s
-        self._max_rows = settings.max_rows
-        self._smoothed_s: float | None = None
-        self._batches = 0
-
-    def open_at(self, waiting: Waiting) -> float:
-        """See `BatchPolicy.open_at`."""
-        if waiting.rows >= min(waiting.limit, self._max_rows):
-            return waiting.now
-        return min(waiting.oldest + self.window_s, waiting.frontier())
-
-    def on_batch(self, rows: int, latency_s: float) -> None:  # noqa: ARG002 - see the protocol
-        """See `BatchPolicy.on_batch`."""
-        smoothed = self._smoothed_s
-        self._smoothed_s = latency_s if smoothed is None else smoothed + self._SMOOTHING * (latency_s - smoothed)
-        self._batches += 1
-        if self._batches % self._ADJUST_EVERY == 0:
-            ratio = self._smoothed_s / self._target_s
-            if ratio > 1.2:
-                self.window_s = max(self._SHORTEST_S, 0.75 * self.window_s)
-            elif ratio < 0.8:
-                self.window_s = min(self._LONGEST_S, 1.1 * self.window_s)
-
-
-class Deferred:
-    """Waits until the head could bear no further row: within [d - L(b+1), d - L(b)].
-
-    Source: Symphony (arXiv 2308.07470), for one model and without its ranking of candidates over models.
-    """
-
-    stages_early = False
-
-    def __init__(self, settings: ModelScheduling) -> None:
-        pass
-
-    def open_at(self, waiting: Waiting) -> float:
-        """See `BatchPolicy.open_at`."""
-        return waiting.now if waiting.rows >= waiting.limit else waiting.frontier()
-
-    def on_batch(self, rows: int, latency_s: float) -> None:
-        """See `BatchPolicy.on_batch`."""
-
-
-class Auto:
-    """Goes at once, unless the next request is likely to come so soon that waiting for it saves server time.
-
-    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. Waiting
-    costs one server second per second. So waiting pays while the next request is due at a rate over ``1 / S``; the
-    rate is the one *after so long without one* (`ArrivalPattern`), so that in a burst the bundle waits for the burst
-    and not longer. Two cases:
-
-    - in a burst, with any number of replicas: when the rate is also over one and a half times the mean, or deadlines
-      are tight and requests come in bursts at all;
-    - with several replicas of which hardly any is idle, a quarter at most, while deadlines are tight: over
-      ``K / (K - 1)`` times ``1 / S``, since the other ``K - 1`` go on meanwhile. This is Symphony's deferral. It ends
-      sooner by as much as executions scatter: what waits to the very last moment is the first to be late.
-
-    Deadlines are tight when going at once would use up 2/5 of the budget with a single execution.
+    It goes at once, unless the next request is likely to come so soon that waiting for it saves server time. One more
+    entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. It would be alone
+    only where the session has nothing else to do, so this counts by the part of the time in which the session is idle.
+    Waiting costs one server second per second. So the batch waits as long as the expected gain grows, by the hazard of
+    the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the burst and not longer. Where
+    requests do not come in bursts, it waits only for what is due at over one and a half times the mean rate.
 
     It never waits past the moment when the head could bear no further row, nor for more rows than the head bears. A
     model without fixed cost saves nothing by batching and never waits.
     """
-
-    stages_early = False
-
-    _BURST = 1.5
-    _SPARE = 4
-    _TIGHT = 2.5
-
-    def __init__(self, settings: ModelScheduling) -> None:
-        pass
-
-    def open_at(self, waiting: Waiting) -> float:
-        """See `BatchPolicy.open_at`."""
-        now, rows, more = waiting.now, waiting.rows, waiting.head_rows
-        if rows >= waiting.limit:
-            return now
-        latency, bucket = waiting.latency, waiting.bucket
-        together = latency.predict(rows + more, bucket)
-        frontier = waiting.latest_end - together
-        if frontier <= now:
-            return now
-        saved = latency.predict(rows, bucket) + latency.predict(more, bucket) - together
-        if saved <= 0.0:
-            return now
-        arrivals, usable = waiting.arrivals, waiting.usable
-        tight = self._is_tight(waiting)
-        rate = 1.0 / saved if tight and arrivals.in_bursts else max(1.0 / saved, self._BURST * arrivals.rate)
-        until = arrivals.likely_until(rate)
-        if tight and usable > 1 and waiting.idle * self._SPARE <= max(usable, self._SPARE):
-            careful = frontier - waiting.scatter * together
-            until = max(until, min(careful, arrivals.likely_until(usable / ((usable - 1) * saved))))
-        return min(until, frontier)
-
-    def _is_tight(self, waiting: Waiting) -> bool:
-        """Whether going at once would leave little of the head's budget.
-
-        Then every replica takes what came while it ran: ``b = rate * L(b) / K``, on the line through L(1) and L of a
-        full batch.
-        """
-        rate = max(waiting.arrivals.rate, waiting.arrivals.recent_rate(waiting.now)) * waiting.head_rows
-        latency, bucket = waiting.latency, waiting.bucket
-        alone = latency.predict(1, bucket)
-        most = max(2, waiting.limit)
-        beta = (latency.predict(most, bucket) - alone) / (most - 1)
-        left = waiting.usable - rate * beta
-        if left <= 0.0:
-            return True
-        rows = rate * (alone - beta) / left
-        return self._TIGHT * (alone + beta * max(0.0, rows - 1)) > waiting.budget_s
-
-    def on_batch(self, rows: int, latency_s: float) -> None:
-        """See `BatchPolicy.on_batch`."""
-
-
-_POLICIES: dict[str, Callable[[ModelScheduling], BatchPolicy]] = {
-    "auto": Auto,
-    "deferred": Deferred,
-    "eager": Eager,
-    "window": Window,
-}
-
-
-def batch_policy(settings: ModelScheduling) -> BatchPolicy:
-    """A new policy for a model. Raises ValueError, listing the names there are, when there is none of that name."""
-    try:
-        return _POLICIES[settings.policy](settings)
-    except KeyError:
-        raise ValueError(
-            f"unknown batch policy {settings.policy!r}; there are: {', '.join(sorted(_POLICIES))}"
-        ) from None
+    now, rows, more = waiting.now, waiting.rows, waiting.head_rows
+    if rows >= waiting.limit:
+        return now
+    latency, bucket = waiting.latency, waiting.bucket
+    together = latency.predict(rows + more, bucket)
+    latest = waiting.latest_end - together
+    if latest <= now:
+        return now
+    saved = latency.predict(rows, bucket) + latency.predict(more, bucket) - together
+    if saved <= 0.0:
+        return now
+    arrivals, worth = waiting.arrivals, saved * (1.0 - waiting.busy)
+    if not arrivals.in_bursts and arrivals.rate > 0.0:
+        worth = min(worth, 1.0 / (_BURST * arrivals.rate))
+    return min(arrivals.worth_waiting_until(now, worth), latest)
 
 
 def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from math import inf
 from types import MappingProxyType
 
 from serve_app.scheduling.entry import Entry, EntryState
@@ -142,8 +143,13 @@ class CircuitBreaker:
 
     def poll(self, now: float) -> None:
         """Let probes through once it has been open for ``reset_s``."""
-        if self.state is State.OPEN and now >= self.since + self._settings.reset_s:
+        if now >= self.next_poll:
             self._move(Event.WAITED, now)
+
+    @property
+    def next_poll(self) -> float:
+        """When `poll` lets probes through, seconds; ``inf`` where it is not open."""
+        return self.since + self._settings.reset_s if self.state is State.OPEN else inf
 
     def places(self) -> int:
         """How many entries `admit` would let through now."""

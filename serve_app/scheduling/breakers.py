@@ -7,6 +7,7 @@ breaker opens. Verdicts on a replica that is ejected are not its model's.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, NamedTuple
 
 from serve_app.errors import ModelUnavailable
@@ -112,6 +113,11 @@ class Breakers:
                 breaker.poll(now)
                 if breaker.state is not State.OPEN:
                     self._changed(variant, breaker, now)
+
+    @property
+    def next_poll(self) -> float:
+        """When `poll` changes anything, seconds; ``inf``: not before something else happens."""
+        return min([breaker.next_poll for breaker in self._limited.values()], default=inf)
 
     def sweep(self, queue: ModelQueue, now: float) -> list[Refused]:
         """Take what is queued for open breakers out, or to a fallback. The caller ends what is returned."""

@@ -23,11 +23,12 @@ class Bundle:
         replica: Where it is.
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
         rows: Rows of the bundle.
-        begins: When its replica was predicted to be free for it, seconds; when it was sent at the earliest.
+        begins: When it was sent, seconds.
         settled: Whether no rescue of any of its entries is to be thought of any more.
+        orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
     """
 
-    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "replica", "rows", "settled")
+    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "orphaned", "replica", "rows", "settled")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Bundle:
     ) -> None:
         self.begins = begins
         self.settled = False
+        self.orphaned = False
         self.id = id
         self.model = model
         self.replica = replica

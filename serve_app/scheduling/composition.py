@@ -12,15 +12,17 @@ Here the size follows from what is queued, which the exact bound shows to be wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.batching import target_s
 from serve_app.scheduling.breaker import ALL
-from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ClassQueue, ModelQueue
+from serve_app.scheduling.queue import Merged, ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.tenant_queue import TenantQueue
 from serve_app.scheduling.variants import VariantLatency
 
 
@@ -29,8 +31,6 @@ class Room(NamedTuple):
 
     Attributes:
         slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
-        next_slack_from: The same at the next best replica; ``inf`` when there is none. Entries that are given up here
-            and can still be in time there stay queued.
         max_rows: Most rows.
         longest_s: Per class, the longest predicted execution that its rows may be part of, so that no more urgent
             class is blocked too long; the head alone may take longer.
@@ -38,7 +38,6 @@ class Room(NamedTuple):
     """
 
     slack_from: float
-    next_slack_from: float
     max_rows: int
     longest_s: tuple[float, float, float] = (inf, inf, inf)
     owed: Priority | None = None
@@ -105,17 +104,17 @@ def compose(
         latencies: Of the model.
         room: What bounds the bundle.
     """
-    own = queue.fresh[priority - 1]
+    own, rest = queue.fresh[priority - 1].turns()
     head = own.head()
     assert head is not None
     lane, variant = head.lane, head.variant
     latency = latencies.of(variant)
     if head.rows >= room.max_rows:
         # More than a batch: it goes alone, in pieces.
-        own.pop()
+        own.take_head(lane)
         return _alone(head, latencies, settings, room)
     looked_at: list[Entry] = []
-    places = _places(latencies, variant, ALL)
+    places = 1 if lane == ALONE else _places(latencies, variant, ALL)
     run = _best_run(own, lane, looked_at, settings, latency, room, places)
     if run.start and not lane:
         for fallback in settings.fallbacks:
@@ -125,13 +124,7 @@ def compose(
                 run = _best_run(own, lane, looked_at, settings, latency, room, places)
                 if not run.start:
                     break
-    given_up: list[Entry] = []
-    for entry in looked_at[: run.start]:
-        alone = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
-        if entry.deadline - room.next_slack_from >= alone:
-            own.push(entry)
-        else:
-            given_up.append(entry)
+    given_up = looked_at[: run.start]
     for entry in looked_at[run.end :]:
         own.push(entry)
     entries = looked_at[run.start : run.end]
@@ -139,7 +132,7 @@ def compose(
         return Composition([], 0, 0, variant, given_up)
     if places < ALL:
         return Composition(entries, run.rows, run.bucket, variant, given_up)
-    rows = _fill(queue, own, lane, entries, run, latency, settings, room, given_up)
+    rows = _fill(queue, priority, rest, lane, entries, run, latency, settings, room, given_up)
     return Composition(entries, rows, run.bucket, variant, given_up)
 
 
@@ -165,7 +158,7 @@ def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, r
 
 
 def _best_run(
-    own: ClassQueue,
+    own: TenantQueue | Merged,
     lane: str,
     looked_at: list[Entry],
     settings: ModelScheduling,
@@ -253,7 +246,8 @@ def _nothing(start: int) -> _Run:
 
 def _fill(
     queue: ModelQueue,
-    own: ClassQueue,
+    chosen: Priority,
+    rest: Sequence[TenantQueue],
     lane: str,
     entries: list[Entry],
     run: _Run,
@@ -262,39 +256,113 @@ def _fill(
     room: Room,
     given_up: list[Entry],
 ) -> int:
-    """Fill a bundle up with rows of the other classes: the owed one, then the most urgent first. Returns its rows.
+    """Fill a bundle up: tenants over their part, then the class that is owed, then the most urgent. Returns its rows.
 
     An entry whose deadline is too near for the filled bundle is passed over, and given up where it could not be in
     time after the bundle either: else the nearly late of one class would leave its place to less urgent ones.
     """
-    rows, bucket = run.rows, run.bucket
-    waiting = sum(other.rows for other in queue.fresh if other is not own)
+    rows, bucket, fresh = run.rows, run.bucket, queue.fresh
+    own = fresh[chosen - 1]
+    waiting = sum([other.rows for other in fresh if rest or other is not own])
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
-    for priority in _PRIORITIES if room.owed is None else (room.owed, *_PRIORITIES):
-        other, longest_s = queue.fresh[priority - 1], room.longest_s[priority - 1]
-        if other is own or not other.rows:
-            continue
+    for tenant in rest:
+        rows, most = _fill_by(tenant, lane, entries, rows, most, bucket, latency, settings, room, given_up)
+    others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
+    if room.owed in others:
+        others.insert(0, room.owed)
+    for priority in others:
+        if rows >= most:
+            break
+        longest_s = room.longest_s[priority - 1]
         limit = most if longest_s >= run.target else min(most, latency.rows_within(longest_s, bucket, most))
         end = room.slack_from + latency.predict(max(limit, rows), bucket)
-        passed_over: list[Entry] = []
-        while rows < limit and len(passed_over) < settings.max_rows:
-            following = other.head(lane)
-            if following is None or rows + following.rows > limit or following.bucket > bucket:
-                break
-            if following.deadline >= end:
-                rows += other.take(entries, limit - rows, bucket, lane)
-                break
-            other.take_head(lane)
-            alone = latency.predict(following.rows, following.bucket)
-            later = min(end, room.next_slack_from)
-            if settings.early_drop and following.deadline - later < alone and not following.probe:
-                given_up.append(following)
-            else:
-                passed_over.append(following)
-        for following in passed_over:
-            other.push(following)
+        first, behind = fresh[priority - 1].turns()
+        for source in (first, *behind):
+            rows = _fill_from(source, lane, entries, rows, limit, bucket, end, latency, settings, given_up)
+    return rows
+
+
+def _fill_by(
+    tenant: TenantQueue,
+    lane: str,
+    entries: list[Entry],
+    rows: int,
+    most: int,
+    bucket: int,
+    latency: LatencyModel,
+    settings: ModelScheduling,
+    room: Room,
+    given_up: list[Entry],
+) -> tuple[int, int]:
+    """Fill a bundle up with the most consecutive entries of a tenant that are in time for what it becomes with them.
+
+    Returns:
+        Its rows, and the most that it may have now.
+    """
+    looked_at: list[Entry] = []
+    start = joining = 0
+    best, best_rows = (0, 0), 0
+    begin = room.slack_from
+    while rows + joining < most and len(looked_at) < 2 * settings.max_rows:
+        following = tenant.head(lane)
+        if following is None or rows + following.rows > most or following.bucket > bucket:
+            break
+        tenant.take_head(lane)
+        looked_at.append(following)
+        joining += following.rows
+        while joining and (
+            rows + joining > most or begin + latency.predict(rows + joining, bucket) > looked_at[start].deadline
+        ):
+            joining -= looked_at[start].rows
+            start += 1
+        if joining > best_rows:
+            best, best_rows = (start, len(looked_at)), joining
+    chosen = looked_at[best[0] : best[1]]
+    rows += best_rows
+    if chosen:
+        entries += chosen
+        most = latency.rows_within(chosen[0].deadline - begin, bucket, most)
+    end = begin + latency.predict(rows, bucket)
+    for other in (*looked_at[: best[0]], *looked_at[best[1] :]):
+        alone = latency.predict(other.rows, other.bucket)
+        if settings.early_drop and other.deadline - end < alone and not other.probe:
+            given_up.append(other)
+        else:
+            tenant.push(other)
+    return rows, most
+
+
+def _fill_from(
+    source: TenantQueue | Merged,
+    lane: str,
+    entries: list[Entry],
+    rows: int,
+    limit: int,
+    bucket: int,
+    end: float,
+    latency: LatencyModel,
+    settings: ModelScheduling,
+    given_up: list[Entry],
+) -> int:
+    """Fill a bundle of so many rows up to ``limit``, which would end then. Returns its rows."""
+    passed_over: list[Entry] = []
+    while rows < limit and len(passed_over) < settings.max_rows:
+        following = source.head(lane)
+        if following is None or rows + following.rows > limit or following.bucket > bucket:
+            break
+        if following.deadline >= end:
+            rows += source.take(entries, limit - rows, bucket, lane)
+            break
+        source.take_head(lane)
+        alone = latency.predict(following.rows, following.bucket)
+        if settings.early_drop and following.deadline - end < alone and not following.probe:
+            given_up.append(following)
+        else:
+            passed_over.append(following)
+    for following in passed_over:
+        source.push(following)
     return rows
 
 

@@ -33,7 +33,9 @@ class Dispatch(NamedTuple):
         rows: Sum of the entries' rows.
         bucket: Largest cost bucket of the entries.
         predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
-        variant: What all the entries run on, empty for the exact model. It may be a fallback for what they asked for.
+        variant: What all the entries ask for, empty for the exact model.
+        exact: Whether no fallback may stand in for it.
+        overhead_s: What the ways there and back, and what else is no execution, are expected to take, seconds.
     """
 
     bundle_id: int
@@ -44,6 +46,8 @@ class Dispatch(NamedTuple):
     bucket: int
     predicted_s: float
     variant: str = ""
+    exact: bool = True
+    overhead_s: float = 0.0
 
 
 class Change(NamedTuple):

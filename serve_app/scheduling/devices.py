@@ -1,32 +1,36 @@
-"""Devices: what may run next where models share a GPU or CPU cores, and when.
+"""Devices: which model's entries go to a replica next, and when.
 
-Every model belongs to one `Device`. The simple case is a model on its own: then the device adds nothing to the model's
-slots. Models of a group contend for what they compute on, so their bundles go one after the other (``concurrency`` at
-a time): which one is next is decided over all of them, by class and slack, and a long bundle of a lower class is cut
-short or held back when an urgent one is due.
+Every model belongs to one device. A model on its own sends its entries ahead, so that its replicas' gates can compose
+batches of them (`Alone`). Models of a group contend for what they compute on, so their bundles go one after the other,
+``concurrency`` at a time (`Shared`): which one is next is decided here over all of them, by class and slack, and a long
+bundle of a lower class is cut short or held back when an urgent one is due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.model_state import Candidate, ModelState
-from serve_app.scheduling.overhead import Overhead
+from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.settings import DeviceGroup
-from serve_app.scheduling.shares import Shares
+from serve_app.scheduling.shares import Shares, riders_of
 from serve_app.scheduling.slots import Replica
 
-_LATENESS_S = 0.001
-"""How late timers are until that was measured."""
+_PRIORITIES = tuple(Priority)
+_ANY_BUCKET = 1 << 62
 _HOLD = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
-_LOOSE = 2.0
-"""A head with more slack than this many of the executions before it leaves some for whoever just misses its bundle."""
+_COALESCE = 0.0625
+"""Entries that come within this part of an execution travel together to a busy replica."""
+_PARTS = 2
+_FEWEST = 2
+"""A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
+batch leaves over of a bundle goes back to its router."""
 
 
 class NextBundle(NamedTuple):
@@ -41,249 +45,368 @@ class NextBundle(NamedTuple):
     predicted_s: float
 
 
-class _Running:
-    """A bundle on a shared device."""
+class Alone:
+    """A model whose replicas share nothing with other models.
 
-    __slots__ = ("end", "nbytes", "predicted_s")
-
-    def __init__(self, predicted_s: float, end: float, nbytes: int) -> None:
-        self.predicted_s = predicted_s
-        self.end = end
-        self.nbytes = nbytes
-
-
-class Device:
-    """What one model, or a group of them, computes on.
+    Entries go to a replica at once while there is room (`Slots`), so that its gate has them when the session is free.
+    What comes within a part of an execution travels together, unless it is more urgent than all that is there.
 
     Args:
-        models: The members.
-        min_share: Guaranteed share per class, over all members.
-        group: The group, or ``None`` for a single model.
+        model: The model.
 
     Attributes:
-        models: The members.
-        shares: The classes' credits.
-        claims: What the classes lately asked.
-        lateness: How late `next_bundle` is asked again: timers are.
-        concurrency: Executions at once over all members; 0 where only the replicas' slots limit them.
+        active: The model.
         open_at: When the latest `next_bundle` wants to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
+    concurrency = 0
+
+    __slots__ = ("_model", "active", "open_at")
+
+    def __init__(self, model: ModelState) -> None:
+        self._model = model
+        self.active = {model: None}
+        self.open_at = inf
+
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
+        """An entry was accepted."""
+
+    def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
+        """A bundle was sent."""
+
+    def ended(self, bundle_id: int, now: float) -> None:
+        """A bundle was answered, failed, or was given up."""
+
+    def rest(self) -> None:
+        """After a decision."""
+
+    @property
+    def wake_at(self) -> float:
+        """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
+        return min(self.open_at, self._model.wake_at)
+
+    def wait_s(self, now: float) -> float:  # noqa: ARG002 - see `Shared`
+        """How long until one more execution has room on the device: none, whatever its replicas do."""
+        return 0.0
+
+    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:  # noqa: ARG002 - see `Shared`
+        """Take the next bundle from the queue, for a replica with room; ``None`` when nothing goes now."""
+        self.open_at = inf
+        model = self._model
+        queue, slots, most = model.queue, model.slots, model.settings.max_rows
+        for priority in _PRIORITIES:
+            fresh, retry = queue.fresh[priority - 1], queue.retry[priority - 1]
+            head = fresh.head() if fresh.rows else None
+            again = retry.head() if retry.rows else None
+            if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
+                replica = slots.choose(priority, most, now, 0.0, again.avoid, suspect=True)
+                if replica is not None:
+                    retry.pop()
+                    return self._bundle(replica, [again])
+            if head is None:
+                continue
+            if fresh.has_tenants:
+                if (following := self._dealt(priority, now)) is not None:
+                    return following
+                continue
+            replica = slots.choose(priority, most, now, model.per_row_s)
+            if replica is None:
+                continue
+            part = self._part()
+            if fresh.rows < part and replica.rows_before(priority):
+                send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
+                if now < send_at:
+                    self.open_at = send_at
+                    return None  # what is less urgent does not go before it
+            return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most))
+        return None
+
+    def _part(self) -> int:
+        """Most rows of a bundle for a busy replica."""
+        return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
+
+    def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
+        """Entries of one lane, those of the class first and then of less urgent ones, as far as there is room."""
+        model = self._model
+        queue, lane = model.queue, head.lane
+        room = model.slots.window * model.settings.max_rows
+        queue.fresh[priority - 1].take_head(lane)
+        entries, rows = [head], head.rows
+        for other in _PRIORITIES[priority - 1 :]:
+            if rows < most and queue.fresh[other - 1].rows:
+                left = min(most, room - replica.rows_before(other)) - rows
+                rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, lane)
+        return entries
+
+    def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
+        """A bundle of several tenants' entries: whoever has the fewest rows at the replicas for its weight goes first.
+
+        A tenant with less there than its part of the room finds room in any case: else the entries of one that sends
+        more would be all that the gates can choose from.
+        """
+        model = self._model
+        slots, most = model.slots, model.settings.max_rows
+        waiting = model.queue.fresh[priority - 1].waiting()
+        turns = []
+        for queue in waiting:
+            head = queue.head()
+            assert head is not None
+            turns.append((slots.rows_of(priority, queue.tenant) / queue.weight, head.deadline, head.id, queue))
+        heapify(turns)
+        head = turns[0][3].head()
+        assert head is not None
+        part = slots.window * most * max(1, slots.usable) / sum([queue.weight for queue in waiting])
+        replica = slots.choose(priority, most, now, model.per_row_s)
+        if replica is None and turns[0][0] < part:
+            replica = slots.choose(priority, inf, now, model.per_row_s)
+        if replica is None:
+            return None
+        lane, longest, rows = head.lane, self._part() if replica.rows else most, 0
+        entries: list[Entry] = []
+        room = slots.window * most - replica.rows_before(priority)
+        while turns:
+            ahead, _, _, queue = turns[0]
+            following = queue.head(lane)
+            if following is None or (rows >= room and ahead >= part):
+                heappop(turns)
+                continue
+            if entries and rows + following.rows > longest:
+                break
+            queue.take_head(lane)
+            entries.append(following)
+            rows += following.rows
+            heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
+        return self._bundle(replica, entries)
+
+    def _bundle(self, replica: Replica, entries: list[Entry]) -> NextBundle:
+        model = self._model
+        rows = sum([entry.rows for entry in entries])
+        bucket = max([entry.bucket for entry in entries])
+        head = entries[0]
+        predicted_s = execution_s(model.latencies.of(head.variant), rows, bucket, model.settings.max_rows)
+        return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s)
+
+
+class _Candidate(NamedTuple):
+    """What one model of a group would dispatch next."""
+
+    model: ModelState
+    priority: Priority
+    head: Entry
+    replica: Replica
+    ready: list[Priority]
+    paid: bool
+    owed: Priority | None
+    slack_s: float
+    alone_s: float
+
+
+class _Running(NamedTuple):
+    """A bundle on a shared device."""
+
+    end: float
+    nbytes: int
+
+
+class Shared:
+    """Models that compute on one device.
+
+    Args:
+        group: Its settings; models join one by one.
+        min_share: Guaranteed share per class, over all members.
+
+    Attributes:
+        active: Members with anything queued, and those to which something else may happen.
+        members: How many there are.
+        shares: The classes' credits.
+        concurrency: Executions at once over all members.
+        open_at: As of `Alone`.
+    """
+
     __slots__ = (
-        "_gap_end",
+        "_claims",
+        "_group",
         "_held_since",
         "_memory_bytes",
         "_running",
-        "claims",
+        "active",
         "concurrency",
-        "lateness",
-        "models",
+        "members",
         "open_at",
         "shares",
     )
 
-    def __init__(
-        self, models: list[ModelState], min_share: Mapping[Priority, float], group: DeviceGroup | None = None
-    ) -> None:
-        self.models = models
+    def __init__(self, group: DeviceGroup, min_share: Mapping[Priority, float]) -> None:
+        self.active: dict[ModelState, None] = {}
+        self.members = 0
         self.shares = Shares(min_share)
-        self.claims = Claims()
+        self.concurrency = group.concurrency
         self.open_at = inf
-        self.lateness = Overhead(_LATENESS_S)
-        self._gap_end = inf
+        self._claims = Claims()
         self._held_since: float | None = None
-        self.concurrency = 0 if group is None else group.concurrency
-        resident = sum(model.settings.resident_bytes for model in models)
-        self._memory_bytes = group.memory_bytes - resident if group is not None and group.memory_bytes else 0
+        self._group = group
+        # What is left for running batches.
+        self._memory_bytes = group.memory_bytes
         self._running: dict[int, _Running] = {}
 
-    def earliest_start(self, now: float) -> float:
-        """When the device is predicted to have room for one more execution; ``now`` when it has."""
-        if not self.concurrency or len(self._running) < self.concurrency:
-            return now
-        ends = sorted(running.end for running in self._running.values())
-        return max(now, ends[len(ends) - self.concurrency])
+    def join(self, model: ModelState) -> None:
+        """A model is to run here."""
+        self.members += 1
+        self._memory_bytes -= model.settings.resident_bytes
+
+    def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
+        """A member runs here no more, and nobody counts on what its bundles take."""
+        self.members -= 1
+        self._memory_bytes += model.settings.resident_bytes
+        self.active.pop(model, None)
+        for bundle_id in bundles:
+            self._running.pop(bundle_id, None)
+
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
+        """An entry of a member was accepted."""
+        self._claims.observe(entry, model.latencies.of(entry.variant), model.settings, now)
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""
-        if self.concurrency and following.replica.name is not None:
-            begin = self.earliest_start(now)
+        if following.replica.name is not None:
             nbytes = min(following.rows, following.model.settings.max_rows) * following.model.settings.bytes_per_row
-            self._running[bundle_id] = _Running(following.predicted_s, begin + following.predicted_s, nbytes)
+            self._running[bundle_id] = _Running(now + following.predicted_s, nbytes)
 
-    def ended(self, bundle_id: int, now: float) -> None:
+    def ended(self, bundle_id: int, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """A bundle was answered, failed, or was given up."""
-        if bundle_id not in self._running:
-            return
-        ran = list(self._running).index(bundle_id) < self.concurrency
-        del self._running[bundle_id]
-        if ran and len(self._running) >= self.concurrency:
-            # The first that was staged begins now.
-            begun = list(self._running.values())[self.concurrency - 1]
-            begun.end = now + begun.predicted_s
+        self._running.pop(bundle_id, None)
+
+    @property
+    def wake_at(self) -> float:
+        """As of `Alone`."""
+        return min([self.open_at, *(model.wake_at for model in self.active)])
+
+    def rest(self) -> None:
+        """After a decision: members with nothing to do are not active any more."""
+        for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
+            del self.active[model]
+
+    def wait_s(self, now: float) -> float:
+        """How long until one more execution is predicted to have room on the device, seconds."""
+        if len(self._running) < self.concurrency:
+            return 0.0
+        ends = sorted(running.end for running in self._running.values())
+        return max(0.0, ends[len(ends) - self.concurrency] - now)
 
     def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:
-        """Take the next bundle from a queue, for a replica with a free slot; ``None`` when nothing goes now.
+        """Take the next bundle from a queue, for a replica with nothing in flight; ``None`` when nothing goes now.
 
-        Expired entries must have been taken out before. The caller takes the slot.
+        Expired entries must have been taken out before. The caller counts the bundle in.
 
         Args:
             now: Seconds.
             given_up: Receives the entries that are not worth executing any more. The caller ends them.
         """
-        if self.open_at <= now:
-            self.lateness.observe(now - self.open_at)
         while True:
             self.open_at = inf
-            begin = self._begin(now) if self.concurrency else now
-            if begin == inf:
+            if len(self._running) >= self.concurrency:
                 return None
-            found = (model.candidate(now, self.shares) for model in self.models if model.queue)
+            found = (self._candidate(model, now) for model in self.active if model.queue)
             candidates = [candidate for candidate in found if candidate is not None]
-            if not candidates:
-                return None
             if len(candidates) > 1:
-                candidates = self._paid(candidates)
+                most_urgent = min(candidate.priority for candidate in candidates)
+                candidates = [self._unpaid_unless_full(candidate, most_urgent) for candidate in candidates]
                 candidates.sort(key=_urgency)
+            waiting = sorted({priority for candidate in candidates for priority in candidate.ready})
             before = len(given_up)
-            following = self._first_of(candidates, begin, now, given_up)
-            if following is not None or len(given_up) == before:
-                return following
-            # Everything that was looked at is given up: look again at what is left.
+            for candidate in candidates:
+                following = self._try(candidate, waiting, now, given_up)
+                if following is not None:
+                    return following
+            if len(given_up) == before:
+                return None
+            # Something that was looked at is given up: look again at what is left.
 
-    def _paid(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Let those go first whose class is not the most urgent of all members, and has credit for a full batch."""
-        most_urgent = min(candidate.priority for candidate in candidates)
-        shares = self.shares
-        return [
-            candidate._replace(paid=True)
-            if candidate.priority > most_urgent
-            and shares.covers(candidate.priority, max(candidate.alone_s, candidate.model.full_s(candidate.head)))
-            else candidate
-            for candidate in candidates
-        ]
+    def _candidate(self, model: ModelState, now: float) -> _Candidate | None:
+        """What a model would dispatch next, and where; ``None`` without anything that can go."""
+        queue, slots = model.queue, model.slots
+        ready: list[Priority] = []
+        heads: list[tuple[Entry, Replica]] = []
+        for priority in _PRIORITIES:
+            fresh = queue.fresh[priority - 1]
+            head = fresh.turns()[0].head() if fresh.rows else None
+            replica = slots.choose(_LOW, model.settings.max_rows, now)
+            again = queue.retry[priority - 1].head()
+            if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
+                elsewhere = slots.choose(_LOW, model.settings.max_rows, now, 0.0, again.avoid, suspect=True)
+                if elsewhere is not None:
+                    head, replica = again, elsewhere
+            if head is not None and replica is not None and not replica.bundles:
+                ready.append(priority)
+                heads.append((head, replica))
+        if not ready:
+            return None
+        chosen, paid = 0, False
+        owed: Priority | None = None
+        for at in range(1, len(ready)):
+            if not self.shares.covers(ready[at], model.alone_s(heads[at][0])):
+                continue
+            if self.shares.credit_s[ready[at]] < model.full_s(heads[at][0]):
+                owed = owed or ready[at]
+                continue
+            chosen, paid, owed = at, True, None
+            break
+        head, replica = heads[chosen]
+        alone_s = model.alone_s(head)
+        slack_s = (head.deadline - now - alone_s) / model.settings.weight
+        return _Candidate(model, ready[chosen], head, replica, ready, paid, owed, slack_s, alone_s)
 
-    def _first_of(
-        self, candidates: list[Candidate], begin: float, now: float, given_up: list[Entry]
-    ) -> NextBundle | None:
-        """Try the candidates in order, each as long as it is not in the way of one before it that waits."""
-        waiting = _classes(candidates)
-        self._gap_end = inf
-        before = len(given_up)
-        for candidate in candidates:
-            following = self._try(candidate, waiting, begin, now, given_up)
-            if following is not None or len(given_up) > before:
-                return following
-        return None
+    def _unpaid_unless_full(self, candidate: _Candidate, most_urgent: Priority) -> _Candidate:
+        """Over several models, a class goes first on credit only where that is worth a full batch."""
+        priority = candidate.priority
+        cost_s = max(candidate.alone_s, candidate.model.full_s(candidate.head))
+        return candidate._replace(paid=priority > most_urgent and self.shares.covers(priority, cost_s))
 
     def _try(
-        self,
-        candidate: Candidate,
-        waiting: list[Priority],
-        begin: float,
-        now: float,
-        given_up: list[Entry],
+        self, candidate: _Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
     ) -> NextBundle | None:
         model, priority, head, paid = candidate.model, candidate.priority, candidate.head, candidate.paid
-        replica, settings, latencies = candidate.replica, model.settings, model.latencies
-        overhead_s = model.overhead.seconds
-        start = max(now, replica.busy_until, begin)
-        if start > now and not model.policy.stages_early:
-            send_at = start - self._lead_s(candidate)
-            if now < send_at:
-                self.open_at = min(self.open_at, send_at)
-                return None
-        slack_from = start + overhead_s + replica.riders_s
-        alone = candidate.alone_s
-        if start + alone > self._gap_end:
-            return None  # a more urgent one waits, and this would be in its way
-        longest_s = _ANY
-        second_start = model.slots.second_start(replica, now)
-        if self.concurrency or second_start - now > 0.0:
-            longest_s = self.claims.bounds_s(now)
-            longest = longest_s[priority - 1]
-            if not self.concurrency and second_start - now <= longest:
-                longest_s = _ANY
-            elif not paid and self.concurrency and alone > longest and self.claims.likely_blocks(priority, alone, now):
-                if self._held_since is not None:
-                    self.shares.held_back(priority, min(alone, now - self._held_since))
-                self._held_since = now
-                self.open_at = min(self.open_at, now + _HOLD * alone)
-                return None
-            if self._gap_end < inf:
-                gap_s = self._gap_end - start
-                longest_s = (min(gap_s, longest_s[0]), min(gap_s, longest_s[1]), min(gap_s, longest_s[2]))
-        if candidate.spare_s < inf:
-            longest_s = (longest_s[0], min(candidate.spare_s, longest_s[1]), min(candidate.spare_s, longest_s[2]))
-        most = replica.most_rows(settings.max_rows)
-        if self._memory_bytes and settings.bytes_per_row:
+        settings = model.settings
+        longest_s = self._claims.bounds_s(now)
+        alone_s = candidate.alone_s
+        if not paid and alone_s > longest_s[priority - 1] and self._claims.likely_blocks(priority, alone_s, now):
+            if self._held_since is not None:
+                self.shares.held_back(priority, min(alone_s, now - self._held_since))
+            self._held_since = now
+            self.open_at = min(self.open_at, now + _HOLD * alone_s)
+            return None
+        most = settings.max_rows
+        if self._group.memory_bytes and settings.bytes_per_row:
             free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
             fitting = free // settings.bytes_per_row
-            if fitting < min(head.rows, settings.max_rows):
+            if fitting < min(head.rows, most):
                 return None  # when something that runs has ended
             most = min(most, fitting)
-        if head.attempts == 0 and not paid:
-            late_s = self.lateness.seconds
-            opens = model.opens_at(candidate, slack_from + late_s, min(most, settings.max_rows), now)
-            if opens > now:
-                self.open_at = min(self.open_at, opens)
-                self._gap_end = min(self._gap_end, opens)
-                return None
         if head.attempts:
             model.queue.retry[priority - 1].pop()
             entries, rows, bucket, variant = [head], head.rows, head.bucket, head.variant
         else:
-            room = Room(slack_from, second_start + overhead_s + replica.riders_s, most, longest_s, candidate.owed)
-            composition = compose(model.queue, priority, settings, latencies, room)
+            room = Room(now + model.overhead.seconds, most, longest_s, candidate.owed)
+            composition = compose(model.queue, priority, settings, model.latencies, room)
             given_up += composition.given_up
             entries, rows, bucket, variant = composition[:4]
             if not entries:
                 return None
-        predicted = replica.riders_s + execution_s(latencies.of(variant), rows, bucket, settings.max_rows)
-        riders = _riders(entries, rows, priority) if len(entries) > 1 else ()
+        predicted_s = execution_s(model.latencies.of(variant), rows, bucket, settings.max_rows)
         self._held_since = None
-        self.shares.dispatched(predicted, waiting, priority, riders, paid=paid)
-        return NextBundle(model, replica, entries, rows, bucket, variant, predicted)
-
-    def _lead_s(self, candidate: Candidate) -> float:
-        """How long before its predicted begin a bundle is sent to a busy replica, seconds."""
-        if self.concurrency:
-            return 0.0  # it would not wait at a gate but take from what still runs
-        model, replica = candidate.model, candidate.replica
-        if replica.share < 1.0:
-            # Where other routers send too, what is at the gate early shares their batches.
-            return 0.5 * model.overhead.seconds
-        running_s = replica.last_s
-        if candidate.slack_s < _LOOSE * running_s:
-            return self.lateness.seconds
-        # Predictions are high quantiles: most executions end before, and the session would wait for this bundle. What
-        # comes while it is under way is in time with the next one.
-        return self.lateness.seconds + model.earliness.part * running_s
-
-    def _begin(self, now: float) -> float:
-        """When a shared device can begin one more bundle; ``inf`` when one is staged behind every running one."""
-        if len(self._running) >= 2 * self.concurrency:
-            return inf
-        return self.earliest_start(now)
+        riders = riders_of(entries, rows, priority)
+        self.shares.dispatched(predicted_s, waiting, priority, riders, paid=paid)
+        if not head.attempts:
+            model.queue.served(entries, predicted_s, priority, riders)
+        return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
 
 
-def _urgency(candidate: Candidate) -> tuple[bool, Priority, float]:
-    return not candidate.paid, candidate.priority, candidate.slack_s
+Device = Alone | Shared
 
 
-def _classes(candidates: list[Candidate]) -> list[Priority]:
-    if len(candidates) == 1:
-        return candidates[0].ready
-    return sorted({priority for candidate in candidates for priority in candidate.ready})
+def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float, str]:
+    # By name where all else is equal, so that it does not matter to which of them something happened first.
+    return not candidate.paid, candidate.priority, candidate.slack_s, candidate.model.settings.name
 
 
-def _riders(entries: list[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
-    """The classes other than ``chosen`` in a bundle, with their parts of its rows."""
-    riding: dict[Priority, int] = {}
-    for entry in entries:
-        if entry.priority is not chosen:
-            riding[entry.priority] = riding.get(entry.priority, 0) + entry.rows
-    return [(priority, part / rows) for priority, part in riding.items()]
-
-
-_ANY = (inf, inf, inf)
+_LOW = Priority.LOW

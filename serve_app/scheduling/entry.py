@@ -23,6 +23,9 @@ class Priority(IntEnum):
 EXACT_ONLY = "="
 """The lane of entries for the exact model that no fallback may answer. No variant can have this name."""
 
+ALONE = "!"
+"""The lane of entries that share no batch. No variant can have this name."""
+
 
 class EntryState(Enum):
     """Where an entry is. The only legal moves are downwards, plus RUNNING -> QUEUED for one retry."""
@@ -53,6 +56,8 @@ class Entry:
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
+        tenant: Who shares the class with others; see `serve_app.scheduling.tenants`. All with the same name are one.
+        weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
     """
 
     __slots__ = (
@@ -71,7 +76,9 @@ class Entry:
         "probe",
         "rows",
         "state",
+        "tenant",
         "variant",
+        "weight",
     )
 
     def __init__(
@@ -89,6 +96,8 @@ class Entry:
         *,
         exact: bool = False,
         default_of: Priority | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> None:
         self.id = id
         self.model = model
@@ -106,6 +115,13 @@ class Entry:
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of
+        self.tenant = tenant
+        self.weight = weight
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is for the exact model, and no fallback may stand in."""
+        return self.lane == EXACT_ONLY
 
     def twin(self, avoid: str) -> Entry:
         """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
@@ -121,6 +137,8 @@ class Entry:
             self.payload,
             self.variant,
             default_of=self.default_of,
+            tenant=self.tenant,
+            weight=self.weight,
         )
         copy.lane = self.lane
         copy.attempts = self.attempts

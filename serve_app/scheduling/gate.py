@@ -1,239 +1,346 @@
-"""The replica's gate: bundles of several routers wait here, and one batch is granted when the session is free.
+"""The replica's gate: the candidates of all routers wait here, and the next batch is composed when the session is free.
 
-Each router decides by what it knows: its own queue and its own bundles. What several of them send together may be more
-than can be in time, so the last word is at the replica: an entry that would be late is not executed (`foresight`), and
-routers are told how busy the replica is and which part of a batch is theirs (`Outlook`). So long as each keeps to its
-part, their bundles share batches and wait no longer than those of a single router.
+    add ──> QUEUED ──next──> chosen for a batch
+               │
+               ├──next──> dropped: expired, or given up since it cannot be in time, or only at the cost of more others
+               └──remove─> its client has gone, or it goes back to its router
+
+Routers send entries ahead, so that they are here in time; nothing is decided there but which entries come first. Here
+all of them meet, and with them all classes: so priority, shares and deadlines hold across routers, and a batch is made
+of what is known at the last moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, inf
 from typing import NamedTuple
 
-from serve_app.scheduling.foresight import Foresight
+from serve_app.scheduling.arrivals import ArrivalPattern
+from serve_app.scheduling.batching import Waiting, open_at, target_s
+from serve_app.scheduling.claims import Claims
+from serve_app.scheduling.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.shares import Shares, riders_of
+from serve_app.scheduling.tenant_queue import Totals
+from serve_app.scheduling.variants import VariantLatency
 
-_REMEMBERED_S = 10.0
-_ACTIVE_S = 1.0
-_SMALL = 0.25
-_LINGER_S = 0.002
-
-
-class Ticket(NamedTuple):
-    """A bundle that waits for the session.
-
-    Attributes:
-        id: Unique among the waiting.
-        priority: The most urgent class in the bundle; a lower number is more urgent.
-        deadline: Earliest deadline in the bundle, seconds on the replica's monotonic clock. Orders the waiting.
-        rows: Rows of the bundle.
-        bucket: Largest cost bucket in it.
-        expires: Latest deadline in the bundle: after it nobody wants any of the answers. ``None``: as ``deadline``.
-        sender: Names the router that sent it.
-        variant: What it runs on.
-        alone: Whether it shares no batch.
-    """
-
-    id: int
-    priority: int
-    deadline: float
-    rows: int
-    bucket: int = 0
-    expires: float | None = None
-    sender: str = ""
-    variant: str = ""
-    alone: bool = False
+_HIGH = Priority.HIGH
+_PRIORITIES = tuple(Priority)
+_PROBE_S = 1.0
+_BUSY_S = 2.0
+_SHORT_S = 0.002
+"""Timers come about so late: nothing waits for what takes no longer."""
 
 
-class Grant(NamedTuple):
+class Turn(NamedTuple):
     """What the session shall run now.
 
     Attributes:
-        granted: Ids of the bundles that form the batch, most urgent first; empty when nothing waits.
-        expired: Ids of the bundles that nobody waits for any more. They have left the gate.
-        rows: Rows of the batch.
-        bucket: Largest cost bucket of the batch.
+        entries: The batch; empty when nothing is to run now. They have left the gate.
+        rows: Its rows.
+        bucket: Its largest cost bucket.
+        variant: What it runs on.
+        predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
+        dropped: Entries that have left the gate without a run: expired, or given up.
+        opens: When to ask again if nothing comes before, seconds; ``inf``: never.
     """
 
-    granted: list[int]
-    expired: list[int]
+    entries: Sequence[Entry]
     rows: int
     bucket: int
-
-
-class Outlook(NamedTuple):
-    """What a replica tells a router, with an answer, where others send to it too.
-
-    Attributes:
-        busy_s: Predicted time until all that runs and waits at the replica is done, seconds.
-        bundles: The receiver's own bundles among that.
-        share: The part of a batch that is the receiver's, over 0 to 1: equal ones, but for routers that lately used
-            much less than that.
-        behind_others_s: How long the answered bundle waited at the gate, if others' work ran meanwhile, seconds.
-    """
-
-    busy_s: float
-    bundles: int
-    share: float
-    behind_others_s: float = 0.0
+    variant: str
+    predicted_s: float
+    dropped: Sequence[Entry]
+    opens: float = inf
 
 
 class Gate:
-    """Orders waiting bundles by class and then by deadline, and grants one batch at a time.
-
-    It holds what the routers' windows let through: a few bundles per router, so sorting at every grant is cheap and
-    its size needs no bound of its own.
+    """Composes the batches of one session.
 
     Args:
-        foresight: Predicts when what is here will be done, for `outlook`.
+        settings: Of the model.
+        min_share: Guaranteed share of the session's time per class, 0 to 1.
+        planned: Whether routers compose batches already, since the model shares a device with others: then whatever is
+            here goes at once, as far as it can be in time.
+        timer_s: How much later than it opens it may be asked, seconds: so much sooner it opens for a deadline.
+
+    Attributes:
+        latencies: What is known of execution times here.
+        shares: The classes' credits.
     """
 
-    def __init__(self, foresight: Foresight | None = None) -> None:
-        self._foresight = foresight
-        self._waiting: dict[int, Ticket] = {}
-        self._running: list[Ticket] = []
-        self._runs_until = 0.0
-        self._last_senders: set[str] = set()
-        self._freed_at = -inf
-        self._seen: dict[str, _Seen] = {}
+    __slots__ = (
+        "_arrivals",
+        "_busy",
+        "_busy_at",
+        "_claims",
+        "_idle_since",
+        "_planned",
+        "_queue",
+        "_run_s",
+        "_runs_until",
+        "_settings",
+        "_timer_s",
+        "latencies",
+        "shares",
+    )
+
+    def __init__(
+        self,
+        settings: ModelScheduling,
+        min_share: Mapping[Priority, float],
+        *,
+        planned: bool = False,
+        timer_s: float = 0.0,
+    ) -> None:
+        self._settings = settings
+        self._planned = planned
+        self._timer_s = timer_s
+        self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES})
+        self._arrivals = ArrivalPattern(settings.slo_s)
+        self._claims = Claims()
+        self._idle_since: float | None = None
+        self._run_s = 0.0
+        self._runs_until = -inf
+        self._busy = 0.0
+        self._busy_at = 0.0
+        self.latencies = VariantLatency()
+        self.shares = Shares(min_share)
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def rows(self) -> int:
         """Rows that wait."""
-        return sum(ticket.rows for ticket in self._waiting.values())
+        return self._queue.rows
 
-    def outlook(self, sender: str, now: float, behind_others_s: float = 0.0) -> Outlook | None:
-        """What to tell a router with an answer; ``None`` where no other one has lately sent anything.
+    # ---------------------------------------------------------------- events
 
-        Args:
-            sender: The router.
-            now: Seconds on the replica's monotonic clock.
-            behind_others_s: See `Outlook`.
-        """
-        here = (*self._waiting.values(), *self._running)
-        active = {other for other, seen in self._seen.items() if seen.at > now - _ACTIVE_S}
-        active.update(ticket.sender for ticket in here)
-        active.add(sender)
-        if len(active) == 1:
-            return None
-        busy_s = max(0.0, self._runs_until - now) if self._running else 0.0
-        if self._foresight is not None:
-            for variant in {ticket.variant for ticket in self._waiting.values()}:
-                waiting = [ticket for ticket in self._waiting.values() if ticket.variant == variant]
-                bucket = max(ticket.bucket for ticket in waiting)
-                busy_s += self._foresight.seconds(sum(ticket.rows for ticket in waiting), bucket, variant)
-        rows = {other: self._seen[other].lately(now) for other in active if other in self._seen}
-        total = max(1.0, sum(rows.values()))
-        small = _SMALL / len(active)
-        parts = [part / total for other, part in rows.items() if other != sender and part < small * total]
-        share = (1.0 - sum(parts)) / (len(active) - len(parts))
-        own = sum(ticket.sender == sender for ticket in here)
-        return Outlook(busy_s, own, share, behind_others_s)
-
-    def others_since(self, sender: str, moment: float) -> bool:
-        """Whether other routers' rows have run here since."""
-        return any(seen.at >= moment for other, seen in self._seen.items() if other != sender)
-
-    def opens_at(self, now: float, max_rows: int) -> float:
-        """When the next batch should be granted, seconds; ``now`` or the past: at once.
-
-        Routers learn of a free replica at the same time as of their answers. Those of the last batch get a moment to
-        send more, so that several go on sharing batches instead of taking turns with small ones.
-        """
-        waiting = {ticket.sender for ticket in self._waiting.values()}
-        if not waiting or self._last_senders <= waiting or self.rows >= max_rows:
-            return now
-        return self._freed_at + _LINGER_S
-
-    def add(self, ticket: Ticket) -> None:
-        """Let a bundle wait. Raises ValueError when its id waits already."""
-        if ticket.id in self._waiting:
-            raise ValueError(f"bundle {ticket.id} waits already")
-        self._waiting[ticket.id] = ticket
-
-    def remove(self, ticket_id: int) -> bool:
-        """Forget a waiting bundle. Returns whether it waited here."""
-        return self._waiting.pop(ticket_id, None) is not None
-
-    def upcoming(self, max_rows: int) -> list[int]:
-        """Ids of the bundles that `grant` would name, if it were asked now and nothing had expired."""
-        return [ticket.id for ticket in self._batch(max_rows)]
-
-    def grant(self, now: float, max_rows: int) -> Grant:
-        """Form the next batch; what it names has left the gate, and runs until `ended`.
-
-        The most urgent bundle goes, and behind it every further one, in order, whose rows still fit. A bundle of more
-        than ``max_rows`` rows goes alone, when it is the most urgent.
+    def add(self, entry: Entry, now: float) -> None:
+        """Let an entry wait. Raises ValueError when its id waits already.
 
         Args:
-            now: Seconds on the replica's monotonic clock.
-            max_rows: Most rows in a batch.
+            entry: Its deadline is the moment at which its execution must have ended, on this process's clock.
+            now: Seconds.
         """
-        expired = [
-            ticket.id
-            for ticket in self._waiting.values()
-            if (ticket.deadline if ticket.expires is None else ticket.expires) <= now
-        ]
-        for ticket_id in expired:
-            del self._waiting[ticket_id]
-        granted = self._batch(max_rows)
-        rows = sum(ticket.rows for ticket in granted)
-        bucket = max((ticket.bucket for ticket in granted), default=0)
-        for ticket in granted:
-            del self._waiting[ticket.id]
-            self._seen.setdefault(ticket.sender, _Seen()).add(ticket.rows, now)
-        if granted:
-            self._running = granted
-            self._runs_until = now
-        return Grant([ticket.id for ticket in granted], expired, rows, bucket)
+        self._queue.push(entry)
+        entry.state = EntryState.QUEUED
+        self._arrivals.observe(now)
+        left_s = self._runs_until - now
+        part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
+        self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now, part)
 
-    def _batch(self, max_rows: int) -> list[Ticket]:
-        """The most urgent bundle, and behind it every further one, in order, whose rows still fit; one alone if so."""
-        batch: list[Ticket] = []
-        rows = 0
-        for ticket in sorted(self._waiting.values(), key=_urgency):
-            if batch and (ticket.alone or rows + ticket.rows > max_rows):
+    def remove(self, entry: Entry) -> bool:
+        """Forget an entry. Returns whether it waited here."""
+        if entry not in self._queue:
+            return False
+        self._queue.remove(entry)
+        entry.state = EntryState.DONE
+        return True
+
+    def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
+        """An execution has ended; see `LatencyModel.observe`."""
+        self._runs_until = -inf
+        self.latencies.observe(rows, bucket, seconds, variant)
+        self._busy += seconds
+
+    def busy(self, now: float) -> float:
+        """Part of the last seconds in which the session has run, 0 to 1."""
+        kept = exp(min(0.0, self._busy_at - now) / _BUSY_S)
+        self._busy_at = now
+        self._busy *= kept
+        return min(1.0, self._busy / _BUSY_S)
+
+    def ended(self) -> None:
+        """The batch has run, however long that was predicted to take: the session is free."""
+        self._runs_until = -inf
+
+    def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
+        """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
+        self.latencies.seed(points)
+
+    def runs_s(self, now: float) -> float:
+        """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
+        left_s = self._runs_until - now
+        if left_s > 0.0:
+            return left_s
+        return self._run_s if self._queue else 0.0
+
+    def backlog_s(self, now: float) -> float:
+        """Predicted time until all that runs and waits here is done, seconds."""
+        left_s = max(0.0, self._runs_until - now)
+        if not self._queue:
+            return left_s
+        rows, buckets = self._queue.rows, self.latencies.exact.buckets
+        return left_s + self.seconds(rows, buckets[-1] if buckets else 0, "")
+
+    # ------------------------------------------------------------- decisions
+
+    def seconds(self, rows: int, bucket: int, variant: str) -> float:
+        """Predicted execution time, in pieces where there are more rows than a batch holds; 0.0 when unknown."""
+        return execution_s(self.latencies.of(variant), rows, bucket, self._settings.max_rows)
+
+    def next(self, now: float) -> Turn:
+        """Compose the next batch; the session is free.
+
+        Args:
+            now: Seconds.
+        """
+        queue = self._queue
+        dropped: list[Entry] = []
+        queue.expire(now, dropped)
+        if not dropped and (turn := self._at_once(now)) is not None:
+            return turn
+        while queue:
+            chosen, paid, owed, spare_s, ready = self._choose(now)
+            head = queue.fresh[chosen - 1].turns()[0].head()
+            assert head is not None
+            if not paid and not self._planned and (opens := self._opens_at(head, ready, now)) > now:
+                self._end(dropped)
+                return Turn((), 0, 0, "", 0.0, dropped, opens)
+            composition = self._compose(chosen, head, owed, spare_s, now)
+            dropped += composition.given_up
+            entries, rows, bucket, variant = composition[:4]
+            if not entries:
                 continue
-            batch.append(ticket)
-            rows += ticket.rows
-            if ticket.alone or rows >= max_rows:
-                break
-        return batch
+            predicted_s = self.seconds(rows, bucket, variant)
+            riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
+            self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
+            queue.served(entries, predicted_s, chosen, riders)
+            self._end(dropped)
+            return self._turn(entries, rows, bucket, variant, predicted_s, dropped, now)
+        self._end(dropped)
+        return Turn((), 0, 0, "", 0.0, dropped)
 
-    def begun(self, predicted_s: float, now: float) -> None:
-        """A run of what was granted begins, and is predicted to take so long."""
+    def _at_once(self, now: float) -> Turn | None:
+        """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
+        head: Entry | None = None
+        for queue in self._queue.fresh:
+            if queue.rows:
+                if head is not None or len(queue) > 1:
+                    return None
+                head = queue.head()
+        if head is None:
+            return None
+        alone_s = self.seconds(head.rows, head.bucket, head.variant)
+        if not 0.0 < alone_s <= _SHORT_S or now + alone_s > head.deadline:
+            return None
+        self._queue.remove(head)
+        self.shares.dispatched(alone_s, (head.priority,), head.priority, paid=False)
+        self._queue.served((head,), alone_s, head.priority, ())
+        return self._turn((head,), head.rows, head.bucket, head.variant, alone_s, (), now)
+
+    def _turn(
+        self,
+        entries: Sequence[Entry],
+        rows: int,
+        bucket: int,
+        variant: str,
+        predicted_s: float,
+        dropped: Sequence[Entry],
+        now: float,
+    ) -> Turn:
+        """These run now."""
+        self._idle_since = None
+        self._run_s = predicted_s
         self._runs_until = now + predicted_s
+        for entry in entries:
+            entry.state = EntryState.RUNNING
+        return Turn(entries, rows, bucket, variant, predicted_s, dropped)
 
-    def ended(self, now: float) -> None:
-        """What was granted last runs no more."""
-        self._last_senders = {ticket.sender for ticket in self._running}
-        for sender in self._last_senders:
-            self._seen.setdefault(sender, _Seen()).add(0, now)
-        self._running = []
-        self._freed_at = now
-        if len(self._seen) > len(self._last_senders):
-            self._seen = {sender: seen for sender, seen in self._seen.items() if seen.at > now - _REMEMBERED_S}
+    def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
+        """The class that heads the next batch, and why; see `serve_app.scheduling.shares`.
 
+        Returns:
+            The class; whether it goes first on credit; the class with credit that rides along before all others, if
+            any; how long a batch on credit may take, so that the waiting class `high` is still in time, seconds; and
+            the classes that wait.
+        """
+        fresh = self._queue.fresh
+        ready = [priority for priority in _PRIORITIES if fresh[priority - 1].rows]
+        owed: Priority | None = None
+        for priority in ready[1:]:
+            head = fresh[priority - 1].head()
+            assert head is not None
+            alone_s = self.seconds(head.rows, head.bucket, head.variant)
+            if not self.shares.covers(priority, alone_s):
+                continue
+            if self.shares.credit_s[priority] < self._full_s(head):
+                owed = owed or priority
+                continue
+            spare_s = self._spare_s(now) if ready[0] is _HIGH else inf
+            return priority, True, None, spare_s if spare_s >= alone_s else inf, ready
+        return ready[0], False, owed, inf, ready
 
-class _Seen:
-    """Of one router: when anything of it last ran, and its rows, those of long ago counting little."""
+    def _compose(self, chosen: Priority, head: Entry, owed: Priority | None, spare_s: float, now: float) -> Composition:
+        longest_s = (inf, inf, inf) if self._planned else self._claims.bounds_s(now)
+        if spare_s < inf:
+            longest_s = (min(spare_s, longest_s[0]), min(spare_s, longest_s[1]), min(spare_s, longest_s[2]))
+        room = Room(now, self._settings.max_rows, longest_s, owed)
+        alone_s = self.seconds(head.rows, head.bucket, head.variant)
+        if now + alone_s > head.deadline and self._is_probe(now):
+            head.probe = True
+        return compose(self._queue, chosen, self._settings, self.latencies, room)
 
-    __slots__ = ("_rows", "at")
+    def _is_probe(self, now: float) -> bool:
+        """Whether an entry that is predicted to be late runs all the same, so that predictions are measured again."""
+        if self._idle_since is None:
+            self._idle_since = now
+        return now - self._idle_since >= _PROBE_S
 
-    def __init__(self) -> None:
-        self.at = -inf
-        self._rows = 0.0
+    def _opens_at(self, head: Entry, ready: Sequence[Priority], now: float) -> float:
+        """When the next batch goes, seconds; now or the past: at once."""
+        latency = self.latencies.of(head.variant)
+        settings, queue, most = self._settings, self._queue, self._settings.max_rows
+        if settings.policy == "eager" or not latency.known or head.rows >= most:
+            return now
+        if latency.predict(head.rows, head.bucket) <= _SHORT_S:
+            return now
+        # As in `compose`: what may not join is not waited for.
+        target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
+        target = min(target, self._claims.bounds_s(now)[head.priority - 1])
+        rows, latest = queue.fresh_rows, inf
+        for priority in ready:
+            other = queue.fresh[priority - 1].head()
+            if other is not None and other is not head:
+                # It rides along while the whole batch and one more like it could be in time for it.
+                last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
+                latest = min(latest, other.deadline - last_s)
+        waiting = Waiting(
+            now,
+            rows,
+            latency.rows_within(target, head.bucket, most),
+            head.rows,
+            head.bucket,
+            head.deadline - self._timer_s,
+            latency,
+            self._arrivals,
+            self.busy(now),
+        )
+        return min(open_at(waiting), latest)
 
-    def lately(self, now: float) -> float:
-        return self._rows * exp((self.at - now) / _ACTIVE_S) if self._rows else 0.0
+    def _spare_s(self, now: float) -> float:
+        """How long something else may take first, so that all that waits in class `high` can follow in time."""
+        high = self._queue.fresh[_HIGH - 1]
+        head = high.head()
+        assert head is not None
+        most = self._settings.max_rows
+        return head.deadline - now - self.seconds(max(min(most, high.rows), head.rows), head.bucket, head.variant)
 
-    def add(self, rows: int, now: float) -> None:
-        self._rows = self.lately(now) + rows
-        self.at = now
+    def _full_s(self, head: Entry) -> float:
+        """Predicted execution time of the largest batch within the model's target."""
+        settings = self._settings
+        rows, per_row_s = self.latencies.of(head.variant).best(head.bucket, settings.max_rows, settings.slo_s)
+        return rows * per_row_s
 
-
-def _urgency(ticket: Ticket) -> tuple[int, float, int]:
-    return ticket.priority, ticket.deadline, ticket.id
+    @staticmethod
+    def _end(dropped: Iterable[Entry]) -> None:
+        for entry in dropped:
+            entry.state = EntryState.DONE

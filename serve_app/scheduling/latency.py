@@ -1,151 +1,189 @@
-"""How long a batch of b rows takes at a model: an online quantile per (bucket, rows), shaped by an affine prior.
+"""How long a batch of b rows takes at a model: the measured points as its shape, scaled by a quantile of recent ratios.
 
-Samples are execution times only, never round trips. They fall into cells by cost bucket and by rows rounded up to a
-power of two. Within a cell each sample is divided by the shape ``alpha + beta * rows`` of its bucket, and the quantile
-of these ratios, times the shape, is the cell's prediction: so that 5 rows and 8 rows may share a cell, and a cell that
-was never seen follows its neighbours' ratio. Predictions at the powers of two are made monotone by a running maximum
-and joined by straight lines.
+The *shape* of a cost bucket is made of straight lines through the points of its profile. Without a profile the points
+are the medians of what was observed. Each execution, never a round trip, is divided by the shape. These ratios are kept
+twice: in a cell per power of two, rows rounded up, and in the pool of the bucket. What is predicted at a point and at a
+power of two is the shape times a quantile of its cell's ratios, or the pool's where that is more and the cell has few.
+A running maximum makes these predictions monotone, and straight lines join them.
 
 The quantile is the element ``floor(q * (n - 1))`` of the sorted window: never the largest of two or more, so one
-outlier moves nothing much. While a seeded cell is nearly empty the prior counts as one more sample in it.
+outlier moves nothing much. One ratio alone says nothing. While the pool has few, the profile still counts: a quantile
+below 1 is then raised to the largest ratio, up to 1. Few ratios of a cell are less than half a window.
 
-Sources: the sliding window of recent executions per batch size is Clockwork's (OSDI 2020), the affine shape Nexus'
-(SOSP 2019), the key by input length Orloj's.
+Sources: the sliding window of recent executions is Clockwork's (OSDI 2020), the key by input length Orloj's.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import inf
+from typing import TypeAlias
 
-_KNOTS = 11
-"""Predictions are held at 1, 2, 4 ... 1,024 rows; above that the last one continues with the shape's slope."""
+_CELLS = 11
+"""Cells end at 1, 2, 4 ... 1,024 rows; the last one takes what is beyond too."""
+_ENDS = tuple(1 << cell for cell in range(_CELLS))
 _MAX_BUCKETS = 64
 """Beyond that the bucket observed least recently is forgotten."""
+_MEDIAN = 0.5
+_SAY = 2
+"""A single ratio may be an outlier."""
 _FEW = 4
-_NO_KNOT = (_KNOTS, 1.0)
+"""So many executions that all took less than profiled tell that the profile is wrong."""
+
+_Sample: TypeAlias = tuple[int, float, float]
+"""Rows, seconds, and what these are over what the shape says."""
 
 
-class _Cell:
-    """The last samples of one (bucket, rows rounded up)."""
+class _Ratios:
+    """The last executions of a cell or a bucket, and what they took over what the shape says."""
 
-    __slots__ = ("dirty", "ranked", "ratio", "ratios", "samples")
+    __slots__ = ("enough", "ranked", "samples")
 
     def __init__(self, window: int) -> None:
-        self.samples: deque[tuple[int, float]] = deque(maxlen=window)
-        # Of the samples, what they took over what the shape says; by age, and ascending.
-        self.ratios: deque[float] = deque(maxlen=window)
+        self.enough = window / 2
+        self.samples: deque[_Sample] = deque(maxlen=window)
+        # Their ratios, ascending.
         self.ranked: list[float] = []
-        self.ratio = 1.0
-        self.dirty = True
 
-    def add(self, rows: int, seconds: float, shape: float) -> None:
-        self.samples.append((rows, seconds))
-        if len(self.ratios) == self.ratios.maxlen:
-            del self.ranked[bisect_left(self.ranked, self.ratios[0])]
-        ratio = seconds / shape
-        self.ratios.append(ratio)
-        insort(self.ranked, ratio)
-        self.dirty = True
+    def add(self, sample: _Sample) -> None:
+        samples, ranked = self.samples, self.ranked
+        if len(samples) == samples.maxlen:
+            del ranked[bisect_left(ranked, samples[0][2])]
+        samples.append(sample)
+        insort(ranked, sample[2])
 
-    def reshape(self, alpha: float, beta: float) -> None:
-        self.ratios.clear()
-        self.ratios.extend(seconds / (alpha + beta * rows) for rows, seconds in self.samples)
-        self.ranked = sorted(self.ratios)
-        self.dirty = True
+    def reshape(self, shape: Callable[[int], float]) -> None:
+        samples = [(rows, seconds, seconds / shape(rows)) for rows, seconds, _ in self.samples]
+        self.samples.clear()
+        self.samples.extend(samples)
+        self.ranked = sorted(ratio for _, _, ratio in samples)
+
+    def quantile(self, quantile: float, floor: float) -> float:
+        """No less than ``floor`` while they are few."""
+        ranked = self.ranked
+        count = len(ranked)
+        if count < _SAY:
+            return floor
+        ratio = ranked[int(quantile * (count - 1))]
+        return ratio if count >= self.enough or ratio > floor else floor
+
+    def middle(self) -> tuple[int, float]:
+        """The median of the rows, and that of the seconds."""
+        at = (len(self.samples) - 1) // 2
+        return sorted(rows for rows, _, _ in self.samples)[at], sorted(seconds for _, seconds, _ in self.samples)[at]
+
+
+class _Line:
+    """What a bucket predicts for one quantile."""
+
+    __slots__ = ("predicted", "quantile", "slope", "stale", "values")
+
+    def __init__(self, quantile: float) -> None:
+        self.quantile = quantile
+        self.stale = True
+        # At the curve's corners, and the slope after the last one.
+        self.values: list[float] = []
+        self.slope = 0.0
+        # By rows, what was asked for since something was last learned: the same few again and again.
+        self.predicted: dict[int, float] = {}
 
 
 class _Curve:
     """Everything known of one cost bucket."""
 
-    __slots__ = ("alpha", "beta", "cells", "dirty", "predicted", "seeded", "shape", "tail", "values")
+    __slots__ = ("cell_of", "cells", "corners", "pool", "profiled", "shape", "slope", "typical", "usual", "window")
 
-    def __init__(self) -> None:
-        self.cells: list[_Cell | None] = [None] * _KNOTS
-        self.alpha = 0.0
-        self.beta = 0.0
-        # What the shape says at the knots.
+    def __init__(self, quantile: float, window: int) -> None:
+        self.window = window
+        self.cells: list[_Ratios | None] = [None] * _CELLS
+        self.pool = _Ratios(window)
+        self.profiled = False
+        # The shape: straight from corner to corner, which are the points and the cells' ends.
+        self.corners: list[int] = []
+        self.cell_of: list[int] = []
         self.shape: list[float] = []
-        self.seeded = False
-        self.dirty = True
-        self.values: list[float] = []
-        self.tail = 0.0
-        # By rows, what was asked for since the cells last changed: the same few again and again.
-        self.predicted: dict[int, float] = {}
+        self.slope = 0.0
+        self.usual = _Line(quantile)
+        self.typical = _Line(_MEDIAN)
 
-    def add(self, rows: int, seconds: float, window: int) -> None:
-        cell = self.cells[knot_of(rows)]
-        if cell is None and not self.seeded:
-            self.place(rows, seconds, window)
-            self.fit(sample for other in self.cells if other is not None for sample in other.samples)
-            return
+    def add(self, rows: int, seconds: float) -> None:
+        at = _cell_of(rows)
+        cell = self.cells[at]
         if cell is None:
-            cell = self.cells[knot_of(rows)] = _Cell(window)
-        cell.add(rows, seconds, self.alpha + self.beta * rows)
-        self.dirty = True
+            cell = self.cells[at] = _Ratios(self.window)
+        count = len(cell.samples)
+        refits = not self.profiled and count < cell.enough and not count & (count + 1)
+        sample = rows, seconds, 1.0 if refits else seconds / self.shape_at(rows)
+        cell.add(sample)
+        self.pool.add(sample)
+        if refits:
+            self.fit(dict(each.middle() for each in self.cells if each is not None))
+        else:
+            self.learned()
 
-    def place(self, rows: int, seconds: float, window: int) -> None:
-        """Take a sample in before a `fit`."""
-        knot = knot_of(rows)
-        cell = self.cells[knot]
-        if cell is None:
-            cell = self.cells[knot] = _Cell(window)
-        cell.samples.append((rows, seconds))
+    def fit(self, points: Mapping[int, float]) -> None:
+        """Lead the shape through the points, none below a smaller one.
 
-    def fit(self, points: Iterable[tuple[int, float]]) -> None:
-        alpha, beta = self.alpha, self.beta = fit_affine(points)
-        self.shape = [alpha + beta * (1 << knot) for knot in range(_KNOTS)]
-        self.dirty = True
-        for cell in self.cells:
-            if cell is not None:
-                cell.reshape(alpha, beta)
+        It goes on outside of them, at either end no lower than if half of the time there was fixed.
+        """
+        rows = sorted(points)
+        seconds = list(accumulate((points[each] for each in rows), max))
+        slopes = [
+            (b - a) / (more - less) for (less, more), (a, b) in zip(pairwise(rows), pairwise(seconds), strict=True)
+        ]
+        self.slope = max([seconds[-1] / rows[-1] / 2, *slopes[-1:]])
+        if rows[-1] < _ENDS[-1]:
+            seconds.append(seconds[-1] + self.slope * (_ENDS[-1] - rows[-1]))
+            rows.append(_ENDS[-1])
+        if rows[0] > 1:
+            seconds.insert(0, seconds[0] - min([seconds[0] / rows[0] / 2, *slopes[:1]]) * (rows[0] - 1))
+            rows.insert(0, 1)
+        self.corners = sorted({*rows, *_ENDS})
+        self.cell_of = [_cell_of(corner) for corner in self.corners]
+        self.shape = [_along(rows, seconds, 0.0, corner) for corner in self.corners]
+        for ratios in (self.pool, *self.cells):
+            if ratios is not None:
+                ratios.reshape(self.shape_at)
+        self.learned()
 
-    def refresh(self, quantile: float) -> None:
-        """Recompute the predictions at the knots from the cells that changed."""
-        known: list[tuple[int, float]] = []
-        for knot, cell in enumerate(self.cells):
-            if cell is None:
-                continue
-            if cell.dirty:
-                ratios = cell.ranked
-                if self.seeded and len(ratios) < _FEW:
-                    ratios = ratios.copy()
-                    ratios.insert(bisect_left(ratios, 1.0), 1.0)
-                cell.ratio = ratios[int(quantile * (len(ratios) - 1))]
-                cell.dirty = False
-            known.append((knot, cell.ratio))
-        values: list[float] = []
+    def learned(self) -> None:
+        """Forget what was predicted."""
+        for line in (self.usual, self.typical):
+            line.stale = True
+            line.predicted.clear()
+
+    def shape_at(self, rows: int) -> float:
+        return _along(self.corners, self.shape, self.slope, rows)
+
+    def draw(self, line: _Line) -> None:
+        """Recompute the predictions at the corners."""
+        quantile, pool = line.quantile, self.pool.ranked
+        floor = 1.0
+        if not self.profiled and len(pool) >= _SAY:
+            floor = 0.0  # the shape consists of the samples themselves
+        elif len(pool) >= _FEW:
+            floor = min(1.0, pool[-1])
+        pooled = self.pool.quantile(quantile, floor)
+        ratios = [pooled if cell is None else cell.quantile(quantile, pooled) for cell in self.cells]
+        line.values = values = []
         highest = 0.0
-        left, left_ratio = known[0]
-        following = iter(known[1:])
-        right, right_ratio = next(following, _NO_KNOT)
-        for knot, seconds in enumerate(self.shape):
-            if knot >= right:
-                left, left_ratio = right, right_ratio
-                right, right_ratio = next(following, _NO_KNOT)
-            ratio = left_ratio
-            if left < knot and right < _KNOTS:
-                ratio += (right_ratio - ratio) * (knot - left) / (right - left)
-            seconds *= ratio  # noqa: PLW2901 - of the shape, corrected by what was measured
-            highest = max(highest, seconds)
+        for seconds, cell in zip(self.shape, self.cell_of, strict=True):
+            scaled = seconds * ratios[cell]
+            if scaled > highest:  # noqa: PLR1730 - a call for each would take as long as all the rest
+                highest = scaled
             values.append(highest)
-        self.values = values
-        self.tail = self.beta * known[-1][1]
-        self.predicted.clear()
-        self.dirty = False
+        line.slope = self.slope * ratios[-1]
+        line.stale = False
 
-    def predict(self, rows: int) -> float:
-        knot = (rows - 1).bit_length()
-        if knot >= _KNOTS:
-            return self.values[-1] + self.tail * (rows - (1 << (_KNOTS - 1)))
-        seconds = self.values[knot]
-        if rows != 1 << knot:
-            low_rows = 1 << (knot - 1)
-            low = self.values[knot - 1]
-            seconds = low + (seconds - low) * (rows - low_rows) / low_rows
-        self.predicted[rows] = seconds
+    def predict(self, rows: int, line: _Line) -> float:
+        if line.stale:
+            self.draw(line)
+        seconds = _along(self.corners, line.values, line.slope, rows)
+        if rows <= self.corners[-1]:
+            line.predicted[rows] = seconds
         return seconds
 
 
@@ -153,8 +191,8 @@ class LatencyModel:
     """Predicts the execution time of one model.
 
     Args:
-        quantile: Which quantile of a cell's window to predict, 0 to 1.
-        window: Samples kept per cell.
+        quantile: Which quantile of the ratios to predict by, 0 to 1.
+        window: Ratios kept per cell, and per bucket.
 
     A model that was neither seeded nor observed predicts 0.0 for everything, so that nothing is refused blindly.
     """
@@ -178,32 +216,29 @@ class LatencyModel:
         return tuple(self._buckets)
 
     def seed(self, points: Iterable[tuple[int, int, float]]) -> None:
-        """Take the points of a warm-up profile as the prior, and as first samples where there are none yet.
+        """Take the points of a profile or a warm-up as the shape of their buckets.
 
-        Seeding again, as when one more replica comes up, replaces the prior and keeps what was observed.
+        Seeding again, as when one more replica comes up, replaces the shape and keeps what was observed.
 
         Args:
-            points: ``(rows, bucket, seconds)``. Points with rows below 1 or a time that is not positive and finite
-                are ignored.
+            points: ``(rows, bucket, seconds)``; of several of the same rows and bucket the longest time counts. Points
+                with rows below 1 or a time that is not positive and finite are ignored.
         """
-        by_bucket: dict[int, list[tuple[int, float]]] = {}
+        by_bucket: dict[int, dict[int, float]] = {}
         for rows, bucket, seconds in points:
             if rows >= 1 and 0.0 < seconds < inf:
-                by_bucket.setdefault(bucket, []).append((rows, seconds))
-        for bucket, samples in by_bucket.items():
+                of_bucket = by_bucket.setdefault(bucket, {})
+                of_bucket[rows] = max(seconds, of_bucket.get(rows, 0.0))
+        for bucket, of_bucket in by_bucket.items():
             curve = self._curve(bucket)
-            curve.seeded = True
-            unmeasured = [cell is None for cell in curve.cells]
-            for rows, seconds in samples:
-                if unmeasured[knot_of(rows)]:
-                    curve.place(rows, seconds, self._window)
-            curve.fit(samples)
+            curve.profiled = True
+            curve.fit(of_bucket)
         self._best.clear()
 
     def observe(self, rows: int, bucket: int, seconds: float) -> None:
         """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored."""
         if rows >= 1 and 0.0 < seconds < inf:
-            self._curve(bucket).add(rows, seconds, self._window)
+            self._curve(bucket).add(rows, seconds)
             self._curves[bucket] = self._curves.pop(bucket)
             self._best.clear()
 
@@ -211,11 +246,14 @@ class LatencyModel:
         """Seconds that a batch of ``rows`` rows takes in ``bucket``. Never decreases with rows. 0.0 when unknown."""
         curve = self._curves.get(bucket)
         if curve is None:
-            return self._predict_unseen(rows, bucket)
-        if curve.dirty:
-            curve.refresh(self._quantile)
-        seconds = curve.predicted.get(rows)
-        return curve.predict(rows) if seconds is None else seconds
+            return self._unseen(self.predict, rows, bucket)
+        seconds = curve.usual.predicted.get(rows)
+        return curve.predict(rows, curve.usual) if seconds is None else seconds
+
+    def typical(self, rows: int, bucket: int = 0) -> float:
+        """As `predict`, by the median whatever quantile the model has."""
+        curve = self._curves.get(bucket)
+        return self._unseen(self.typical, rows, bucket) if curve is None else curve.predict(rows, curve.typical)
 
     def rows_within(self, seconds: float, bucket: int, max_rows: int) -> int:
         """The most rows, up to ``max_rows``, predicted to take no longer than ``seconds``; 0 when one row does."""
@@ -224,13 +262,13 @@ class LatencyModel:
         low, high = 0, max_rows
         curve = self._curves.get(bucket)
         if curve is not None:
-            # Between which knots it is; they are in order, as predictions are.
-            knots = bisect_right(curve.values, seconds)
-            if not knots:
+            # Between which corners it is; they are in order, as predictions are.
+            at = bisect_right(curve.usual.values, seconds)
+            if not at:
                 return 0
-            low = 1 << (knots - 1)
-            if knots < _KNOTS:
-                high = min(high, 1 << knots)
+            low = curve.corners[at - 1]
+            if at < len(curve.corners):
+                high = min(high, curve.corners[at])
         while high - low > 1:
             middle = (low + high) // 2
             if self.predict(middle, bucket) <= seconds:
@@ -266,11 +304,11 @@ class LatencyModel:
         if curve is None:
             if len(self._curves) >= _MAX_BUCKETS:
                 del self._curves[next(iter(self._curves))]
-            curve = self._curves[bucket] = _Curve()
+            curve = self._curves[bucket] = _Curve(self._quantile, self._window)
             self._buckets = sorted(self._curves)
         return curve
 
-    def _predict_unseen(self, rows: int, bucket: int) -> float:
+    def _unseen(self, predict: Callable[[int, int], float], rows: int, bucket: int) -> float:
         """Between two known buckets: a straight line. Outside: in proportion, half of a smaller one's cost fixed."""
         buckets = self._buckets
         if not buckets:
@@ -278,43 +316,25 @@ class LatencyModel:
         at = bisect_left(buckets, bucket)
         if 0 < at < len(buckets):
             low, high = buckets[at - 1], buckets[at]
-            below, above = self.predict(rows, low), self.predict(rows, high)
+            below, above = predict(rows, low), predict(rows, high)
             return below + (above - below) * (bucket - low) / (high - low)
         nearest = buckets[0] if at == 0 else buckets[-1]
-        seconds = self.predict(rows, nearest)
+        seconds = predict(rows, nearest)
         if nearest <= 0 or bucket < 0:
             return seconds
         return seconds * (bucket / nearest if bucket > nearest else 0.5 + 0.5 * bucket / nearest)
 
 
-def knot_of(rows: int) -> int:
-    """The cell of a number of rows: the exponent of the next power of two, the last cell taking all beyond."""
-    return min((rows - 1).bit_length(), _KNOTS - 1)
+def _cell_of(rows: int) -> int:
+    return min((rows - 1).bit_length(), _CELLS - 1)
 
 
-def fit_affine(points: Iterable[tuple[int, float]]) -> tuple[float, float]:
-    """Fit ``seconds = alpha + beta * rows`` by least squares, both at least 0 and not both 0.
-
-    Points that all have the same rows say nothing of the slope: then half of the time is taken to be fixed.
-
-    Args:
-        points: ``(rows, seconds)``, at least one, rows at least 1, seconds positive.
-
-    Returns:
-        ``(alpha, beta)`` in seconds and seconds per row.
-    """
-    samples = list(points)
-    count = len(samples)
-    mean_rows = sum(rows for rows, _ in samples) / count
-    mean_seconds = sum(seconds for _, seconds in samples) / count
-    variance = sum((rows - mean_rows) ** 2 for rows, _ in samples)
-    if variance <= 0.0:
-        return mean_seconds / 2, mean_seconds / 2 / mean_rows
-    covariance = sum((rows - mean_rows) * (seconds - mean_seconds) for rows, seconds in samples)
-    beta = covariance / variance
-    alpha = mean_seconds - beta * mean_rows
-    if beta < 0.0:
-        return mean_seconds, 0.0
-    if alpha < 0.0:
-        return 0.0, sum(r * s for r, s in samples) / sum(r * r for r, _ in samples)
-    return alpha, beta
+def _along(rows: Sequence[int], seconds: Sequence[float], slope: float, at: int) -> float:
+    """The height at ``at`` of straight lines through points in order, with this slope after the last."""
+    place = bisect_left(rows, at)
+    if place == len(rows):
+        return seconds[-1] + slope * (at - rows[-1])
+    if rows[place] == at or not place:
+        return seconds[place]
+    low, below = rows[place - 1], seconds[place - 1]
+    return below + (seconds[place] - below) * (at - low) / (rows[place] - low)

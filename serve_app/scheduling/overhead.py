@@ -1,4 +1,4 @@
-"""What predictions of executions do not tell: what comes on top of one, and how early one may end."""
+"""What predictions of executions do not tell: what comes on top of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 _WINDOW = 32
 _QUANTILE = 0.9
 _FEW = 4
-_EARLY_QUANTILE = 0.75
 
 
 class Window:
@@ -37,8 +36,8 @@ class Window:
 class Overhead:
     """Something that comes on top of executions, as a quantile of what was lately seen.
 
-    E.g. what one model's bundles cost besides their execution (transport, preprocessing, splitting): what a bundle took
-    from the moment when its replica was predicted to be free for it, less its execution.
+    E.g. what one model's bundles cost besides waiting at the gate and their execution (transport, preprocessing,
+    splitting): what a bundle took from being sent to its answer, less both.
 
     Args:
         assumed_s: What is assumed until a few bundles were seen, seconds. Never less than a tenth of it is.
@@ -61,22 +60,3 @@ class Overhead:
         ranked = self._window.add(max(0.0, seconds))
         if len(ranked) >= _FEW:
             self.seconds = max(self._least_s, ranked[int(self._quantile * (len(ranked) - 1))])
-
-
-class Earliness:
-    """How much earlier than predicted executions end. Predictions are high quantiles, so most do.
-
-    Attributes:
-        part: The 0.75 quantile of the last 32, as a part of the predicted time, 0 to 1.
-    """
-
-    __slots__ = ("_window", "part")
-
-    def __init__(self) -> None:
-        self.part = 0.0
-        self._window = Window(_WINDOW)
-
-    def observe(self, ratio: float) -> None:
-        """Learn from an execution that took this part of its predicted time."""
-        ranked = self._window.add(ratio)
-        self.part = max(0.0, 1.0 - ranked[int((1.0 - _EARLY_QUANTILE) * (len(ranked) - 1))])

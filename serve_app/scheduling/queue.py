@@ -1,201 +1,250 @@
-"""Queues: earliest deadline first per (model, class), with counts that bounds are checked against.
+"""Queues: per (model, class) the entries of all tenants, with counts that bounds are checked against.
 
-A `ClassQueue` is a `Calendar` of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
-only; the calendar forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly
-as long as it is queued, cancelling is O(1) amortised, and there are at most ``2 * entries + 64`` pairs. Every lane
-has a calendar of its own, so that a bundle of one variant does not end at the first entry of another.
+Each tenant's entries wait by deadline (`TenantQueue`); who of them goes first, `serve_app.scheduling.tenants` says.
+With one tenant, all there is to do is to ask its queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 from math import inf
+from typing import Final
 
-from serve_app.scheduling.calendar import Calendar, Pair
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.tenant_queue import Counts, TenantQueue, Totals
+from serve_app.scheduling.tenants import Service
 
-_STALE_ALLOWED = 64
-
-
-class Totals:
-    """Entries and bytes queued in one class over all models."""
-
-    __slots__ = ("entries", "nbytes")
-
-    def __init__(self) -> None:
-        self.entries = 0
-        self.nbytes = 0
+_EMPTY_ALLOWED: Final = 8
 
 
-class ClassQueue:
-    """Entries of one (model, class), earliest deadline first; equal deadlines in the order of their ids.
+class Merged:
+    """Several tenants' entries of one lane as if they were in one queue, while a batch is put together.
 
-    Attributes:
-        rows: Rows queued.
-        nbytes: Bytes queued.
-        row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
+    Args:
+        queues: The tenants'. What is pushed back is not seen any more.
     """
 
-    __slots__ = (
-        "_calendars",
-        "_entries",
-        "_head",
-        "_pairs",
-        "_totals",
-        "nbytes",
-        "row_buckets",
-        "rows",
-    )
+    __slots__ = ("_heads", "_lane", "_queues")
+
+    def __init__(self, queues: Sequence[TenantQueue]) -> None:
+        self._queues = {queue.tenant: queue for queue in queues}
+        self._lane: str | None = None
+        self._heads: list[tuple[float, int, TenantQueue]] = []
+
+    def head(self, lane: str | None = None) -> Entry | None:
+        """As `TenantQueue.head`."""
+        return _earliest(self._queues.values(), lane)
+
+    def take_head(self, lane: str) -> Entry | None:
+        """As `TenantQueue.take_head`."""
+        if lane != self._lane:
+            self._lane = lane
+            heads = ((queue.head(lane), queue) for queue in self._queues.values())
+            self._heads = [(head.deadline, head.id, queue) for head, queue in heads if head is not None]
+            heapify(self._heads)
+        if not self._heads:
+            return None
+        queue = self._heads[0][2]
+        entry = queue.take_head(lane)
+        following = queue.head(lane)
+        if following is None:
+            heappop(self._heads)
+        else:
+            heapreplace(self._heads, (following.deadline, following.id, queue))
+        return entry
+
+    def push(self, entry: Entry) -> None:
+        """Give an entry back to its tenant's queue."""
+        self._lane = None
+        self._queues[entry.tenant].push(entry)
+
+    def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
+        """As `TenantQueue.take`."""
+        return _take(self, into, room, bucket, lane)
+
+
+class ClassQueue(Counts):
+    """Entries of one (model, class).
+
+    Attributes:
+        service: What its tenants had.
+    """
+
+    __slots__ = ("_sole", "_tenants", "service")
 
     def __init__(self, totals: Totals) -> None:
-        # Per lane with anything queued; an empty calendar goes when somebody next looks at it.
-        self._calendars: dict[str, Calendar] = {}
-        self._pairs = 0
-        self._entries: dict[int, Entry] = {}
-        # The head, where it is known: most questions for it come while it stays the same.
-        self._head: Entry | None = None
-        self._totals = totals
-        self.rows = 0
-        self.nbytes = 0
-        self.row_buckets = 0
+        super().__init__(totals)
+        self._tenants: dict[str, TenantQueue] = {}
+        # The only tenant that counts, if there is one: then nothing is to be decided between tenants.
+        self._sole: TenantQueue | None = None
+        self.service = Service()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._tenants.values()))
 
     def __contains__(self, entry: Entry) -> bool:
-        return self._entries.get(entry.id) is entry
+        queue = self._tenants.get(entry.tenant)
+        return queue is not None and entry in queue
 
     @property
     def pairs(self) -> int:
-        """Pairs held, stale ones included: at most ``2 * len(self) + 64``."""
-        return self._pairs
+        """Pairs held, stale ones included: at most ``2 * len(queue) + 64`` per tenant."""
+        return sum(queue.pairs for queue in self._tenants.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes queued."""
+        return sum(queue.nbytes for queue in self._tenants.values())
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether there is more than one tenant that counts."""
+        return len(self._tenants) > 1
+
+    def waiting(self) -> list[TenantQueue]:
+        """The queues of the tenants that have something queued."""
+        return [queue for queue in self._tenants.values() if queue]
+
+    def of(self, tenant: str) -> TenantQueue | None:
+        """The queue of a tenant, or ``None``."""
+        return self._tenants.get(tenant)
 
     def push(self, entry: Entry) -> None:
         """Queue an entry. Raises ValueError when its id is queued here already."""
-        if entry.id in self._entries:
-            raise ValueError(f"entry {entry.id} is queued already")
-        self._entries[entry.id] = entry
-        pair = (entry.deadline, entry.id)
-        calendar = self._calendars.get(entry.lane)
-        if calendar is None:
-            calendar = self._calendars[entry.lane] = Calendar()
-        calendar.push(pair)
-        self._pairs += 1
-        head = self._head
-        if head is not None and entry.deadline <= head.deadline and pair < (head.deadline, head.id):
-            self._head = entry
-        rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
-        self.rows += rows
-        self.nbytes += nbytes
-        self.row_buckets += rows * entry.bucket
-        totals.entries += 1
-        totals.nbytes += nbytes
+        sole = self._sole
+        if sole is not None and sole.tenant == entry.tenant:
+            sole.push(entry)
+            return
+        queue = self._tenants.get(entry.tenant)
+        (self._come(entry) if queue is None else queue).push(entry)
 
     def head(self, lane: str | None = None) -> Entry | None:
         """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
-        head = self._head
-        if head is not None and (lane is None or lane == head.lane):
-            return head
-        entries, calendars = self._entries, self._calendars
-        if not entries:
-            return None
-        if lane is None:
-            if len(calendars) > 1:
-                earliest = min(first for name in tuple(calendars) if (first := self._first(name)) is not None)
-                self._head = entries[earliest[1]]
-                return self._head
-            (lane,) = calendars
-        first = self._first(lane)
-        if first is None:
-            return None
-        head = entries[first[1]]
-        if len(calendars) == 1:
-            self._head = head
-        return head
+        sole = self._sole
+        return sole.head(lane) if sole is not None else _earliest(self._tenants.values(), lane)
 
     def pop(self) -> Entry:
         """Take the entry with the earliest deadline. Raises IndexError when empty."""
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
-        self.take_head(entry.lane)
+        self._tenants[entry.tenant].take_head(entry.lane)
         return entry
 
     def take_head(self, lane: str) -> Entry | None:
         """Take the entry of this lane with the earliest deadline, or ``None``."""
-        calendar = self._calendars.get(lane)
-        if calendar is None:
-            return None
-        entries = self._entries
-        while (first := calendar.pop()) is not None:
-            self._pairs -= 1
-            entry = entries.pop(first[1], None)
-            if entry is not None:
-                self._forget(entry)
-                return entry
-        del self._calendars[lane]
-        return None
+        sole = self._sole
+        if sole is not None:
+            return sole.take_head(lane)
+        entry = self.head(lane)
+        return None if entry is None else self._tenants[entry.tenant].take_head(lane)
 
     def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
-        """Pop entries of one lane in order while they fit: their rows in ``room``, their bucket in ``bucket``.
-
-        Args:
-            into: Receives the entries.
-            room: Most rows to take.
-            bucket: Largest cost bucket to take.
-            lane: The lane to take from; others are passed over.
-
-        Returns:
-            The rows taken. The first entry that does not fit ends it and stays the head.
-        """
-        left = room
-        while left > 0:
-            entry = self.head(lane)
-            if entry is None or entry.rows > left or entry.bucket > bucket:
-                break
-            self.take_head(lane)
-            into.append(entry)
-            left -= entry.rows
-        return room - left
+        """Pop entries of one lane in order while they fit; see `TenantQueue.take`."""
+        sole = self._sole
+        return _take(self, into, room, bucket, lane) if sole is None else sole.take(into, room, bucket, lane)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out of the middle. Raises KeyError when it is not queued here."""
-        del self._entries[entry.id]
-        self._forget(entry)
+        self._tenants[entry.tenant].remove(entry)
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
-        while (entry := self.head()) is not None and entry.deadline <= now:
-            self.take_head(entry.lane)
-            into.append(entry)
+        for queue in self._tenants.values():
+            queue.expire(now, into)
 
-    def _first(self, lane: str) -> Pair | None:
-        """The first pair of a lane that is not stale, or ``None`` when nothing of it is queued."""
-        calendar = self._calendars.get(lane)
-        if calendar is None:
-            return None
-        while (first := calendar.first()) is not None:
-            if first[1] in self._entries:
-                return first
-            calendar.pop()
-            self._pairs -= 1
-        del self._calendars[lane]
-        return None
+    # ------------------------------------------------------------- tenants
 
-    def _forget(self, entry: Entry) -> None:
-        """Count out an entry that has left the dict, and rebuild the calendars when too much of them is stale."""
-        if entry is self._head:
-            self._head = None
-        rows, nbytes, totals = entry.rows, entry.nbytes, self._totals
-        self.rows -= rows
-        self.nbytes -= nbytes
-        self.row_buckets -= rows * entry.bucket
-        totals.entries -= 1
-        totals.nbytes -= nbytes
-        if self._pairs > 2 * len(self._entries) + _STALE_ALLOWED:
-            for calendar in self._calendars.values():
-                calendar.keep(self._entries)
-            self._pairs = len(self._entries)
+    def turns(self) -> tuple[TenantQueue | Merged, Sequence[TenantQueue]]:
+        """Whose entries go first, by deadline; and the tenants that fill up after them, the least served first.
+
+        At least one entry must be queued.
+        """
+        if self._sole is not None:
+            return self._sole, ()
+        waiting = self.waiting()
+        if len(waiting) == 1:
+            self._settle(waiting[0])
+            return waiting[0], ()
+        service = self.service
+        most = max([queue.weight for queue in waiting])
+        had_s = {queue: service.of(queue.tenant, most) for queue in waiting}
+        waiting.sort(key=had_s.__getitem__)
+        limit = had_s[waiting[0]] + service.alike_s(most)
+        first = 1
+        while first < len(waiting) and had_s[waiting[first]] <= limit:
+            first += 1
+        return waiting[0] if first == 1 else Merged(waiting[:first]), waiting[first:]
+
+    def served(self, entries: Sequence[Entry], seconds: float, part: float, priority: Priority) -> None:
+        """Account for a batch that was composed.
+
+        Args:
+            entries: Of the batch, all classes.
+            seconds: Its predicted time.
+            part: The part of its rows that is of this class, over 0 to 1.
+            priority: This class.
+        """
+        service, sole = self.service, self._sole
+        service.batch(seconds)
+        if sole is not None:
+            service.alone(seconds * part, sole.weight)
+            return
+        rows: dict[str, int] = {}
+        for entry in entries:
+            if entry.priority is priority:
+                rows[entry.tenant] = rows.get(entry.tenant, 0) + entry.rows
+        most = max([queue.weight for queue in self._tenants.values()])
+        per_row_s = seconds * part / sum(rows.values())
+        for tenant, of_tenant in rows.items():
+            service.gave(tenant, per_row_s * of_tenant, self._tenants[tenant].weight, most)
+        if waiting := self.waiting():
+            service.reach(min([service.of(queue.tenant, most) for queue in waiting]))
+
+    def _come(self, entry: Entry) -> TenantQueue:
+        """A tenant that has no queue yet gets one."""
+        tenants = self._tenants
+        if self._sole is not None:
+            self.service.at_level(self._sole.tenant)
+        waiting = self.waiting()
+        if len(tenants) > 2 * len(waiting) + _EMPTY_ALLOWED:
+            tenants = self._tenants = {queue.tenant: queue for queue in waiting}
+        queue = tenants[entry.tenant] = TenantQueue(self, entry.tenant, entry.weight)
+        self._sole = queue if len(tenants) == 1 else None
+        return queue
+
+    def _settle(self, queue: TenantQueue) -> None:
+        """Only one tenant waits: forget the others if they have nothing to be remembered for."""
+        service = self.service
+        others = [other for other in self._tenants if other != queue.tenant]
+        if all(service.is_forgotten(other) for other in others):
+            service.reach(service.of(queue.tenant, queue.weight))
+            self._tenants = {queue.tenant: queue}
+            self._sole = queue
+
+
+def _earliest(queues: Iterable[TenantQueue], lane: str | None) -> Entry | None:
+    """The head with the earliest deadline of several queues."""
+    best: Entry | None = None
+    for queue in queues:
+        head = queue.head(lane)
+        if head is not None and (best is None or (head.deadline, head.id) < (best.deadline, best.id)):
+            best = head
+    return best
+
+
+def _take(queue: ClassQueue | Merged, into: list[Entry], room: int, bucket: int, lane: str) -> int:
+    left = room
+    while left > 0:
+        entry = queue.head(lane)
+        if entry is None or entry.rows > left or entry.bucket > bucket:
+            break
+        queue.take_head(lane)
+        into.append(entry)
+        left -= entry.rows
+    return room - left
 
 
 class ModelQueue:
@@ -232,6 +281,12 @@ class ModelQueue:
         """Rows queued in all classes, retries not included."""
         return sum(queue.rows for queue in self.fresh)
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether any class has more than one tenant that counts."""
+        fresh = self.fresh
+        return fresh[0].has_tenants or fresh[1].has_tenants or fresh[2].has_tenants
+
     def __contains__(self, entry: Entry) -> bool:
         return entry in (self.retry if entry.attempts else self.fresh)[entry.priority - 1]
 
@@ -243,11 +298,34 @@ class ModelQueue:
         """Take an entry out. Raises KeyError when it is not queued."""
         (self.retry if entry.attempts else self.fresh)[entry.priority - 1].remove(entry)
 
+    def clear(self) -> list[Entry]:
+        """Take everything out."""
+        entries: list[Entry] = []
+        self.expire(inf, entries)
+        return entries
+
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
         for queue in self._all:
             if queue.rows:
                 queue.expire(now, into)
+
+    def served(
+        self, entries: Sequence[Entry], seconds: float, chosen: Priority, riders: Iterable[tuple[Priority, float]]
+    ) -> None:
+        """Account for a batch of fresh entries; see `ClassQueue.served`.
+
+        Args:
+            entries: They have left the queue.
+            seconds: Predicted time.
+            chosen: The class that heads it.
+            riders: Other classes in it with their parts of its rows, 0 to 1.
+        """
+        own = 1.0
+        for priority, part in riders:
+            own -= part
+            self.fresh[priority - 1].served(entries, seconds, part, priority)
+        self.fresh[chosen - 1].served(entries, seconds, own, chosen)
 
     def next_deadline(self) -> float:
         """The earliest deadline of all entries; ``inf`` when empty."""

@@ -17,12 +17,13 @@ the long run; and one is made only where it would be in time behind all that wai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from operator import attrgetter
 from typing import Any
 
 from serve_app.scheduling.admission import Bounds, in_time_after_all
+from serve_app.scheduling.agenda import Agenda
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.devices import Device
@@ -72,9 +73,10 @@ class Allowance:
 class _Pair:
     """One request in two copies. ``lost`` tells of the original that its bundle has failed."""
 
-    __slots__ = ("bundle", "lost", "original", "twin")
+    __slots__ = ("allowance", "bundle", "lost", "original", "twin")
 
-    def __init__(self, original: Entry, bundle: Bundle, twin: Entry) -> None:
+    def __init__(self, original: Entry, bundle: Bundle, twin: Entry, allowance: Allowance) -> None:
+        self.allowance = allowance
         self.original = original
         self.bundle = bundle
         self.twin = twin
@@ -90,6 +92,7 @@ class Rescues:
         devices: By name of model.
         bounds: Of the process; twins count as what they are, a second copy in flight.
         bundles: All that are in flight.
+        agenda: Is told of models whose queue or holds changed.
 
     Attributes:
         check_at: When `check` must be called next, seconds, if anything is in flight; ``inf``: when something is sent.
@@ -105,20 +108,31 @@ class Rescues:
         devices: Mapping[str, Device],
         bounds: Bounds,
         bundles: BundlesInFlight,
+        agenda: Agenda,
     ) -> None:
         self._settings = settings
         self._models = models
         self._devices = devices
         self._bounds = bounds
         self._bundles = bundles
+        self._agenda = agenda
         self.suspects: set[Replica] = set()
-        self._allowances = {
-            name: Allowance(settings.share, _FULL_BUNDLES * model.settings.window * model.settings.max_rows)
-            for name, model in models.items()
-        }
+        self._allowances: dict[str, Allowance] = {}
         self.check_at = inf
         self.pairs: dict[int, _Pair] = {}
         self.stuck = False
+
+    def add_model(self, model: ModelState) -> None:
+        """One more model has an allowance."""
+        settings = model.settings
+        self._allowances[settings.name] = Allowance(
+            self._settings.share, _FULL_BUNDLES * settings.window * settings.max_rows
+        )
+
+    def remove_model(self, model: ModelState, orphans: Iterable[Bundle]) -> None:
+        """A model is gone: nothing that it has in flight is rescued any more. Copies there are still count as one."""
+        del self._allowances[model.settings.name]
+        self.suspects.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in orphans])
 
     def picture(self, model: str) -> dict[str, Any]:
         """This part of `Scheduler.snapshot`.
@@ -140,13 +154,12 @@ class Rescues:
 
     # ---------------------------------------------------------------- events
 
-    def launched(self, bundle: Bundle, predicted_s: float) -> None:
+    def launched(self, bundle: Bundle) -> None:
         """A bundle was sent to a replica."""
         if not self._settings.share or len(self._models[bundle.model].slots.replicas) < 2:
             return
         self._allowances[bundle.model].earn(bundle.rows)
-        due = self._overdue_at(bundle, predicted_s)
-        self.check_at = min(self.check_at, due)
+        self.check_at = min(self.check_at, self._overdue_at(bundle))
 
     def silent(self, replica: Replica, now: float) -> None:
         """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
@@ -191,7 +204,7 @@ class Rescues:
             return entry.state is not _DONE or answered
         other = pair.twin if entry is pair.original else pair.original
         if answered:
-            allowance = self._allowances[entry.model]
+            allowance = pair.allowance
             allowance.won += other is pair.original
             allowance.duplicates += other.state is _RUNNING and not (other is pair.original and pair.lost)
         self._drop(other)
@@ -231,6 +244,8 @@ class Rescues:
     def _look_at(self, bundle: Bundle, now: float) -> float:
         """Rescue what is due of a bundle. Returns when to look again, seconds; ``inf``: never."""
         replica = bundle.replica
+        if bundle.orphaned:
+            return inf
         model = self._models[bundle.model]
         slots = model.slots
         if bundle.settled or replica.name is None or (len(slots.replicas) < 2 and replica.listed):
@@ -239,18 +254,19 @@ class Rescues:
         if not silent:
             if not self._settings.share:
                 return inf
-            if (due := self._overdue_at(bundle, replica.predicted_s(bundle.id))) > now:
+            if (due := self._overdue_at(bundle)) > now:
                 return due
         waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == 1 and e.id not in self.pairs]
+        self._agenda.touch(self._devices[bundle.model], model)
         slots.release_holds(now)
-        begin = slots.second_start(replica, now) if waiting else inf
-        if begin == inf:
+        other = slots.quickest(other_than=replica) if waiting else None
+        if other is None:
             bundle.settled = not waiting
             self.stuck = self.stuck or bool(waiting)
             return slots.next_release if waiting else inf
         if replica.held_until is None and replica.listed:
             slots.quarantine(replica.name, now)
-        following = self._rescue_due(waiting, model, bundle, begin, now, silent=silent)
+        following = self._rescue_due(waiting, model, bundle, now + model.backlog_s(other), now, silent=silent)
         bundle.settled = following == inf
         return following
 
@@ -290,8 +306,9 @@ class Rescues:
         twin = entry.twin(str(bundle.replica.name))
         twin.state = _QUEUED
         self._bounds.nbytes += twin.nbytes
-        self._allowances[entry.model].rescued += 1
-        self.pairs[entry.id] = _Pair(entry, bundle, twin)
+        allowance = self._allowances[entry.model]
+        allowance.rescued += 1
+        self.pairs[entry.id] = _Pair(entry, bundle, twin, allowance)
         model.queue.push(twin)
 
     def _leave_to_original(self, pair: _Pair) -> None:
@@ -300,16 +317,21 @@ class Rescues:
 
     def _drop(self, copy: Entry) -> None:
         """End a copy of a request that nobody need hear of."""
-        if copy.state is _QUEUED and copy in (queue := self._models[copy.model].queue):
-            queue.remove(copy)
+        if copy.state is _QUEUED:
+            model = self._models[copy.model]
+            if copy in model.queue:
+                model.queue.remove(copy)
+                self._agenda.touch(self._devices[copy.model], model)
         copy.state = _DONE
         self._bounds.nbytes -= copy.nbytes
 
-    def _overdue_at(self, bundle: Bundle, predicted_s: float) -> float:
-        model = self._models[bundle.model]
-        return bundle.begins + self._patience_s(model, predicted_s or model.settings.slo_s)
+    def _overdue_at(self, bundle: Bundle) -> float:
+        """When a bundle is overdue, if its replica answers nothing until then: what it has may come in any order."""
+        model, replica = self._models[bundle.model], bundle.replica
+        expected_s = model.backlog_s(replica) or model.settings.slo_s
+        return max(bundle.begins, replica.heard_at) + self._patience_s(model, expected_s)
 
     def _patience_s(self, model: ModelState, predicted_s: float) -> float:
-        """How long a bundle may take, from when its replica is free for it, before it is overdue."""
+        """How long what is predicted to take so long may take before it is overdue."""
         settings = self._settings
         return settings.patience * predicted_s + model.overhead.seconds + settings.slack_s

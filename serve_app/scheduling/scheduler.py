@@ -8,7 +8,8 @@
         │  └──on_failed────┘  │   once, in a bundle of its own, away from that replica
         └─────────────────────┴──> DONE           expired (decide), cancelled (on_cancel), poisoned (on_failed)
 
-An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback.
+An entry that is queued when its circuit breaker opens is refused (decide) or runs on a fallback. What is queued for a
+model that is removed is refused (decide); what runs may still be answered, but is tried nowhere else.
 
 Every accepted entry ends exactly once: in a return value of `on_done`, `on_failed`, `on_timeout` or `decide`, or by
 the caller's own `on_cancel`. Its bytes count against the bounds until then. A bundle keeps its slot until it is
@@ -16,6 +17,7 @@ answered or fails, or its replica is quarantined or vanishes, whatever became of
 a replica count as a try: waiting for one to start, or finding it gone, is not the entry's fault.
 
 After any event, call `decide` once (an event-loop tick's worth of events may share a call), and again at `wake_at`.
+It looks only at models to which something has happened (`Agenda`), so that it costs nothing to have many of them.
 """
 
 from __future__ import annotations
@@ -24,33 +26,37 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from serve_app.scheduling.admission import Bounds, already_late, drain_s, too_slow, unknown_model
+from serve_app.scheduling.admission import Bounds, already_late, drain_s, removed_model, too_slow, unknown_model
+from serve_app.scheduling.agenda import Agenda
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.breakers import Breakers, Refused
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
 from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
-from serve_app.scheduling.devices import Device, NextBundle
+from serve_app.scheduling.devices import Alone, Device, NextBundle, Shared
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.lateness import slower_than_classes
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
+from serve_app.scheduling.tenant_queue import TenantQueue
+from serve_app.scheduling.tenants import ServedSeconds
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
 _LOW = Priority.LOW
 _MAX_ATTEMPTS = 2
+_MOST_DISPLACED = 64
+"""Most entries that make room for one."""
 
 
 class Scheduler:
     """Queues entries of several models by class and deadline, and says which bundle goes where.
 
     Args:
-        models: The models. Raises ValueError for an unknown batch policy.
+        models: The models; see `add_model`.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
         groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
@@ -72,15 +78,98 @@ class Scheduler:
         if sum(settings.min_share for settings in classes.values()) > 1.0 + 1e-9:
             raise ValueError("the classes' min_share must not exceed 1 in sum")
         self._bounds = Bounds(classes, limits)
-        self._models = {model.name: ModelState(model, self._bounds.totals, limits.network_s) for model in models}
-        min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
-        self._devices = _devices(self._models, min_share, groups)
-        self._device_of = {model.settings.name: device for device in self._devices for model in device.models}
+        self._network_s = limits.network_s
+        self._min_share = {priority: classes[priority].min_share for priority in _PRIORITIES}
+        self._groups = {group.name: group for group in groups}
+        self._models: dict[str, ModelState] = {}
+        self._device_of: dict[str, Device] = {}
+        # By name of the group, of those that have a member.
+        self._shared: dict[str, Shared] = {}
+        self._agenda = Agenda()
         self._bundles = BundlesInFlight()
-        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles)
+        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
+        # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
+        # the next `decide` reports them.
+        self._stranded: list[Entry] = []
+        # Entries that made room for those of other tenants; the next `decide` reports them, too.
+        self._displaced: list[Refused] = []
+        self._served = ServedSeconds()
+        given = {model.name: model for model in models}
+        group_of = _group_of(given, self._groups.values())
+        for model in given.values():
+            self.add_model(model, group_of.get(model.name))
+
+    # ---------------------------------------------------------------- models
+
+    def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
+        """Take entries of one more model. It has no replicas yet, and nothing is known of its latency.
+
+        Args:
+            settings: How it is scheduled. Raises ValueError when there is a model of that name.
+            group: The device group that it is a member of. Raises KeyError for a name that no group was given under.
+        """
+        name = settings.name
+        if name in self._models:
+            raise ValueError(f"model {name} is scheduled already")
+        model = ModelState(settings, self._bounds.totals, self._network_s)
+        device: Device
+        if group is None:
+            device = Alone(model)
+        else:
+            device = self._shared.get(group) or Shared(self._groups[group], self._min_share)
+            self._shared[group] = device
+            device.join(model)
+        self._models[name] = model
+        self._device_of[name] = device
+        self._rescues.add_model(model)
+
+    def remove_model(self, name: str) -> list[int]:
+        """Take no more entries of a model, and forget it. One that is added under its name later is a new one.
+
+        What is queued for it is refused by the next `decide`. Its bundles in flight may still be answered or fail, and
+        their entries expire at their deadlines; those of a failed one are refused, too.
+
+        Args:
+            name: Of the model. Raises KeyError when there is none.
+
+        Returns:
+            The bundles that somebody still waits for.
+        """
+        model = self._models.pop(name)
+        device = self._device_of.pop(name)
+        for entry in model.queue.clear():
+            self._strand(entry)
+        orphans = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.orphaned]
+        if isinstance(device, Shared):
+            device.leave(model, [bundle.id for bundle in orphans])
+        if isinstance(device, Shared) and device.members:
+            self._agenda.touched[device] = None
+        else:
+            self._agenda.forget(device)
+            self._shared = {group: shared for group, shared in self._shared.items() if shared is not device}
+        self._rescues.remove_model(model, orphans)
+        for bundle in orphans:
+            bundle.orphaned = True
+            bundle.replica.listed = False
+            if bundle.replica.name is None:
+                for entry in bundle.entries:
+                    if entry.state is _RUNNING:
+                        self._strand(entry)
+                self._bundles.abandon(bundle.id)
+            else:
+                self._bundles.forget_ended(bundle.id)
+        return [bundle.id for bundle in orphans if self._bundles.get(bundle.id) is not None]
+
+    def _strand(self, entry: Entry) -> None:
+        entry.state = _RUNNING
+        self._stranded.append(entry)
+
+    def _touch(self, model: ModelState) -> None:
+        """Something has happened to a model, so that the next `decide` looks at it."""
+        self._agenda.touch(self._device_of[model.settings.name], model)
 
     # ---------------------------------------------------------------- events
 
@@ -108,18 +197,20 @@ class Scheduler:
         ):
             rejection = refusal
         else:
-            model.arrivals.observe(now)
             bounds = self._bounds
-            priority = bounds.room(entry.priority, entry.nbytes)
+            if bounds.fits(entry.priority, entry.nbytes) or self._displace(entry, now):
+                priority: Priority | None = entry.priority
+            else:
+                priority = bounds.room(entry.priority, entry.nbytes)
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
                 rejection = too_slow(entry, model, now)
                 if rejection is None:
                     entry.priority = priority
-                    if priority is not _LOW:
-                        claims = self._device_of[entry.model].claims
-                        claims.observe(priority, model.slack_s(entry, now, claims.rate(priority, now)), now)
+                    device = self._device_of[entry.model]
+                    device.arrived(entry, model, now)
+                    self._agenda.touch(device, model)
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -127,7 +218,9 @@ class Scheduler:
         entry.state = _DONE
         return rejection
 
-    def precheck(self, model: str, priority: Priority, nbytes: int, now: float) -> Rejection | None:
+    def precheck(
+        self, model: str, priority: Priority, nbytes: int, now: float, tenant: str = "", weight: float = 1.0
+    ) -> Rejection | None:
         """Refuse early what would find no room, before its payload is decoded. Reserves nothing.
 
         Args:
@@ -135,6 +228,8 @@ class Scheduler:
             priority: The class asked for.
             nbytes: Bytes that the entry would hold.
             now: Seconds.
+            tenant: Whose it would be.
+            weight: The tenant's weight.
         """
         known = self._models.get(model)
         if known is None:
@@ -142,14 +237,16 @@ class Scheduler:
         breakers = known.breakers
         if breakers is not None and breakers.tripped and (refusal := breakers.precheck(now)) is not None:
             return refusal
-        if self._bounds.room(priority, nbytes) is None:
+        if self._bounds.room(priority, nbytes) is None and not self._crowds(priority, nbytes, tenant, weight):
             return self._queue_full(known, priority, nbytes, now)
         return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
         """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
         if entry.state is _QUEUED:
-            self._models[entry.model].queue.remove(entry)
+            model = self._models[entry.model]
+            model.queue.remove(entry)
+            self._touch(model)
             self._end(entry)
         elif entry.state is _RUNNING:
             self._rescues.settle(entry, answered=False)
@@ -157,9 +254,10 @@ class Scheduler:
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
         """Take the list of replicas as it is now. Bundles at one that vanished may still be answered or fail."""
-        slots = self._models[model].slots
+        known = self._models[model]
         device = self._device_of[model]
-        gone = slots.set_replicas(replicas, now)
+        self._agenda.touch(device, known)
+        gone = known.slots.set_replicas(replicas, now)
         for vanished in gone:
             for bundle_id in list(vanished.bundles):
                 device.ended(bundle_id, now)
@@ -171,8 +269,11 @@ class Scheduler:
         bundle_id: int,
         executions: Sequence[tuple[int, int, float, str]],
         now: float,
-        outlook: Outlook | None = None,
         waited_s: float = 0.0,
+        runs_s: float = 0.0,
+        told_s: float = 0.0,
+        returned: Collection[Entry] = (),
+        dropped: Collection[Entry] = (),
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -180,32 +281,47 @@ class Scheduler:
             bundle_id: As dispatched; a bundle that is not known any more is ignored.
             executions: ``(rows, bucket, seconds, variant)`` of the backend runs that carried it.
             now: Seconds.
-            outlook: What the replica told of itself, where other routers send to it too.
-            waited_s: How long the bundle was ready at the replica before its execution began, seconds.
+            waited_s: How long the bundle was at the replica's gate, seconds.
+            runs_s: Predicted time until what runs at the replica has ended, seconds.
+            told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
+            returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
+                they had never been sent.
+            dropped: Entries that were not run and will not be.
 
         Returns:
-            The entries to answer, now DONE. Those that expired or were cancelled are not among them.
+            The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
         """
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return []
-        model = self._models[bundle.model]
-        model.answered(bundle, executions, now, outlook, waited_s)
-        self._device_of[bundle.model].ended(bundle_id, now)
+        model = None if bundle.orphaned else self._models[bundle.model]
+        if model is not None:
+            model.answered(bundle, executions, now, waited_s, runs_s, told_s)
+            device = self._device_of[bundle.model]
+            device.ended(bundle_id, now)
+            self._agenda.touch(device, model)
         answered: list[Entry] = []
-        useful = nbytes = 0
+        vain = nbytes = 0
         for entry in bundle.entries:
-            if entry.state is not _RUNNING:
-                continue
-            if entry.deadline <= now:
-                self._late.append(entry)
+            if entry.state is not _RUNNING or entry.deadline <= now:
+                if entry not in returned and entry not in dropped:
+                    vain += entry.rows
+                if entry.state is _RUNNING:
+                    self._late.append(entry)
+            elif returned and entry in returned:
+                if bundle.replica.name is not None:
+                    entry.attempts -= 1  # a wake-up bundle was not counted
+                if not self._rescues.carried_elsewhere(entry):
+                    self._requeue(entry, model)
             else:
                 entry.state = _DONE
                 nbytes += entry.nbytes
                 answered.append(entry)
-                useful += entry.rows
+        if answered and executions:
+            self._served.add(answered, executions)
         self._bounds.nbytes -= nbytes
-        model.wasted_rows += bundle.rows - useful
+        if model is not None and vain and executions:
+            model.wasted_rows += vain
         rescues = self._rescues
         if rescues.suspects or rescues.stuck:
             rescues.heard(bundle.replica, now)
@@ -224,10 +340,12 @@ class Scheduler:
             now: Seconds.
         """
         bundle = self._bundles.get(bundle_id)
-        if bundle is not None:
+        if bundle is not None and not bundle.orphaned:
             model = self._models[bundle.model]
             if model.breakers is not None:
                 model.breakers.observe(variant, verdict, bundle.replica, model.slots, now)
+                if model.breakers.changes:
+                    self._touch(model)
 
     def on_failed(self, bundle_id: int, now: float, replica_lost: bool, *, reached: bool | None = None) -> Requeue:
         """A bundle failed as a whole. Frees the slot; its entries try once more, each in a bundle of its own.
@@ -248,14 +366,15 @@ class Scheduler:
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return Requeue([], [], [])
-        model = self._models[bundle.model]
-        model.slots.release(bundle.replica, bundle_id, now, answered=False)
-        self._device_of[bundle.model].ended(bundle_id, now)
+        model = None if bundle.orphaned else self._models[bundle.model]
+        if model is not None:
+            model.slots.release(bundle.replica, bundle_id, now, answered=False)
+            self._device_of[bundle.model].ended(bundle_id, now)
         self._rescues.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
-        if replica_lost or not reached:
+        if model is not None and (replica_lost or not reached):
             model.slots.fail(bundle.replica, now)
         if reached is not counted:
             for entry in bundle.entries:
@@ -275,7 +394,8 @@ class Scheduler:
             return Requeue([], [], [])
         if bundle.replica.listed:
             self.quarantine(bundle.model, bundle.replica.name, now)
-        result = self._retry(self._models[bundle.model], bundle, now, reached=True)
+        model = None if bundle.orphaned else self._models[bundle.model]
+        result = self._retry(model, bundle, now, reached=True)
         self._bundles.abandon(bundle_id)
         return result
 
@@ -285,14 +405,15 @@ class Scheduler:
         Entries in its bundles may still be answered, and expire at their deadlines; see `on_timeout` to have them
         tried elsewhere. ``None`` gives up the wake-up bundle.
         """
-        known = self._models[model]
+        known, device = self._models[model], self._device_of[model]
+        self._agenda.touch(device, known)
         if replica is not None and (quarantined := known.slots.replicas.get(replica)) is not None:
             for bundle_id in quarantined.bundles:
-                self._device_of[model].ended(bundle_id, now)
+                device.ended(bundle_id, now)
         abandoned = known.slots.quarantine(replica, now)
         if abandoned is not None:
             for bundle_id in list(abandoned.bundles):
-                self._device_of[model].ended(bundle_id, now)
+                device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
     def on_silent(self, model: str, replica: str, now: float) -> None:
@@ -308,23 +429,28 @@ class Scheduler:
 
     def on_heard(self, model: str, replica: str, now: float) -> None:
         """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
-        slots = self._models[model].slots
-        if (known := slots.replicas.get(replica)) is not None:
-            slots.restore(known, now)
+        known = self._models[model]
+        if (listed := known.slots.replicas.get(replica)) is not None:
+            known.slots.restore(listed)
+            self._touch(known)
         for owing in self._owing(model, replica):
             self._rescues.heard(owing, now)
 
     def _owing(self, model: str, replica: str) -> set[Replica]:
         """Whoever of that name owes an answer: one that is listed no more, and one that is, at most."""
         return {
-            bundle.replica for bundle in self._bundles.all() if bundle.model == model and bundle.replica.name == replica
+            bundle.replica
+            for bundle in self._bundles.all()
+            if bundle.model == model and bundle.replica.name == replica and not bundle.orphaned
         }
 
     # ------------------------------------------------------------- questions
 
     def seed(self, model: str, executions: Iterable[tuple[int, int, float, str]]) -> None:
         """Take the warm-up profile of a replica: ``(rows, bucket, seconds, variant)`` as in `on_done`."""
-        self._models[model].latencies.seed(executions)
+        known = self._models[model]
+        known.latencies.seed(executions)
+        self._touch(known)
 
     def set_joins(self, model: str, variant: str, *, joins: bool) -> None:
         """Say whether requests for a variant of a model may share a batch, or are run one by one.
@@ -334,7 +460,9 @@ class Scheduler:
             variant: Its variant; ``""`` for the exact model.
             joins: Whether they may. It holds from the next decision on.
         """
-        self._models[model].set_joins(variant, joins=joins)
+        known = self._models[model]
+        known.set_joins(variant, joins=joins)
+        self._touch(known)
 
     def latency(self, model: str, variant: str = "") -> LatencyModel:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
@@ -358,6 +486,10 @@ class Scheduler:
         alone_s = known.latencies.exact.predict(1, buckets[0])
         return slower_than_classes(model, alone_s, self._bounds.timeouts_s)
 
+    def fallbacks(self, model: str) -> tuple[str, ...]:
+        """The variants that may stand in for the exact model."""
+        return self._models[model].settings.fallbacks
+
     def usable(self, model: str) -> int:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""
         return self._models[model].slots.usable
@@ -371,6 +503,10 @@ class Scheduler:
         known = self._models[model]
         return known.queue.rows + known.slots.rows
 
+    def served_s(self) -> Mapping[tuple[Priority, str], float]:
+        """Server seconds of what was answered, by class and tenant; see `serve_app.scheduling.tenants`."""
+        return self._served.seconds
+
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""
         return self._models[model].queue.lengths()
@@ -379,15 +515,9 @@ class Scheduler:
         """A JSON-able picture of every model by name.
 
         Returns:
-            What `ModelState.picture` and `Rescues.picture` tell, and ``credit_s`` per class (see `Shares`; of the
-            device, where it is shared).
+            What `ModelState.picture` and `Rescues.picture` tell.
         """
-        return {
-            name: model.picture()
-            | self._rescues.picture(name)
-            | {"credit_s": {p.label: credit for p, credit in self._device_of[name].shares.credit_s.items()}}
-            for name, model in self._models.items()
-        }
+        return {name: model.picture() | self._rescues.picture(name) for name, model in self._models.items()}
 
     def breakers(self) -> dict[str, Breakers]:
         """The circuit breakers of every model that has them, by name, for reading."""
@@ -423,12 +553,13 @@ class Scheduler:
         given_up: list[Entry] = []
         refused: list[Refused] = []
         changes: list[Change] = []
-        for device in self._devices:
+        for device in self._agenda.take(now):
             waiting = False
-            for model in device.models:
+            for model in device.active:
                 model.slots.release_holds(now)
-                if model.queue:
-                    model.queue.expire(now, expired)
+                queue = model.queue
+                if queue:
+                    queue.expire(now, expired)
                     waiting = True
                 breakers = model.breakers
                 if breakers is not None and (breakers.tripped or breakers.changes):
@@ -440,9 +571,16 @@ class Scheduler:
                     dispatches.append(self._launch(following, now))
             else:
                 device.open_at = inf
+            device.rest()
+            self._agenda.note(device, device.wake_at)
         if rescues.pairs:
             expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
-            refused = [each for each in refused if not rescues.refused(each[0], now + (each[1].retry_after_s or 0.0))]
+        if self._stranded:
+            stranded = [entry for entry in self._stranded if entry.state is _RUNNING]
+            refused += [Refused(entry, removed_model(entry.model)) for entry in stranded]
+            self._stranded.clear()
+        if rescues.pairs and refused:
+            refused = [each for each in refused if not rescues.refused(each[0], now + (each[1].retry_after_s or inf))]
             for entry, _ in refused:
                 rescues.settle(entry, answered=False)
         for entry in expired:
@@ -451,21 +589,22 @@ class Scheduler:
             self._end(entry)
         for entry, _ in refused:
             self._end(entry)
+        if self._displaced:
+            refused += self._displaced
+            self._displaced = []
         return Decisions(dispatches, expired, given_up, refused or (), changes or ())
 
     @property
     def wake_at(self) -> float | None:
         """When `decide` must be called if nothing else happens, or ``None``."""
-        earliest = self._bundles.next_deadline()
-        if len(self._bundles):
-            earliest = min(earliest, self._rescues.check_at)
+        agenda = self._agenda
+        for device in agenda.touched:
+            agenda.note(device, device.wake_at)
+        earliest = min(agenda.next_at(), self._bundles.next_deadline())
+        if self._rescues.check_at < earliest and len(self._bundles):
+            earliest = self._rescues.check_at
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
-        for device in self._devices:
-            earliest = min(earliest, device.open_at)
-        for model in self._models.values():
-            # Also without work: who asks for the usable replicas must not see holds that are over.
-            earliest = min(earliest, model.slots.next_release, model.queue.next_deadline())
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
@@ -485,16 +624,31 @@ class Scheduler:
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
         device = self._device_of[model.settings.name]
-        begins = max(now, replica.busy_until, device.earliest_start(now))
-        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, begins)
+        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
         device.launched(bundle_id, following, now)
-        model.slots.acquire(replica, bundle_id, rows, predicted_s, now, suspect=suspect)
+        tenants = model.queue.has_tenants
+        model.slots.acquire(replica, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
         self._bundles.add(bundle)
         if attempt:
-            self._rescues.launched(bundle, predicted_s)
-        return Dispatch(bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant)
+            self._rescues.launched(bundle)
+        exact = entries[0].lane != "" or model.has_limited_fallbacks
+        overhead_s = model.overhead.seconds
+        return Dispatch(
+            bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
+        )
 
-    def _retry(self, model: ModelState, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
+    def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
+        """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
+        if model is None:
+            self._strand(entry)
+            return False
+        entry.state = _QUEUED
+        model.queue.push(entry)
+        return True
+
+    def _retry(self, model: ModelState | None, bundle: Bundle, now: float, *, reached: bool) -> Requeue:
+        if model is not None:
+            self._touch(model)
         result = Requeue([], [], [])
         for entry in bundle.entries:
             if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
@@ -508,36 +662,78 @@ class Scheduler:
                 self._end(entry)
                 result.poisoned.append(entry)
             else:
-                entry.state = _QUEUED
                 if reached and bundle.replica.name is not None:
                     entry.avoid = bundle.replica.name
-                model.queue.push(entry)
-                result.requeued.append(entry)
+                if self._requeue(entry, model):
+                    result.requeued.append(entry)
         return result
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE
         self._bounds.nbytes -= entry.nbytes
 
+    def _displace(self, entry: Entry, now: float) -> bool:
+        """Have others' newest entries make room for that of a tenant with less than its part of a full queue.
+
+        Returns:
+            Whether there is room now.
+        """
+        bounds, priority = self._bounds, entry.priority
+        for _ in range(_MOST_DISPLACED):
+            largest = self._crowds(priority, entry.nbytes, entry.tenant, entry.weight)
+            if largest is None:
+                break
+            name, queue = max(largest, key=_entries)
+            newest = queue.newest()
+            queue.remove(newest)
+            self._end(newest)
+            self._touch(self._models[name])
+            self._displaced.append(Refused(newest, self._queue_full(self._models[name], priority, newest.nbytes, now)))
+            if bounds.fits(priority, entry.nbytes):
+                return True
+        return False
+
+    def _crowds(
+        self, priority: Priority, nbytes: int, tenant: str, weight: float
+    ) -> list[tuple[str, TenantQueue]] | None:
+        """The queues, by model, of the tenant with the most in a full class; ``None`` where this one has its part."""
+        queues: dict[str, list[tuple[str, TenantQueue]]] = {}
+        for name, model in self._models.items():
+            if model.queue.fresh[priority - 1].rows:
+                for queue in model.queue.fresh[priority - 1].waiting():
+                    queues.setdefault(queue.tenant, []).append((name, queue))
+        own = queues.pop(tenant, [])
+        if not queues:
+            return None
+        parts = {
+            other: self._bounds.part(priority, sum(len(q) for _, q in of), sum(q.nbytes for _, q in of))
+            / of[0][1].weight
+            for other, of in queues.items()
+        }
+        entries, held = sum(len(queue) for _, queue in own), sum(queue.nbytes for _, queue in own)
+        own_part = self._bounds.part(priority, entries + 1, held + nbytes) / weight
+        weights = weight + sum(of[0][1].weight for of in queues.values())
+        largest = max(parts, key=parts.__getitem__)
+        return queues[largest] if own_part <= min(1.0 / weights, parts[largest]) else None
+
     def _queue_full(self, model: ModelState, priority: Priority, nbytes: int, now: float) -> Rejection:
         wait = drain_s(model, self._device_of[model.settings.name], priority, now)
         return self._bounds.queue_full(priority, nbytes, wait)
 
 
-def _devices(
-    models: Mapping[str, ModelState], min_share: Mapping[Priority, float], groups: Iterable[DeviceGroup]
-) -> list[Device]:
-    """The devices: one per group, and one for each model that is in none."""
-    alone = dict(models)
-    devices = []
+def _entries(of: tuple[str, TenantQueue]) -> int:
+    return len(of[1])
+
+
+def _group_of(models: Collection[str], groups: Iterable[DeviceGroup]) -> dict[str, str]:
+    """The name of the group of each model that is in one."""
+    group_of: dict[str, str] = {}
     for group in groups:
-        members = []
         for name in group.models:
-            if name not in alone:
+            if name not in models or name in group_of:
                 raise ValueError(
                     f"device group {group.name}: "
                     + (f"model {name} is in two groups" if name in models else f"there is no model {name}")
                 )
-            members.append(alone.pop(name))
-        devices.append(Device(members, min_share, group))
-    return devices + [Device([model], min_share) for model in alone.values()]
+            group_of[name] = group.name
+    return group_of

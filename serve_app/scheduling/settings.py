@@ -58,8 +58,8 @@ class ModelScheduling:
         name: The model.
         max_rows: Most rows in one bundle (an entry with more rows travels alone).
         slo_s: Latency the model is tuned for, seconds; batches are not grown past it.
-        window: Bundles in flight per replica: one running and the rest staged.
-        policy: Name of the batch policy.
+        window: Full batches of rows in flight per replica: what its gate composes batches of.
+        policy: ``auto``: a batch waits for more rows where that is likely to pay; ``eager``: it never waits.
         early_drop: Whether entries are given up as soon as they cannot be in time, or not without costing others.
         fallbacks: Variants that may stand in for the exact model where it would be too late, most exact first.
         weight: How much more urgent than others its entries are where models share a device: their slack counts
@@ -73,8 +73,8 @@ class ModelScheduling:
     name: str
     max_rows: int
     slo_s: float
-    window: int = 2
-    policy: Literal["auto", "deferred", "eager", "window"] = "auto"
+    window: int = 4
+    policy: Literal["auto", "eager"] = "auto"
     early_drop: bool = True
     fallbacks: tuple[str, ...] = ()
     weight: float = 1.0

@@ -4,7 +4,7 @@ Classes are near-strict: the most urgent class with work goes first. But every c
 predicted server time of each bundle that is dispatched while it has work waiting. Once the credit covers what its head
 would cost, it takes the room that a more urgent class leaves in its bundle before all others do: that costs the more
 urgent one nothing. Where there is no room, its credit grows until it is worth a full batch; then it goes first and
-pays for its part of the bundle (`ModelState.candidate`). It may go into debt, since what follows the head can be
+pays for its part of the bundle (`Gate.next`). It may go into debt, since what follows the head can be
 larger than the head: over time it gets its share of server time, not more. What it gets in its turn, and rows that
 ride along in another class's bundle, are service too. They count for up to two seconds of its share in advance: a
 class that is served well anyway does not go first on top of that, and is not starved for long afterwards.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.entry import Entry, Priority
 
 _UNKNOWN_COST_S = 1e-6
 _REMEMBERED_S = 2.0
@@ -83,3 +83,12 @@ class Shares:
         least = -_REMEMBERED_S * self._min_share[priority]
         if credit > least:
             self.credit_s[priority] = max(least, credit - seconds)
+
+
+def riders_of(entries: Iterable[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
+    """The classes other than ``chosen`` in a batch of so many rows, with their parts of them, 0 to 1."""
+    riding: dict[Priority, int] = {}
+    for entry in entries:
+        if entry.priority is not chosen:
+            riding[entry.priority] = riding.get(entry.priority, 0) + entry.rows
+    return [(priority, part / rows) for priority, part in riding.items()]

@@ -1,7 +1,10 @@
-"""Slots: how many bundles may be in flight, and at which replica the next one goes.
+"""Slots: how much may be in flight at a replica, and at which replica the next bundle goes.
 
-Each listed replica has ``window`` slots. The next bundle goes where the fewest bundles are in flight; among equals,
-where the predicted work ends first. A replica can be out of the choice for three reasons, all called *held*:
+Routers send entries ahead, so that a replica composes its next batch of what is there (`serve_app.scheduling.gate`). A
+listed replica has room for ``window`` full batches of rows in flight; those of a less urgent class do not count against
+a more urgent one. The next bundle goes where it is predicted to begin first: when what runs there ends, and what is
+ahead of it there has run; among equals, where the fewest rows are in flight, and where one was sent least recently. A
+replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
     ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then,
@@ -18,15 +21,28 @@ back like a failed replica.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
+from typing import NamedTuple
 
-from serve_app.scheduling.gate import Outlook
+from serve_app.scheduling.entry import Entry, Priority
 
 _HOLD_S = 1.0
 _LONGEST_HOLD_S = 30.0
-_NO_BUNDLE = (0, 0.0)
+
+
+class InFlight(NamedTuple):
+    """A bundle at a replica.
+
+    Attributes:
+        rows: Its rows per class, most urgent first.
+        sent: When it was sent, seconds.
+        tenants: Its rows per class and tenant; empty while there was one tenant only.
+    """
+
+    rows: tuple[int, int, int]
+    sent: float
+    tenants: Mapping[tuple[Priority, str], int] = {}
 
 
 class Replica:
@@ -34,76 +50,63 @@ class Replica:
 
     Attributes:
         name: The replica's name.
-        bundles: Id of every bundle in flight there -> (rows, predicted seconds).
-        sent: When each of those bundles was sent, seconds.
+        bundles: Every bundle in flight there, by id, in the order sent.
+        ahead: Rows in flight there per class, most urgent first.
+        tenants: Rows in flight there per class and tenant, as far as they were counted.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
-        answered_at: When a bundle there was last answered or failed.
-        busy_until: When a bundle would have to be sent to reach it as the predicted work ends: on this clock, and
-            without the way there.
+        sent_at: When a bundle was last sent there, seconds.
+        heard_at: When it last answered one, seconds.
+        free_at: When what runs there is predicted to end, seconds.
+        told_s: Predicted time until all that was there was done when it last answered, other routers' work included.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
         ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
-        level: The level of `Slots` that it is in; -1 when it is in none.
         listed: Whether it is in the latest list of replicas.
-        share: The part of a batch that is this router's there, over 0 to 1; 1 where no other router sends.
-        riders: Rows of other routers that lately shared a batch with a bundle from here, on average.
-        riders_s: How much longer they make an execution, seconds.
     """
 
     __slots__ = (
-        "answered_at", "bundles", "busy_until", "ejected_until", "failures", "held_until", "level", "listed", "name",
-        "riders", "riders_s", "sent", "share", "suspects",
+        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name",
+        "sent_at", "suspects", "tenants", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        self.bundles: dict[int, tuple[int, float]] = {}
-        self.sent: dict[int, float] = {}
+        self.bundles: dict[int, InFlight] = {}
+        self.ahead = [0, 0, 0]
+        self.tenants: dict[tuple[Priority, str], int] = {}
         self.suspects: set[int] = set()
-        self.share = 1.0
-        self.riders = 0.0
-        self.riders_s = 0.0
-        self.busy_until = -inf
-        self.answered_at = -inf
+        self.sent_at = -inf
+        self.heard_at = -inf
+        self.free_at = -inf
+        self.told_s = 0.0
         self.held_until: float | None = None
         self.failures = 0
         self.ejected_until: float | None = None
         self.listed = True
-        self.level = -1
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} bundles={len(self.bundles)} held_until={self.held_until}>"
 
-    def most_rows(self, max_rows: int) -> int:
-        """Rows of a full batch that are this router's, of ``max_rows``."""
-        return max(1, int(max_rows * self.share + 1e-9))
-
-    def predicted_s(self, bundle_id: int) -> float:
-        """Predicted execution time of a bundle in flight there, seconds; 0.0 when it is not."""
-        return self.bundles.get(bundle_id, _NO_BUNDLE)[1]
-
-    @property
-    def last_s(self) -> float:
-        """Predicted execution time of the bundle that was sent there last, seconds; 0.0 when none is in flight."""
-        return next(reversed(self.bundles.values()), _NO_BUNDLE)[1]
-
     @property
     def rows(self) -> int:
         """Rows in flight there."""
-        return sum(rows for rows, _ in self.bundles.values())
+        high, normal, low = self.ahead
+        return high + normal + low
+
+    def rows_before(self, priority: Priority) -> int:
+        """Rows in flight there of this class and those above it."""
+        return sum(self.ahead[:priority])
 
 
 class Slots:
     """The slots of one model.
 
     Args:
-        window: Bundles in flight per replica.
+        window: Full batches of rows in flight per replica.
         max_ejected: Part of the replicas that may be ejected, 0 to 1.
 
     Attributes:
-        round_trip_s: The way to a replica and back. The next bundle there could begin when an answer left, not when it
-            came, and what is sent arrives later by its own way.
-        pause_s: From the end of an execution until its replica can begin the next.
+        replicas: By name.
     """
 
     def __init__(self, window: int, max_ejected: float = 1.0) -> None:
@@ -111,14 +114,9 @@ class Slots:
             raise ValueError(f"window must be at least 1, got {window}")
         self.window = window
         self._max_ejected = max_ejected
-        self.round_trip_s = 0.0
-        self.pause_s = 0.0
         self.replicas: dict[str, Replica] = {}
         self._wake_up = Replica(None)
-        # Replicas that may be chosen, by bundles in flight. Dicts serve as ordered sets: first come, first chosen.
-        self._levels: list[dict[Replica, None]] = [{} for _ in range(window)]
         self._held: dict[Replica, None] = {}
-        self._earliest: float | None = None
 
     def set_replicas(self, names: Collection[str], now: float) -> list[Replica]:
         """Take the list of replicas as it is now. Returns those that vanished."""
@@ -130,70 +128,129 @@ class Slots:
             self._place(replica)
         for name in names:
             if name not in self.replicas:
-                replica = self.replicas[name] = Replica(name)
-                self._place(replica)
+                self.replicas[name] = Replica(name)
         self.release_holds(now)
         return vanished
 
-    def choose(self, avoid: str | None = None, *, suspect: bool = False) -> Replica | None:
-        """The replica with a free slot where the next bundle should go, or ``None``.
+    def choose(
+        self,
+        priority: Priority,
+        max_rows: float,
+        now: float,
+        per_row_s: float = 0.0,
+        avoid: str | None = None,
+        *,
+        suspect: bool = False,
+    ) -> Replica | None:
+        """The replica with room for more rows of a class where the next bundle should go, or ``None``.
 
         Args:
+            priority: The class.
+            max_rows: Rows of a full batch; ``inf``: any replica has room.
+            now: Seconds.
+            per_row_s: Execution time of a row in a usual batch, seconds; 0.0 while unknown.
             avoid: A replica not to choose, unless it is the only one that is not held.
             suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
                 two suspects are never lost together.
         """
         if not self.replicas:
             return None if self._wake_up.bundles or self._wake_up.held_until is not None else self._wake_up
-        if avoid is not None and len(self.replicas) - len(self._held) <= 1:
+        if avoid is not None and self.usable <= 1:
             avoid = None
-        for in_flight, level in enumerate(self._levels):
-            if not level:
-                continue
-            if avoid is None and not suspect:
-                return next(iter(level)) if in_flight == 0 else min(level, key=_busy_until)
-            fitting = [r for r in level if r.name != avoid and not (suspect and r.suspects)]
-            if fitting:
-                return min(fitting, key=_busy_until)
-        return None
+        most = self.window * max_rows
+        best: Replica | None = None
+        least = (inf, 0, inf)
+        for replica in self.replicas.values():
+            if (
+                replica.held_until is None
+                and replica.rows_before(priority) < most
+                and replica.name != avoid
+                and not (suspect and replica.suspects)
+            ):
+                begins = max(now, replica.free_at) + per_row_s * replica.rows_before(priority)
+                if (cost := (begins, replica.rows, replica.sent_at)) < least:
+                    best, least = replica, cost
+        return best
 
     def acquire(
-        self, replica: Replica, bundle_id: int, rows: int, predicted_s: float, now: float, *, suspect: bool = False
+        self,
+        replica: Replica,
+        bundle_id: int,
+        entries: Sequence[Entry],
+        predicted_s: float,
+        now: float,
+        *,
+        suspect: bool = False,
+        tenants: bool = False,
     ) -> None:
-        """Take a slot at a replica that `choose` returned."""
-        replica.bundles[bundle_id] = (rows, predicted_s)
-        replica.sent[bundle_id] = now
+        """Count a bundle in at a replica that `choose` returned.
+
+        Args:
+            replica: Where it goes.
+            bundle_id: The bundle.
+            entries: Its entries.
+            predicted_s: How long it is predicted to take by itself, seconds.
+            now: Seconds.
+            suspect: See `choose`.
+            tenants: Whether its rows are to be counted per tenant, too.
+        """
+        if not replica.bundles:
+            replica.free_at = max(now, replica.free_at) + predicted_s
+        rows = [0, 0, 0]
+        for entry in entries:
+            rows[entry.priority - 1] += entry.rows
+        of_tenants: dict[tuple[Priority, str], int] = {}
+        if tenants:
+            for entry in entries:
+                key = entry.priority, entry.tenant
+                of_tenants[key] = of_tenants.get(key, 0) + entry.rows
+            for key, more in of_tenants.items():
+                replica.tenants[key] = replica.tenants.get(key, 0) + more
+        high, normal, low = rows
+        replica.bundles[bundle_id] = InFlight((high, normal, low), now, of_tenants)
+        ahead = replica.ahead
+        ahead[0] += high
+        ahead[1] += normal
+        ahead[2] += low
+        replica.sent_at = now
         if suspect:
             replica.suspects.add(bundle_id)
-        replica.busy_until = max(now, replica.busy_until) + predicted_s + self.pause_s
-        self._place(replica)
 
     def release(
-        self, replica: Replica, bundle_id: int, now: float, *, answered: bool, outlook: Outlook | None = None
+        self,
+        replica: Replica,
+        bundle_id: int,
+        now: float,
+        *,
+        answered: bool,
+        runs_s: float = 0.0,
+        told_s: float = 0.0,
     ) -> None:
-        """Free the slot of a bundle that was answered or failed.
+        """Count out a bundle that was answered or failed.
 
         Args:
             replica: Where it was.
             bundle_id: The bundle.
             now: Seconds.
             answered: Whether it was answered.
-            outlook: What the replica told of itself; ``None``: it has nothing but what came from here.
+            runs_s: Predicted time until what runs there has ended, seconds.
+            told_s: See `Replica`.
         """
-        replica.bundles.pop(bundle_id, None)
-        replica.sent.pop(bundle_id, None)
+        bundle = replica.bundles.pop(bundle_id, None)
+        if bundle is not None:
+            ahead, (high, normal, low) = replica.ahead, bundle.rows
+            ahead[0] -= high
+            ahead[1] -= normal
+            ahead[2] -= low
+            for key, less in bundle.tenants.items():
+                if replica.tenants[key] == less:
+                    del replica.tenants[key]
+                else:
+                    replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
-        if outlook is None:
-            pause_s = self.pause_s if replica.bundles else 0.0
-            busy_until, told, replica.share = now - self.round_trip_s + pause_s, 0, 1.0
-        else:
-            # What it knows of is in its own prediction already; bundles reach it in the order sent. The round trip is
-            # left to what others sent meanwhile.
-            busy_until, told, replica.share = now + outlook.busy_s, outlook.bundles, outlook.share
-        for other, (_, predicted) in islice(replica.bundles.items(), told, None):
-            busy_until = max(busy_until, replica.sent[other]) + predicted + self.pause_s
-        replica.busy_until = busy_until
-        replica.answered_at = now
+        replica.heard_at = now
+        replica.free_at = now + runs_s
+        replica.told_s = told_s
         if answered:
             replica.failures = 0
             replica.held_until = replica.ejected_until
@@ -228,11 +285,10 @@ class Slots:
             self._place(replica)
         return None
 
-    def restore(self, replica: Replica, now: float) -> None:
+    def restore(self, replica: Replica) -> None:
         """End a quarantine without an answer: the replica is alive after all, and begins with what it has."""
         if replica.held_until == inf:
             replica.held_until = replica.ejected_until
-            replica.busy_until = now + sum(predicted_s for _, predicted_s in replica.bundles.values())
             self._place(replica)
 
     def release_holds(self, now: float) -> None:
@@ -269,35 +325,24 @@ class Slots:
         """Rows in flight in bundles that hold a slot."""
         return self._wake_up.rows + sum(r.rows for r in self.replicas.values() if r.held_until is None)
 
+    def rows_of(self, priority: Priority, tenant: str) -> int:
+        """Rows of a tenant's class in flight, as far as they were counted."""
+        return sum([r.tenants.get((priority, tenant), 0) for r in self.replicas.values() if r.held_until is None])
+
     @property
     def in_use(self) -> int:
-        """Slots in use. Bundles at held and at vanished replicas hold none."""
+        """Bundles in flight. Those at held and at vanished replicas do not count."""
         bundles = sum(len(r.bundles) for r in self.replicas.values() if r.held_until is None)
         return bundles + len(self._wake_up.bundles)
 
-    def earliest_start(self, now: float) -> float:
-        """When the first usable replica is predicted to be done with what it has; ``now`` when none is usable."""
-        if self._levels[0]:
-            return now
-        if self._earliest is None:
-            busy = [r.busy_until for r in self.replicas.values() if r.held_until is None]
-            self._earliest = min(busy, default=-inf)
-        return max(now, self._earliest)
+    def quickest(self, other_than: Replica | None = None) -> Replica | None:
+        """The usable replica with the fewest rows in flight; ``None`` without one.
 
-    @property
-    def idle(self) -> int:
-        """Usable replicas with nothing in flight."""
-        return len(self._levels[0])
-
-    def second_start(self, first: Replica, now: float) -> float:
-        """When a usable replica other than ``first`` is predicted to be done; ``inf`` without one."""
-        if len(self.replicas) < 2 and first.listed:
-            return inf
-        for replica in self._levels[0]:
-            if replica is not first:
-                return now
-        others = [r.busy_until for r in self.replicas.values() if r is not first and r.held_until is None]
-        return max(now, min(others, default=inf))
+        Args:
+            other_than: One that does not count.
+        """
+        usable = [r for r in self.replicas.values() if r.held_until is None and r is not other_than]
+        return min(usable, key=_rows, default=None)
 
     def _end_ejections(self) -> None:
         """As many as there are too many of, or one where nothing else can be chosen; who would be back first is."""
@@ -317,25 +362,14 @@ class Slots:
         return now + min(_LONGEST_HOLD_S, _HOLD_S * 2.0 ** min(replica.failures - 1, 10))
 
     def _place(self, replica: Replica) -> None:
-        """Put a replica where its state belongs: into one level, among the held, or nowhere."""
-        self._earliest = None
-        if replica.name is None:
-            return
-        if replica.level >= 0:
-            del self._levels[replica.level][replica]
-            replica.level = -1
+        """Put a replica among the held, or take it out."""
         self._held.pop(replica, None)
-        if not replica.listed:
-            return
-        if replica.held_until is not None:
+        if replica.name is not None and replica.listed and replica.held_until is not None:
             self._held[replica] = None
-        elif len(replica.bundles) < self.window:
-            replica.level = len(replica.bundles)
-            self._levels[replica.level][replica] = None
 
 
-def _busy_until(replica: Replica) -> float:
-    return replica.busy_until
+def _rows(replica: Replica) -> int:
+    return replica.rows
 
 
 def _ejected_until(replica: Replica) -> float:

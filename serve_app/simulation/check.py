@@ -53,12 +53,14 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             if not getattr(failure, field) >= 0:
                 yield f"failures[{place}].{field}: must be at least 0, got {getattr(failure, field)}"
     noise = scenario.noise
-    for field in ("spread", "stall_every_s", "stall_s"):
+    for field in ("spread", "stall_every_s", "stall_s", "drift_every_s", "drift_s"):
         if not getattr(noise, field) >= 0.0:
             yield f"noise.{field}: must be at least 0, got {getattr(noise, field):g}"
     if noise.kind == "uniform" and noise.spread >= 1.0:
         yield f"noise.spread: must be below 1 for uniform noise, got {noise.spread:g}"
-    for field in ("request_s", "send_s", "answer_s"):
+    if noise.drift_every_s > 0.0 and not noise.drift > 0.0:
+        yield f"noise.drift: must be above 0, got {noise.drift:g}"
+    for field in ("request_s", "send_s", "answer_s", "between_s", "scatter", "router_s"):
         if not getattr(scenario.overheads, field) >= 0.0:
             yield f"overheads.{field}: must be at least 0, got {getattr(scenario.overheads, field):g}"
 
@@ -96,9 +98,12 @@ def _stream_problems(stream: Stream, models: list[str]) -> Iterator[str]:
     if stream.kind == "trace":
         return
     positive = ["timeout_s", "rows"]
-    positive += {"video": ["streams", "fps"], "gamma": ["rate", "cv"], "flash_crowd": ["rate", "surge"]}.get(
-        stream.kind, ["rate"]
-    )
+    positive += {
+        "video": ["streams", "fps"],
+        "gamma": ["rate", "cv"],
+        "flash_crowd": ["rate", "surge"],
+        "mmpp": ["rate", "surge", "surge_s", "quiet_s"],
+    }.get(stream.kind, ["rate"])
     for field in positive:
         value = getattr(stream, field)
         if not (isfinite(value) and value > 0):

@@ -21,23 +21,38 @@ _EPSILON_S = 1e-12
 
 
 class NoiseSource:
-    """What makes a replica's true execution times differ from the curve: factors and stalls, by seed.
+    """What makes a replica's true execution times differ from the curve: factors, stalls and episodes, by seed.
 
     Args:
         noise: How they scatter.
-        seed: Of this replica. Two systems under test with one seed meet the same noise at a replica's n-th execution.
+        seed: Of this replica. Two systems under test with one seed meet the same noise at a replica's n-th execution,
+            and the same episodes at the same times.
     """
 
-    __slots__ = ("_factors", "_noise", "_rng", "_stalls")
+    __slots__ = ("_drifts", "_episode", "_factors", "_noise", "_rng", "_stalls")
 
     def __init__(self, noise: Noise, seed: Sequence[int]) -> None:
         self._noise = noise
         self._rng = np.random.default_rng([*seed, 0])
         self._stalls = np.random.default_rng([*seed, 1])
+        self._drifts = np.random.default_rng([*seed, 2])
         self._factors: list[float] = []
+        self._episode = (-inf, 0.0)
 
-    def factor(self) -> float:
-        """The next execution's time as a multiple of its mean."""
+    def factor(self, now: float) -> float:
+        """The next execution's time as a multiple of its mean, if it begins now. Times must not fall."""
+        return self._scattered() * (self._noise.drift if self._drifting(now) else 1.0)
+
+    def _drifting(self, now: float) -> bool:
+        every_s, lasts_s = self._noise.drift_every_s, self._noise.drift_s
+        if every_s <= 0.0 or lasts_s <= 0.0:
+            return False
+        while self._episode[1] <= now:
+            begins = self._episode[1] + self._drifts.exponential(every_s)
+            self._episode = (begins, begins + self._drifts.exponential(lasts_s))
+        return self._episode[0] <= now
+
+    def _scattered(self) -> float:
         if not self._factors:
             if self._noise.kind == "none" or self._noise.spread == 0.0:
                 return 1.0
@@ -62,11 +77,13 @@ class Running:
         requests: Whose batch it is.
         rows: Rows, padding included.
         work_s: What is left of it, seconds at full speed. Kept up to date by a shared device only.
-        began: When it began to compute.
+        began: When it began to compute, or will.
+        begun: Whether it has begun.
+        waited_s: How long requests of its model had waited by then; see `serve_app.simulation.results.Waiting`.
         done: Called with how it ended.
     """
 
-    __slots__ = ("began", "done", "requests", "rows", "work_s")
+    __slots__ = ("began", "begun", "done", "requests", "rows", "waited_s", "work_s")
 
     def __init__(
         self, requests: Sequence[Request], rows: int, work_s: float, began: float, done: Callable[[Execution], None]
@@ -76,6 +93,8 @@ class Running:
         self.work_s = work_s
         self.began = began
         self.done = done
+        self.begun = False
+        self.waited_s = 0.0
 
 
 class Processor:
@@ -169,7 +188,9 @@ class Machine:
         processor: What it computes on.
         noise: Of its execution times.
         stall_s: How long a stall lasts.
-        between_s: From the end of an execution until the next can begin.
+        between_s: Draws the time from the end of an execution until the next can begin.
+        on_begin: Told when an execution begins to compute.
+        on_end: Told how it ended.
 
     Attributes:
         running: What it executes now.
@@ -177,12 +198,12 @@ class Machine:
         born: When it was listed first; ``None`` while it starts.
         gone: When it left the list or died.
         busy_until: End of its last execution.
+        held_until: No execution makes progress before this: a pause or a stall.
     """
 
     __slots__ = (
         "_between_s",
         "_held",
-        "_held_until",
         "_loop",
         "_noise",
         "_processor",
@@ -192,8 +213,10 @@ class Machine:
         "busy_until",
         "dead",
         "gone",
+        "held_until",
         "model",
         "name",
+        "on_begin",
         "on_end",
         "running",
     )
@@ -206,11 +229,13 @@ class Machine:
         processor: Processor,
         noise: NoiseSource,
         stall_s: float,
-        between_s: float,
+        between_s: Callable[[], float],
+        on_begin: Callable[[Running], None],
         on_end: Callable[[Machine, Running, bool], None],
     ) -> None:
         self.name = name
         self.model = model
+        self.on_begin = on_begin
         self.on_end = on_end
         self.running: Running | None = None
         self.dead = False
@@ -222,7 +247,7 @@ class Machine:
         self._noise = noise
         self._stall_s = stall_s
         self._between_s = between_s
-        self._held_until = -inf
+        self.held_until = -inf
         self._held: Event | None = None
         self._stalls: Event | None = None
 
@@ -237,11 +262,12 @@ class Machine:
     def execute(self, requests: Sequence[Request], rows: int, mean_s: float, done: Callable[[Execution], None]) -> None:
         """Begin an execution; the caller has seen that the machine is idle and alive."""
         now = self._loop.now
-        self.running = Running(requests, rows, mean_s * self._noise.factor(), max(now, self._held_until), done)
-        if self._held_until > now:
-            self._held = self._loop.at(self._held_until, self._resume)
+        begins = max(now, self.held_until)
+        self.running = Running(requests, rows, mean_s * self._noise.factor(begins), begins, done)
+        if begins > now:
+            self._held = self._loop.at(begins, self._resume)
         else:
-            self._processor.add(self.running, self._end)
+            self._resume()
 
     def die(self) -> None:
         """What runs fails now."""
@@ -256,7 +282,7 @@ class Machine:
         running = self.running
         assert running is not None
         self.running = None
-        self._held_until = max(self._held_until, self._loop.now + self._between_s)
+        self.held_until = max(self.held_until, self._loop.now + self._between_s())
         self.on_end(self, running, failed)
 
     def _await_stall(self) -> None:
@@ -265,10 +291,10 @@ class Machine:
             self._stalls = self._loop.at(self._loop.now + after_s, self._stall)
 
     def _stall(self) -> None:
-        self._held_until = max(self._held_until, self._loop.now + self._stall_s)
+        self.held_until = max(self.held_until, self._loop.now + self._stall_s)
         if self.running is not None:
             self._pause()
-            self._held = self._loop.at(self._held_until, self._resume)
+            self._held = self._loop.at(self.held_until, self._resume)
         if self.gone is None:
             self._await_stall()
 
@@ -283,4 +309,8 @@ class Machine:
     def _resume(self) -> None:
         self._held = None
         assert self.running is not None
+        if not self.running.begun:
+            self.running.begun = True
+            self.running.began = self._loop.now
+            self.on_begin(self.running)
         self._processor.add(self.running, self._end)

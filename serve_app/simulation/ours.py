@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -91,9 +90,17 @@ class ServeApp:
         """See `System.replicas`."""
         for name in names:
             if name not in self._replicas:
-                self._replicas[name] = SimulatedReplica(
-                    self._world, model, name, self._models[model].scheduling.max_rows
+                known = self._models[model]
+                self._replicas[name] = replica = SimulatedReplica(
+                    self._world,
+                    self._settings(known.scheduling),
+                    name,
+                    {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
+                    planned=known.device is not None and self._co_schedule,
                 )
+                for of, bucket in self._seeded:
+                    if of == model:
+                        replica.gate.seed(self._profile(model, bucket))
         for router in self._routers:
             router.on_replicas(model, names)
 
@@ -111,11 +118,7 @@ class ServeApp:
         else:
             router = routers[self._next_router]
             self._next_router = (self._next_router + 1) % len(routers)
-        request_s = self._world.overheads.request_s
-        if request_s > 0.0:
-            self._world.at(self._world.now + request_s, partial(router.arrive, request))
-        else:
-            router.arrive(request)
+        router.arrive(request)
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`: in the routers' queues, on the way to replicas, and at their gates."""
@@ -128,16 +131,24 @@ class ServeApp:
     def _seed(self, model: str, bucket: int) -> None:
         """Give the schedulers what a warm-up profile would tell of this cost bucket."""
         self._seeded.add((model, bucket))
+        points = self._profile(model, bucket)
+        for router in self._routers:
+            router.scheduler.seed(model, points)
+        for replica in self._replicas.values():
+            if replica.model == model:
+                replica.gate.seed(points)
+
+    def _profile(self, model: str, bucket: int) -> list[tuple[int, int, float, str]]:
+        """What a warm-up profile would tell of a cost bucket; nothing where the model's curve is not known."""
         known = self._models[model]
         if not known.known:
-            return
+            return []
         most = known.scheduling.max_rows
         sizes = sorted({1 << power for power in range(most.bit_length())} | {most})
         points = [(rows, bucket, known.curve(rows, bucket), "") for rows in sizes]
         for variant, curve in known.variants.items():
             points += [(rows, bucket, curve(rows, bucket), variant) for rows in sizes]
-        for router in self._routers:
-            router.scheduler.seed(model, points)
+        return points
 
 
 def _groups(scenario: Scenario) -> list[DeviceGroup]:

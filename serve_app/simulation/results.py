@@ -58,6 +58,8 @@ class Usage:
         busy_s: Replicas' time in executions.
         replica_s: Replicas' time on the list or at work.
         failed_s: Time of executions that died with their replica.
+        waited_s: Replicas' time on the list while a request of their model waited.
+        busy_waited_s: The part of it in executions.
     """
 
     executions: int = 0
@@ -65,6 +67,55 @@ class Usage:
     busy_s: float = 0.0
     replica_s: float = 0.0
     failed_s: float = 0.0
+    waited_s: float = 0.0
+    busy_waited_s: float = 0.0
+
+
+class Waiting:
+    """When requests of one model waited: they had reached the system, did not execute, and had not ended.
+
+    Args:
+        start_s: Time before this does not count, virtual seconds.
+        end_s: Time after this does not count.
+
+    Attributes:
+        requests: That wait now.
+        waited_s: How long at least one has waited.
+        replicas: Listed now.
+        replica_s: Time of listed replicas while at least one has waited.
+        busy_s: The part of it in which they executed, which the world adds up.
+    """
+
+    __slots__ = ("_end_s", "_since", "_start_s", "busy_s", "replica_s", "replicas", "requests", "waited_s")
+
+    def __init__(self, start_s: float, end_s: float) -> None:
+        self.requests = 0
+        self.replicas = 0
+        self.waited_s = 0.0
+        self.replica_s = 0.0
+        self.busy_s = 0.0
+        self._start_s = start_s
+        self._end_s = end_s
+        self._since = start_s
+
+    def add(self, requests: int, now: float) -> None:
+        """So many more wait now, or fewer."""
+        if not (self.requests and self.requests + requests):
+            self.note(now)
+        self.requests += requests
+
+    def list(self, replicas: int, now: float) -> None:
+        """So many replicas are listed now."""
+        self.note(now)
+        self.replicas = replicas
+
+    def note(self, now: float) -> None:
+        """Add up what has passed."""
+        until = min(max(now, self._start_s), self._end_s)
+        if self.requests:
+            self.waited_s += until - self._since
+            self.replica_s += (until - self._since) * self.replicas
+        self._since = until
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +189,7 @@ class Result:
         total: All requests.
         classes: Per class's label.
         models: Per model's name.
+        tenants: Per tenant; empty where there are none.
         goodput: Answers in time per second.
         weighted_goodput: The same, each worth the weight of its class.
         offered_weight: Weights of all that was offered, per second: the most that ``weighted_goodput`` could be.
@@ -146,6 +198,8 @@ class Result:
         server_share: Per class's label, its part of the server time charged to requests.
         batch_rows: Mean rows of a batch, padding included.
         utilisation: Part of the replicas' time in which they executed.
+        busy_part: The same of the time in which a request of their model waited: at a router, on a way to a replica, or
+            there; 1 where none ever did. Pauses between executions count as not executing.
         series: What happened over time.
         wall_s: How long the simulation took.
         events_per_s: Arrivals and actions per second of ``wall_s``.
@@ -158,6 +212,7 @@ class Result:
     total: Tally
     classes: dict[str, Tally]
     models: dict[str, Tally]
+    tenants: dict[str, Tally]
     goodput: float
     weighted_goodput: float
     offered_weight: float
@@ -166,6 +221,7 @@ class Result:
     server_share: dict[str, float]
     batch_rows: float
     utilisation: float
+    busy_part: float
     series: Series
     wall_s: float
     events_per_s: float
@@ -186,7 +242,7 @@ class Result:
         found["attainment"] = self.attainment
         found["wasted"] = self.wasted
         found["total"]["attainment"] = self.total.attainment
-        for name, groups in (("classes", self.classes), ("models", self.models)):
+        for name, groups in (("classes", self.classes), ("models", self.models), ("tenants", self.tenants)):
             for key, tally in groups.items():
                 found[name][key]["attainment"] = tally.attainment
         return found
@@ -256,6 +312,7 @@ def make_result(
     by_class = {priority: counted & (arrivals.priority == priority) for priority in Priority}
     classes = {priority.label: tally(group) for priority, group in by_class.items() if group.any()}
     models = {name: tally(counted & (arrivals.model == place)) for place, name in enumerate(arrivals.models)}
+    tenants = {name: tally(counted & (arrivals.tenant == place)) for place, name in enumerate(arrivals.tenants) if name}
     duration_s = scenario.duration_s - scenario.warm_up_s
     weights: Mapping[Priority, float] = scenario.weights
     present = [priority for priority in Priority if priority.label in classes]
@@ -269,6 +326,7 @@ def make_result(
         total,
         classes,
         models,
+        tenants,
         total.in_time / duration_s,
         worth / duration_s,
         offered / duration_s,
@@ -277,6 +335,7 @@ def make_result(
         {label: part.server_s / total.server_s if total.server_s else 0.0 for label, part in classes.items()},
         usage.rows / usage.executions if usage.executions else 0.0,
         usage.busy_s / usage.replica_s if usage.replica_s else 0.0,
+        usage.busy_waited_s / usage.waited_s if usage.waited_s else 1.0,
         _series(scenario, arrivals, outcome, queued_rows, replicas, step_s),
         wall_s,
         events / wall_s if wall_s else 0.0,

@@ -15,6 +15,7 @@ from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Request, Timer, World
+from serve_app.simulation.ways import Serial
 
 _NUMBERS = count(1)
 _PATIENCE = 4
@@ -38,7 +39,7 @@ class SimulatedRouter:
         self._replicas = replicas
         self._bundle_timeout_s = bundle_timeout_s
         self._newest_frame_wins = newest_frame_wins
-        self._send_s = world.overheads.send_s
+        self._processor = Serial(world, world.overheads.router_s)
         self._wake_ups: dict[str, Dispatch] = {}
         self._in_flight: dict[int, Sent] = {}
         self._watchdog: Timer | None = None
@@ -49,7 +50,10 @@ class SimulatedRouter:
         self._timer_at = 0.0
 
     def arrive(self, request: Request) -> None:
-        """A request has reached this router."""
+        """A request has reached this router, whose processor takes one after the other."""
+        self._processor.take(partial(self._arrived, request))
+
+    def _arrived(self, request: Request) -> None:
         now = self._world.now
         entry = Entry(
             request.id,
@@ -61,6 +65,7 @@ class SimulatedRouter:
             request.bucket,
             0,
             request,
+            tenant=request.tenant,
         )
         if request.stream >= 0 and self._newest_frame_wins:
             self._replace(entry, request.stream)
@@ -127,7 +132,7 @@ class SimulatedRouter:
             self._wake_ups[dispatch.model] = dispatch
             return
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
-        sent = Sent(dispatch, now, due, self.done, self.failed, self.name)
+        sent = Sent(dispatch, now, due, self.done, self.failed)
         self._in_flight[dispatch.bundle_id] = sent
         if self._watchdog is None or sent.due < self._watched_until:
             self._watch(sent.due)
@@ -135,8 +140,9 @@ class SimulatedRouter:
 
     def _travel(self, sent: Sent, replica: str) -> None:
         to = self._replicas[replica]
-        if self._send_s > 0.0:
-            self._world.at(self._world.now + self._send_s, partial(to.arrive, sent))
+        way_s = self._world.way_s("send")
+        if way_s > 0.0:
+            self._world.at(self._world.now + way_s, partial(to.arrive, sent))
         else:
             to.arrive(sent)
 
@@ -163,13 +169,20 @@ class SimulatedRouter:
         if sent.executions:
             self.scheduler.on_verdict(sent.dispatch.bundle_id, sent.dispatch.variant, Verdict.ANSWERED, self._world.now)
         alive = self.scheduler.on_done(
-            sent.dispatch.bundle_id, sent.executions, self._world.now, sent.outlook, sent.waited_s
+            sent.dispatch.bundle_id,
+            sent.executions,
+            self._world.now,
+            sent.waited_s,
+            sent.runs_s,
+            sent.told_s,
+            sent.returned,
+            sent.dropped,
         )
         for entry in alive:
-            if sent.expired and entry in sent.expired:
+            if sent.dropped and entry in sent.dropped:
                 self._world.drop(entry.payload)
             else:
-                self._world.answer(entry.payload, sent.left)
+                self._world.answer(entry.payload, way="direct")
         self._schedule_pump()
 
     def failed(self, sent: Sent) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import exp
 from typing import Literal
 
 from serve_app.scheduling.entry import Priority
@@ -78,6 +79,12 @@ class Noise:
     """Mean time between stalls of a replica (exponential), seconds; 0: none."""
     stall_s: float = 0.0
     """How long a stall holds up the execution it falls in; one that would begin during a stall begins after it."""
+    drift: float = 1.0
+    """Executions that begin in an episode take this many times as long."""
+    drift_every_s: float = 0.0
+    """Mean time from the end of an episode to the next at a replica (exponential), seconds; 0: there are none."""
+    drift_s: float = 0.0
+    """Mean length of an episode (exponential), seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +103,34 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What a request pays besides executions, seconds. Applied alike to every system."""
+    """What a request pays besides executions, seconds.
+
+    A system whose batches are composed in the replica's own process pays no way from a router to a replica and back.
+    """
 
     request_s: float = 0.0
-    """From the client to the scheduler's queue."""
+    """From the client to the system."""
     send_s: float = 0.0
-    """A batch's way to a replica."""
+    """From a router to a replica."""
     answer_s: float = 0.0
-    """A batch's way back to the client."""
+    """A batch's way back to the client by its router. The part to the router is as long as `send_s`."""
     between_s: float = 0.0
     """From the end of an execution until its replica can begin the next: results are taken apart, the next batch woken.
     No execution time tells of it."""
+    scatter: float = 0.0
+    """All of these are medians of lognormal distributions with this sigma, drawn for each message. 0: constants."""
+    router_s: float = 0.0
+    """Time of a router's processor per request; a router takes one after the other."""
+
+    @property
+    def direct_s(self) -> float:
+        """The way back to the client where there is no router."""
+        return max(0.0, self.answer_s - self.send_s)
+
+    @property
+    def mean_factor(self) -> float:
+        """A mean as a multiple of its median."""
+        return exp(self.scatter * self.scatter / 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +140,7 @@ class Stream:
     ``kind`` chooses the process and which of the further fields count; see `serve_app.simulation.workloads`.
     """
 
-    kind: Literal["poisson", "gamma", "periodic", "flash_crowd", "video", "long_tail", "trace"]
+    kind: Literal["poisson", "gamma", "mmpp", "periodic", "flash_crowd", "video", "long_tail", "trace"]
     model: str = ""
     priority: Priority = Priority.NORMAL
     rate: float = 0.0
@@ -131,6 +155,9 @@ class Stream:
     surge_at_s: float = 0.0
     surge_s: float = 60.0
     """``flash_crowd``: Poisson at ``rate``, and at ``surge * rate`` for ``surge_s`` from ``surge_at_s``."""
+    quiet_s: float = 60.0
+    """``mmpp``: the rate is ``surge`` times as high for ``surge_s`` on average as for the ``quiet_s`` between; both are
+    exponential, and ``rate`` is the mean of all."""
     streams: int = 0
     fps: float = 30.0
     """``video``: that many streams at ``fps`` with random phases; a stream's newest frame replaces its waiting one."""
@@ -144,6 +171,8 @@ class Stream:
     """Deadline per class where ``share`` is given and they differ; otherwise ``timeout_s``."""
     jitter: float = 0.0
     """``video``: each frame is late by a random part of this part of a frame's gap, 0 to 1."""
+    tenant: str = ""
+    """Who sends it, for results; several streams may have one."""
 
 
 WEIGHTS = {Priority.HIGH: 100.0, Priority.NORMAL: 10.0, Priority.LOW: 1.0}

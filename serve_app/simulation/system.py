@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Overheads, Scenario
@@ -21,15 +21,17 @@ class Request:
         rows: Rows it adds to a batch.
         bucket: Its cost bucket.
         stream: Number of the video stream that it is a frame of, or -1. A newer frame makes a waiting one worthless.
+        tenant: Who sent it; empty for nobody in particular.
         ended: When it was answered, rejected or dropped; ``None`` before that.
         answered: Whether it ended with an answer (in time or not).
         replaced: Set by a system before it drops a frame because a newer one of its stream has arrived.
         server_s: Server time charged to it so far, seconds.
+        waits: Whether it has reached the system, does not execute and has not ended; the world's.
     """
 
     __slots__ = (
         "answered", "arrival", "bucket", "deadline", "ended", "id", "model", "priority", "replaced", "rows",
-        "server_s", "stream",
+        "server_s", "stream", "tenant", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +44,7 @@ class Request:
         rows: int = 1,
         bucket: int = 0,
         stream: int = -1,
+        tenant: str = "",
     ) -> None:
         self.id = id
         self.model = model
@@ -51,10 +54,12 @@ class Request:
         self.rows = rows
         self.bucket = bucket
         self.stream = stream
+        self.tenant = tenant
         self.ended: float | None = None
         self.answered = False
         self.replaced = False
         self.server_s = 0.0
+        self.waits = False
 
 
 class Execution(NamedTuple):
@@ -67,6 +72,10 @@ class Execution(NamedTuple):
 
     seconds: float
     failed: bool = False
+
+
+Way = Literal["send", "answer", "direct"]
+"""From a router to a replica; from there to the client by the router; and to the client without one."""
 
 
 class Timer(Protocol):
@@ -89,7 +98,13 @@ class World(Protocol):
 
     @property
     def overheads(self) -> Overheads:
-        """The scenario's; the system itself waits for them (`at`)."""
+        """The scenario's, without the way to the system, which is over when a request arrives there.
+
+        They are medians: what a message really takes is drawn (`way_s`), and the system itself waits for it (`at`).
+        """
+
+    def way_s(self, way: Way) -> float:
+        """How long the next message takes, seconds; each call draws anew. Systems must not plan by what they draw."""
 
     def at(self, when: float, action: Callable[[], None]) -> Timer:
         """Run ``action`` at ``when``; times in the past mean now. Equal times run in the order they were asked for."""
@@ -114,12 +129,16 @@ class World(Protocol):
     def idle(self, replica: str) -> bool:
         """Whether nothing runs there."""
 
-    def answer(self, request: Request, left: float | None = None) -> None:
-        """The answer leaves now and reaches the client ``overheads.answer_s`` later. No-op when ended already.
+    def ready_at(self, replica: str) -> float:
+        """When an idle replica can begin: now, or after the pause since its last execution."""
+
+    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
+        """The answer leaves now and reaches the client by this way. No-op when ended already.
 
         Args:
             request: Whose answer it is.
-            left: When it left, if that is past: for systems that themselves wait for the way back.
+            left: When it left, if that is past: then the system has waited for the way itself, and it is there now.
+            way: Which way it goes.
         """
 
     def drop(self, request: Request) -> None:
@@ -143,7 +162,7 @@ class System(Protocol):
         """The list of a model's replicas has changed; called for the first ones right after `start`."""
 
     def arrive(self, request: Request) -> None:
-        """A request has left its client now (``overheads.request_s`` is still to be waited for)."""
+        """A request has reached the system now."""
 
     def queued_rows(self, model: str) -> int:
         """Rows that wait for an execution, for autoscaling."""

@@ -2,6 +2,7 @@
 
     poisson       exponential gaps at ``rate``
     gamma         gamma-distributed gaps at ``rate`` with coefficient of variation ``cv``; bursty above 1
+    mmpp          poisson at a low rate and at one ``surge`` times as high, by turns of random length
     periodic      equal gaps at ``rate``, with a random phase
     flash_crowd   poisson at ``rate``, and at ``surge * rate`` for ``surge_s`` from ``surge_at_s``
     video         ``streams`` cameras at ``fps`` with random phases, each frame up to ``jitter`` of a gap late
@@ -47,6 +48,8 @@ class Arrivals:
         rows: Rows it adds to a batch.
         bucket: Its cost bucket.
         stream: Number of its video stream, or -1.
+        tenant: Place in ``tenants``.
+        tenants: Names that ``tenant`` counts from 0; the empty one is nobody in particular.
     """
 
     models: tuple[str, ...]
@@ -57,6 +60,8 @@ class Arrivals:
     rows: Integers
     bucket: Integers
     stream: Integers
+    tenant: Integers
+    tenants: tuple[str, ...] = ("",)
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -74,11 +79,22 @@ class Arrivals:
                 self.rows[part].tolist(),
                 self.bucket[part].tolist(),
                 self.stream[part].tolist(),
+                self.tenant[part].tolist(),
             )
-            for number, (model, priority, arrival, deadline, rows, bucket, stream) in enumerate(
+            for number, (model, priority, arrival, deadline, rows, bucket, stream, tenant) in enumerate(
                 zip(*columns, strict=True), start
             ):
-                yield Request(number, self.models[model], classes[priority], arrival, deadline, rows, bucket, stream)
+                yield Request(
+                    number,
+                    self.models[model],
+                    classes[priority],
+                    arrival,
+                    deadline,
+                    rows,
+                    bucket,
+                    stream,
+                    self.tenants[tenant],
+                )
 
 
 def generate(scenario: Scenario, seed: int) -> Arrivals:
@@ -88,6 +104,7 @@ def generate(scenario: Scenario, seed: int) -> Arrivals:
         ConfigError: A trace cannot be read.
     """
     models = tuple(model.scheduling.name for model in scenario.models)
+    tenants = tuple(dict.fromkeys(("", *(stream.tenant for stream in scenario.workload))))
     parts: list[Arrivals] = []
     first_stream = 0
     for place, stream in enumerate(scenario.workload):
@@ -97,6 +114,7 @@ def generate(scenario: Scenario, seed: int) -> Arrivals:
             parts.append(_trace(stream, models, end))
         else:
             parts.append(_drawn(stream, models, end, rng, first_stream))
+        parts[-1].tenant[:] = tenants.index(stream.tenant)
         first_stream += stream.streams if stream.kind == "video" else 0
     if not parts:
         parts = [_columns(models, np.empty(0))]
@@ -116,6 +134,8 @@ def generate(scenario: Scenario, seed: int) -> Arrivals:
         joined("rows"),
         joined("bucket"),
         joined("stream"),
+        joined("tenant"),
+        tenants,
     )
 
 
@@ -164,6 +184,24 @@ def flash_crowd(rng: np.random.Generator, stream: Stream, start: float, end: flo
     )
 
 
+def mmpp(rng: np.random.Generator, stream: Stream, start: float, end: float) -> Floats:
+    """Times of a Poisson process that switches between a low rate and one ``surge`` times as high, ascending.
+
+    It begins in either state, by how long they last.
+    """
+    if end <= start or stream.rate <= 0.0:
+        return np.empty(0)
+    both_s = stream.surge_s + stream.quiet_s
+    low = stream.rate * both_s / (stream.surge * stream.surge_s + stream.quiet_s)
+    high = bool(rng.random() < stream.surge_s / both_s)
+    at, times = start, []
+    while at < end:
+        until = min(end, at + rng.exponential(stream.surge_s if high else stream.quiet_s))
+        times.append(poisson(rng, low * (stream.surge if high else 1.0), at, until))
+        at, high = until, not high
+    return np.concatenate(times)
+
+
 def zipf(models: int, exponent: float) -> Floats:
     """Parts of the models by their rank, in sum 1."""
     weights: Floats = np.arange(1, models + 1, dtype=np.float64) ** -exponent
@@ -178,6 +216,8 @@ def _drawn(stream: Stream, models: tuple[str, ...], end: float, rng: np.random.G
         times = poisson(rng, stream.rate, start, end)
     elif stream.kind == "gamma":
         times = gamma(rng, stream.rate, stream.cv, start, end)
+    elif stream.kind == "mmpp":
+        times = mmpp(rng, stream, start, end)
     elif stream.kind == "periodic":
         times = periodic(rng, stream.rate, start, end)
     elif stream.kind == "flash_crowd":
@@ -251,4 +291,5 @@ def _columns(
         filled(stream.rows if stream is not None else 1),
         filled(stream.bucket if stream is not None else 0),
         filled(-1) if numbers is None else numbers,
+        filled(0),
     )

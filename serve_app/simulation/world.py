@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from math import exp
 
 from serve_app.simulation.fleet import Fleet
 from serve_app.simulation.loop import Event, Loop
 from serve_app.simulation.machine import Machine, NoiseSource, Processor, Running, SharedProcessor
-from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage
+from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage, Waiting
 from serve_app.simulation.scenario import Overheads, Scenario
-from serve_app.simulation.system import Execution, Request, System
+from serve_app.simulation.system import Execution, Request, System, Way
+from serve_app.simulation.ways import Drawn, request_ways
 from serve_app.simulation.workloads import Arrivals
 
 _ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: an answer this much after the deadline is still in time."""
+
+
+_TAIL = 4.0
+"""How many sigmas a late answer is waited for."""
 
 
 class SimulatedWorld:
@@ -30,7 +37,6 @@ class SimulatedWorld:
         self._scenario = scenario
         self._seed = seed
         self._step_s = step_s
-        self._answer_s = scenario.overheads.answer_s
         self._loop = Loop()
         self._machines: dict[str, Machine] = {}
         self._devices = {device.name: SharedProcessor(self._loop, device) for device in scenario.devices}
@@ -41,6 +47,19 @@ class SimulatedWorld:
         self._places = {name: place for place, name in enumerate(self._fleets)}
         self._records = Records(0)
         self._open = 0
+        overheads = scenario.overheads
+        self._overheads = replace(overheads, request_s=0.0)
+        self._request_s = request_ways(overheads, seed)
+        medians: dict[Way, float] = {
+            "send": overheads.send_s,
+            "answer": overheads.answer_s,
+            "direct": overheads.direct_s,
+        }
+        self._ways = {
+            way: Drawn(median_s, overheads.scatter, (seed, place, 8))
+            for place, (way, median_s) in enumerate(medians.items())
+        }
+        self._waiting = {name: Waiting(scenario.warm_up_s, scenario.duration_s) for name in self._fleets}
         self.usage = Usage()
         self.queued_rows: list[int] = []
         self.replicas: list[int] = []
@@ -57,8 +76,8 @@ class SimulatedWorld:
 
     @property
     def overheads(self) -> Overheads:
-        """What a request pays besides executions."""
-        return self._scenario.overheads
+        """What a system has to wait for itself, besides executions."""
+        return self._overheads
 
     @property
     def events(self) -> int:
@@ -78,12 +97,17 @@ class SimulatedWorld:
         self._sample()
         overheads = self._scenario.overheads
         last = float(arrivals.deadline.max()) if len(arrivals) else 0.0
-        end = max(self._scenario.duration_s, last) + overheads.request_s + overheads.send_s + overheads.answer_s
-        self._loop.run(arrivals.requests(), system.arrive, end + _ROUNDING_S)
+        around_s = overheads.request_s + overheads.send_s + overheads.answer_s
+        end = max(self._scenario.duration_s, last) + around_s * exp(_TAIL * overheads.scatter)
+        self._loop.run(arrivals.requests(), self._sent, end + _ROUNDING_S)
         for machine in self._machines.values():
             if machine.running is not None:
                 self._charge(machine.running.requests, self._count(machine, machine.running))
             self._count_replica(machine)
+        for waiting in self._waiting.values():
+            waiting.note(self._loop.now)
+            self.usage.waited_s += waiting.replica_s
+            self.usage.busy_waited_s += min(waiting.replica_s, waiting.busy_s)
         return self._records
 
     # ------------------------------------------------------------------ as `World`
@@ -91,6 +115,10 @@ class SimulatedWorld:
     def at(self, when: float, action: Callable[[], None]) -> Event:
         """See `World.at`."""
         return self._loop.at(when, action)
+
+    def way_s(self, way: Way) -> float:
+        """See `World.way_s`."""
+        return self._ways[way]()
 
     def execute(
         self,
@@ -121,17 +149,24 @@ class SimulatedWorld:
         else:
             raise ValueError(f"model {model} has no variant {variant!r}")
         fleet.running_rows += rows
+        for request in requests:
+            if request.waits:
+                self._stops_waiting(request)
         machine.execute(requests, rows, curve(rows, bucket), done)
 
     def idle(self, replica: str) -> bool:
         """See `World.idle`."""
         return self._machines[replica].running is None
 
-    def answer(self, request: Request, left: float | None = None) -> None:
+    def ready_at(self, replica: str) -> float:
+        """See `World.ready_at`."""
+        return max(self._loop.now, self._machines[replica].held_until)
+
+    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
         """See `World.answer`."""
         if request.ended is not None:
             return
-        arrives = (self._loop.now if left is None else left) + self._answer_s
+        arrives = self._loop.now + (self._ways[way]() if left is None else 0.0)
         request.answered = True
         self._records.latency_s[request.id] = arrives - request.arrival
         self._end(request, arrives, IN_TIME if arrives <= request.deadline + _ROUNDING_S else LATE)
@@ -147,12 +182,37 @@ class SimulatedWorld:
 
     # ------------------------------------------------------------------ requests
 
+    def _sent(self, request: Request) -> None:
+        """A request has left its client."""
+        way_s = self._request_s()
+        if way_s > 0.0:
+            self._loop.at(self._loop.now + way_s, partial(self._reached, request))
+        else:
+            self._reached(request)
+
+    def _reached(self, request: Request) -> None:
+        """A request is at the system."""
+        request.waits = True
+        self._waiting[request.model].add(1, self._loop.now)
+        self._system.arrive(request)
+
+    def _stops_waiting(self, request: Request) -> None:
+        request.waits = False
+        self._waiting[request.model].add(-1, self._loop.now)
+
     def _end(self, request: Request, when: float, outcome: int) -> None:
         request.ended = when
+        if request.waits:
+            self._stops_waiting(request)
         self._records.outcome[request.id] = outcome
         self._open -= 1
         if not self._open and self._loop.now >= self._scenario.duration_s:
             self._loop.stop()
+
+    def _begun(self, running: Running) -> None:
+        waiting = self._waiting[running.requests[0].model]
+        waiting.note(self._loop.now)
+        running.waited_s = waiting.waited_s
 
     def _executed(self, machine: Machine, running: Running, failed: bool) -> None:
         """An execution has ended: charge for it and tell the system."""
@@ -160,8 +220,12 @@ class SimulatedWorld:
         self._fleets[machine.model].running_rows -= running.rows
         if not failed:
             self._charge(running.requests, seconds)
-        elif self._loop.now >= self._scenario.warm_up_s:
-            self.usage.failed_s += seconds
+        else:
+            self.usage.failed_s += seconds if self._loop.now >= self._scenario.warm_up_s else 0.0
+            for request in running.requests:
+                if request.ended is None and not request.waits:
+                    request.waits = True
+                    self._waiting[request.model].add(1, self._loop.now)
         running.done(Execution(seconds, failed))
 
     def _count(self, machine: Machine, running: Running) -> float:
@@ -172,6 +236,10 @@ class SimulatedWorld:
         if running.began >= warm_up_s:
             usage.executions += 1
             usage.rows += running.rows
+        if running.begun:
+            waiting = self._waiting[machine.model]
+            waiting.note(now)
+            waiting.busy_s += waiting.waited_s - running.waited_s
         usage.busy_s += max(0.0, min(now, self._scenario.duration_s) - max(running.began, warm_up_s))
         return max(0.0, now - running.began)
 
@@ -189,7 +257,7 @@ class SimulatedWorld:
     def _make_machine(self, fleet: Fleet, number: int) -> Machine:
         name = f"{fleet.name}#{number}"
         device = fleet.model.device
-        noise = self._scenario.noise
+        noise, overheads = self._scenario.noise, self._scenario.overheads
         machine = self._machines[name] = Machine(
             name,
             fleet.name,
@@ -197,12 +265,14 @@ class SimulatedWorld:
             Processor(self._loop) if device is None else self._devices[device],
             NoiseSource(noise, (self._seed, self._places[fleet.name], number)),
             noise.stall_s,
-            self._scenario.overheads.between_s,
+            Drawn(overheads.between_s, overheads.scatter, (self._seed, self._places[fleet.name], number, 3)),
+            self._begun,
             self._executed,
         )
         return machine
 
     def _tell(self, fleet: Fleet) -> None:
+        self._waiting[fleet.name].list(len(fleet.listed), self._loop.now)
         self._system.replicas(fleet.name, tuple(fleet.listed))
 
     def _waiting_rows(self, model: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from benchmarks import wrk
 from benchmarks.answers import mistake
 from benchmarks.failure import BenchmarkError
-from benchmarks.machine import Machine
+from benchmarks.machine import Machine, revision
+from benchmarks.publishing import machine_table
 from benchmarks.report import draw, render
 from benchmarks.results import ColdStart, Comparison, Report, Run, Start, ratios, summarise
 from benchmarks.server import role
@@ -120,6 +122,14 @@ def test_ratios_are_of_medians_where_both_were_measured(comparison: Comparison) 
     """Connections that only one system was measured at have none."""
     alone = summarise([*comparison.runs, *runs("ours", 256, 100.0)])
     assert ratios(alone, "ours", "stock") == {1: 10.0, 64: 20.0}
+
+
+def test_reports_name_the_commit() -> None:
+    """Where it is known; a tree that differs from it says so."""
+    known = Machine("A CPU", 2, 24.0, "Linux 6.1", "3.11.7", {}, 0.1, "abc1234 with changes")
+    assert "| commit | abc1234 with changes |" in machine_table("2026-01-31", known)
+    assert "commit" not in machine_table("2026-01-31", replace(known, commit=""))
+    assert re.fullmatch("([0-9a-f]{7,}( with changes)?)?", revision())
 
 
 def test_the_report_names_figures_settings_and_the_machine(comparison: Comparison) -> None:

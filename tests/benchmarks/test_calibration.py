@@ -8,12 +8,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.calibration_cases import Case, Load, cases
+from benchmarks.calibration_cases import Case, Load, cases, routed_cases
 from benchmarks.calibration_measure import Around, Group, Observed, Predicted
 from benchmarks.calibration_predict import predict, scenario_of
 from benchmarks.calibration_report import draw, render
 from benchmarks.calibration_results import Compared, Measured, Report, Run
-from benchmarks.calibration_server import Cores, Counters, is_model
+from benchmarks.calibration_server import Cores, Counters, is_model, with_routers
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import Machine
 from benchmarks.server import ROOT
@@ -98,6 +98,25 @@ def test_the_flash_crowd_has_every_class() -> None:
     assert (stream.surge_at_s, stream.surge_s) == (10.0, 10.0)
     assert sum(stream.share.values()) == pytest.approx(1.0)
     assert list(stream.timeouts_s) == list(Priority)
+
+
+def test_one_and_two_routers_get_the_same_workloads() -> None:
+    """They differ in the number of routers and in their names."""
+    one, two = (routed_cases(LOAD, CURVE, 10.0, routers) for routers in (1, 2))
+    assert [each.stream for each in one] == [each.stream for each in two]
+    assert {each.routers for each in two} == {2}
+    assert all(sum(each.stream.share.values()) == pytest.approx(1.0) for each in two)
+    assert one[-1].tightest_s == pytest.approx(3 * CURVE(32))
+
+
+def test_the_simulator_has_as_many_routers_as_the_server() -> None:
+    """The case says it, and the file that is served."""
+    (chosen, *_) = routed_cases(LOAD, CURVE, 10.0, 2)
+    assert scenario_of(chosen, FILE, profile(), FREE).routers == 2
+    args = with_routers(FILE.document, 2)["applications"][0]["args"]
+    assert args["router"]["replicas"] == 2
+    assert args["router"]["direct_port"]
+    assert "replicas" not in FILE.document["applications"][0]["args"]["router"]
 
 
 def test_the_simulator_has_the_servers_settings() -> None:

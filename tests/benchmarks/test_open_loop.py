@@ -251,6 +251,7 @@ def test_arrivals_of_the_simulator_become_a_workload() -> None:
         rows=np.array([4, 5]),
         bucket=np.array([0, 16]),
         stream=np.array([-1, -1]),
+        tenant=np.array([0, 0]),
     )
     found = Workload.of(arrivals)
     assert found.model.tolist() == ["b", "a"]

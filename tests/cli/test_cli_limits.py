@@ -8,7 +8,7 @@ from serve_app.cli.limits import RunLimits, cluster_notes, run_limits
 from serve_app.config import MAXCONN_VARIABLE, ServeFile, parse_document
 
 MANY_FILES = 1 << 20
-NEEDS = "queues (256 high + 1024 normal + 1536 low) + in flight (64 m0) + headroom (256) = 3136 requests"
+NEEDS = "queues (256 high + 1024 normal + 1536 low) + in flight (128 m0) + headroom (256) = 3200 requests"
 REMEDY = "or lower classes.*.queue, autoscaling.max_replicas or batching.max_rows"
 
 
@@ -39,7 +39,7 @@ def test_fifty_models_fit_on_two_cores() -> None:
     """HAProxy holds all that may wait or run; Ray is told of CPUs for all replicas and as many new ones."""
     limits = run_limits(serve_file(50), {}, files=MANY_FILES, cores=2)
     assert limits == RunLimits(
-        {MAXCONN_VARIABLE: "6272"}, 26, notes=("51 processes of replicas and routers share 2 CPUs",)
+        {MAXCONN_VARIABLE: "9472"}, 26, notes=("51 processes of replicas and routers share 2 CPUs",)
     )
 
 
@@ -55,7 +55,7 @@ def test_too_few_open_files_lower_the_limit_and_say_so() -> None:
     assert limits.variables == {MAXCONN_VARIABLE: "4000"}
     assert limits.notes == (
         (
-            "HAProxy holds 4000 connections: 6272 take 15680 open files and some, and a process here may open 10512,"
+            "HAProxy holds 4000 connections: 9472 take 23680 open files and some, and a process here may open 10512,"
             " enough for 4000; raise that (ulimit -Hn, LimitNOFILE=, --ulimit nofile=). Until then clients of port 8000"
             " beyond these wait without regard to priority; those of router.direct_port do not"
         ),
@@ -71,7 +71,7 @@ def test_a_limit_by_hand_stays() -> None:
 def test_a_limit_by_hand_that_is_too_small_or_too_large_is_refused() -> None:
     """In one line: what is needed, or what the machine lets it open."""
     small = run_limits(serve_file(1), {MAXCONN_VARIABLE: "100"}, files=MANY_FILES, cores=2)
-    assert small.problems == (f"{MAXCONN_VARIABLE}: 100 is too small: {NEEDS}; raise it to at least 3136, {REMEDY}",)
+    assert small.problems == (f"{MAXCONN_VARIABLE}: 100 is too small: {NEEDS}; raise it to at least 3200, {REMEDY}",)
     large = run_limits(serve_file(1, **{MAXCONN_VARIABLE: "8192"}), {}, files=20_000, cores=2)
     assert large.problems == (
         (
@@ -86,8 +86,8 @@ def test_other_ways_to_start_are_told_what_to_set() -> None:
     assert cluster_notes(serve_file(1), cores=2) == ()
     assert cluster_notes(serve_file(50), cores=2) == (
         (
-            "HAProxy has to hold 6272 connections: `serve-app run` sees to it; for `serve run` and KubeRay, set"
-            ' RAY_SERVE_HAPROXY_MAXCONN: "6272" in controller_options.runtime_env.env_vars'
+            "HAProxy has to hold 9472 connections: `serve-app run` sees to it; for `serve run` and KubeRay, set"
+            ' RAY_SERVE_HAPROXY_MAXCONN: "9472" in controller_options.runtime_env.env_vars'
         ),
         (
             "replicas and routers reserve 12.75 CPUs at the start: `serve-app run` makes room for what"

@@ -30,6 +30,7 @@ keys:
     above_highest: lower
     rate: 600/min
     burst: 50
+    weight: 2.5
     admin: true
     expires_at: 2027-01-01
     disabled: true
@@ -45,6 +46,7 @@ keys:
         highest=Priority.NORMAL,
         lowers=True,
         rate=Rate(10.0, 50),
+        weight=2.5,
         admin=True,
         expires_at=1798761600.0,
         disabled=True,
@@ -136,3 +138,12 @@ def test_bytes_that_are_no_text() -> None:
     """Are a fault like any other."""
     with pytest.raises(ConfigError, match="is not UTF-8 text: byte 0"):
         parse_api_keys(b"\xff")
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", ".nan", ".inf", "1001"])
+def test_weights_that_are_none(weight: str) -> None:
+    """A part of a class is more than nothing, and bounded."""
+    with pytest.raises(ConfigError) as caught:
+        parse_api_keys(f"keys:\n- name: one\n  hash: {HASH}\n  weight: {weight}\n".encode())
+    (problem,) = caught.value.problems
+    assert problem.startswith("line 4: keys[0].weight: ")

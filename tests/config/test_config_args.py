@@ -168,7 +168,7 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model(batching={"policy": "egaer"}),
-            "args.models[0].batching.policy: must be 'auto', 'eager', 'window' or 'deferred', got 'egaer'",
+            "args.models[0].batching.policy: must be 'auto' or 'eager', got 'egaer'",
             id="unknown choice",
         ),
         pytest.param(

@@ -36,7 +36,7 @@ def problems(args: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("policy", ["auto", "eager", "window", "deferred"])
+@pytest.mark.parametrize("policy", ["auto", "eager"])
 @pytest.mark.parametrize("early_drop", [True, False])
 def test_every_policy_reaches_the_scheduler(policy: Any, early_drop: bool) -> None:
     """With or without giving up early, which is on unless it is turned off."""

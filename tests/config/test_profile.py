@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from serve_app.config import ModelConfig, ModelLocation
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, check_profile, read_profile, sha256
-from serve_app.config.profile_points import Point, fit_points
+from serve_app.config.profile_points import Point, fit_affine, fit_points
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.latency import LatencyModel
@@ -265,6 +265,12 @@ def test_the_noise_is_that_of_the_runs(sigma: float) -> None:
 def test_a_steady_machine_has_no_noise() -> None:
     """Equal times do not scatter."""
     assert make([point(1, 0.5, 0.5, 0.5)]).noise() == Noise("lognormal", 0.0)
+
+
+def test_affine_fit_never_has_a_negative_part() -> None:
+    """A falling profile becomes its mean; a negative offset becomes a line through the origin."""
+    assert fit_affine([(1, 0.2), (2, 0.1)]) == pytest.approx((0.15, 0.0))
+    assert fit_affine([(1, 0.1), (10, 9.0)])[0] == 0.0
 
 
 # --- for the server -------------------------------------------------------------------------------------------------

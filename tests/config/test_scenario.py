@@ -85,8 +85,23 @@ def test_values_reach_the_simulator_in_seconds() -> None:
         warm_up_s=1,
         routers=2,
         classes={"low": {"timeout_ms": 9000}},
-        overheads={"request_ms": 1, "send_ms": 2, "answer_ms": 3},
-        noise={"kind": "uniform", "spread": 0.2, "stall_every_s": 5, "stall_s": 1},
+        overheads={
+            "request_ms": 1,
+            "send_ms": 2,
+            "answer_ms": 3,
+            "between_ms": 4,
+            "scatter": 0.5,
+            "router_ms": 0.1,
+        },
+        noise={
+            "kind": "uniform",
+            "spread": 0.2,
+            "stall_every_s": 5,
+            "stall_s": 1,
+            "drift": 1.5,
+            "drift_every_s": 8,
+            "drift_s": 3,
+        },
         failures=[{"model": "images", "at_s": 3, "down_s": 2}],
         weights={"high": 5},
         workload=[
@@ -99,20 +114,34 @@ def test_values_reach_the_simulator_in_seconds() -> None:
                 "rows": 2,
                 "start_s": 1,
                 "end_s": 9,
+                "tenant": "night shift",
             },
+            {"kind": "mmpp", "model": "images", "rate": 5, "surge": 10, "surge_s": 0.5, "quiet_s": 4},
             {"kind": "video", "model": "images", "streams": 4, "share": {"high": 0.25, "low": 0.75}},
         ],
     )
     (case,) = parsed(data).cases
     scenario = case.scenario
     assert (scenario.duration_s, scenario.warm_up_s, scenario.routers) == (10, 1, 2)
-    assert scenario.overheads == Overheads(0.001, 0.002, 0.003)
-    assert scenario.noise == Noise("uniform", 0.2, 5, 1)
+    assert scenario.overheads == Overheads(0.001, 0.002, 0.003, 0.004, 0.5, 0.0001)
+    assert scenario.noise == Noise("uniform", 0.2, 5, 1, 1.5, 8, 3)
     assert scenario.failures == (Failure("images", 0, 3, 2),)
     assert scenario.weights == {Priority.HIGH: 5, Priority.NORMAL: 10, Priority.LOW: 1}
     assert scenario.models[0].curve == Affine(0.005, 0.001)
     assert scenario.workload == (
-        Stream("gamma", "images", Priority.LOW, rate=3, timeout_s=9, rows=2, start_s=1, end_s=9, cv=2),
+        Stream(
+            "gamma",
+            "images",
+            Priority.LOW,
+            rate=3,
+            timeout_s=9,
+            rows=2,
+            start_s=1,
+            end_s=9,
+            cv=2,
+            tenant="night shift",
+        ),
+        Stream("mmpp", "images", rate=5, timeout_s=5, surge=10, surge_s=0.5, quiet_s=4),
         Stream(
             "video",
             "images",

@@ -31,12 +31,13 @@ FAULTS = [
     ),
     pytest.param(
         stream(kind="x"),
-        "workload[0].kind: unknown kind 'x'; known: poisson, gamma, periodic, flash_crowd, video, long_tail, trace",
+        "workload[0].kind: unknown kind 'x'; known: poisson, gamma, mmpp, periodic, flash_crowd, video, long_tail,"
+        " trace",
         id="kind like no other",
     ),
     pytest.param(
         document(workload=[{"model": "images"}]),
-        "workload[0].kind: required, one of poisson, gamma, periodic, flash_crowd, video, long_tail, trace",
+        "workload[0].kind: required, one of poisson, gamma, mmpp, periodic, flash_crowd, video, long_tail, trace",
         id="no kind",
     ),
     pytest.param(
@@ -81,11 +82,16 @@ FAULTS = [
     pytest.param(
         stream(timeout_ms={"high": 50}), "workload[0].timeout_ms: names no deadline for normal", id="no deadline"
     ),
+    pytest.param(
+        document(noise={"drift": 2, "drift_s": 1}),
+        "noise.drift_s: drift_every_s and drift_s go together: set both or neither",
+        id="half of an episode",
+    ),
     pytest.param(stream(kind="gamma", cv=0), "workload[0].cv: must be more than 0, got 0", id="cv 0"),
     pytest.param(
         stream(cv=2),
         "workload[0].cv: unknown key; known here: bucket, class, end_s, kind, load, model, rate, rows, share, start_s,"
-        " timeout_ms",
+        " tenant, timeout_ms",
         id="key of another kind",
     ),
     pytest.param(

@@ -44,6 +44,10 @@ class Ended:
         self._metadata = list(metadata)
         self.code = grpc.StatusCode.OK
 
+    def peer(self) -> str:
+        """Where it comes from."""
+        return "ipv4:127.0.0.1:1"
+
     def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
         """What came with the call."""
         return self._metadata

@@ -78,7 +78,8 @@ class NumpyService:
 
     Attributes:
         calls: Arguments of every `submit`.
-        prechecks: Arguments of every `precheck`.
+        prechecks: Arguments of every `precheck`, without the tenant.
+        tenants: The tenant and its weight of every `precheck`.
         refusals: Arguments of every `refused`.
         refuse: Raised by `precheck`, where set.
         fail: Raised by `submit`, where set.
@@ -92,6 +93,7 @@ class NumpyService:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Payload, RequestOptions]] = []
         self.prechecks: list[tuple[str, Priority | None, int]] = []
+        self.tenants: list[tuple[str, float]] = []
         self.refusals: list[tuple[str, str]] = []
         self.refuse: Exception | None = None
         self.fail: BaseException | None = None
@@ -116,9 +118,12 @@ class NumpyService:
             raise ModelNotFound(f"model {model!r} has no version {version!r}")
         return MODELS[model]
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Note the call, and refuse if told so."""
         self.prechecks.append((model, priority, nbytes))
+        self.tenants.append((tenant, weight))
         if self.refuse is not None:
             raise _counted(self.refuse)
 

@@ -746,3 +746,14 @@ async def test_an_entry_counts_as_what_it_holds_in_memory(client: httpx.AsyncCli
     assert len(content) < 64 * 4
     assert (await client.post(INFER, content=content)).status_code == 200
     assert service.calls[-1][2].nbytes == 64 * 4
+
+
+@pytest.mark.parametrize("url", [INFER, PREDICT])
+async def test_the_address_is_the_tenant_where_there_are_no_keys(
+    client: httpx.AsyncClient, service: NumpyService, url: str
+) -> None:
+    """And nobody can name another one."""
+    content: dict[str, Any] = {"json": REQUEST} if url == INFER else {"json": {"inputs": "a text"}}
+    await client.post(url, headers={":client": "elsewhere"}, **content)
+    assert service.tenants == [("127.0.0.1", 1.0)]
+    assert [options.tenant for _, _, options in service.calls] == ["127.0.0.1"]

@@ -114,6 +114,9 @@ class _Ended:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._came
 
+    def peer(self) -> str:
+        return ""
+
     def set_code(self, code: object) -> None:
         pass
 

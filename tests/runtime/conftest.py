@@ -12,6 +12,7 @@ from runtime_harness import batch_same_turn
 
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 
 @pytest.fixture
@@ -33,10 +34,9 @@ def make_worker(make_backend: Callable[[onnx_models.Kind], OnnxBackend]) -> Iter
 
     def worker(kind: onnx_models.Kind, *, max_rows: int = 8, variants: tuple[str, ...] = ()) -> Worker:
         made = Worker(
-            name=kind,
+            scheduling=ModelScheduling(kind, max_rows, slo_s=60.0),
             backends={name: make_backend(kind) for name in ("", *variants)},
             processor=None,
-            max_rows=max_rows,
             preprocess_threads=2,
             batch=batch_same_turn,
         )

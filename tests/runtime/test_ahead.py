@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_models
 import pytest
-from runtime_harness import batch_same_turn, tensor
+from runtime_harness import batch_same_turn, run_to_the_end, tensor
 
 from serve_app.inference.memory import HostMemory
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
@@ -23,6 +23,7 @@ from serve_app.payloads import Bundle, BundleResult, Execution, Success, WireEnt
 from serve_app.runtime.ahead import Ahead, Ready
 from serve_app.runtime.staged import Staged
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 WIDTH = 20_000  # values of a row: more than is worth no thread
 ROW = 4 * WIDTH
@@ -66,10 +67,9 @@ class Stage:
         self.backend = OnnxBackend(OnnxSettings("m", path, device="cpu", **settings), lambda: self.memory)
         self.backend.load()
         self.worker = Worker(
-            name="m",
+            scheduling=ModelScheduling("m", max_rows, slo_s=60.0),
             backends={"": self.backend},
             processor=None,
-            max_rows=max_rows,
             preprocess_threads=2,
             batch=batch_same_turn,
             warm_up=[Execution(1, 0, 1.0), Execution(max_rows, 0, 1.0)],
@@ -201,6 +201,42 @@ async def test_the_gate_may_decide_otherwise(stage: Callable[..., Stage]) -> Non
     await at.nothing_held()
 
 
+async def test_a_bundle_of_which_a_part_runs_is_not_run_as_it_was_prepared(stage: Callable[..., Stage]) -> None:
+    """Something more urgent takes the rest of the room: what was prepared is discarded, and the rest comes back."""
+    at = stage(max_rows=4)
+    first = at.send(1.0)
+    await at.begun()
+    second = at.send(2.0, 3.0, 4.0)
+    await at.uploaded(3)
+    urgent = at.send(5.0, 6.0, priority=1)
+    await at.uploaded(2)
+    at.memory.go.release(2)
+    assert values(await first) == [2.0]
+    assert values(await urgent) == [6.0, 7.0]
+    assert values(await second) == [3.0, 4.0, "returned"]
+    await at.nothing_held()
+
+
+async def test_a_fault_in_preparing_ahead_leaves_nobody_waiting(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs those who wait then, and the health check tells."""
+    at = stage()
+    first = at.send(1.0)
+    await at.begun()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ahead, "want", broken)
+        assert values(await at.send(2.0)) == ["inference_failed"]
+    assert at.worker.broken
+    at.memory.go.release(2)
+    await first
+    assert values(await at.send(3.0)) == [4.0]
+
+
 @pytest.mark.parametrize("all_of_it", [True, False])
 async def test_what_has_expired_is_not_run_as_it_was_prepared(stage: Callable[..., Stage], all_of_it: bool) -> None:
     """Not at all, or only those of its entries that have time."""
@@ -269,8 +305,9 @@ async def test_everybody_gets_their_own_answer(stage: Callable[..., Stage], grap
     async def client(number: int) -> None:
         for _ in range(25):
             sent = [float(random.randrange(-20, 1000)) for _ in range(random.randint(1, 5))]
-            options = {"priority": random.randint(1, 3), "sender": f"router-{number % 3}"}
-            running = at.send(*sent, **options, width=random.choice((1, WIDTH)))
+            options: dict[str, Any] = {"priority": random.randint(1, 3), "sender": f"router-{number % 3}"}
+            asked = bundle(*sent, **options, width=random.choice((1, WIDTH)))
+            running = asyncio.ensure_future(run_to_the_end(at.worker, asked))
             if random.random() < 0.2:
                 for _ in range(random.randrange(8)):
                     await asyncio.sleep(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -464,7 +465,7 @@ class Hashes:
 async def test_a_request_that_leaves_takes_its_hashing_threads_place_along() -> None:
     """The thread goes on; who comes next waits for it."""
     hashing, hashes = Hashing(0, threads=2, max_bytes=10**6), Hashes()
-    later = asyncio.get_running_loop().time() + 60.0
+    later = monotonic() + 60.0
     for _ in range(3):
         gone = [asyncio.ensure_future(hashing.aside(hashes, tensor(1), "", 1, later)) for _ in range(2)]
         await settle()
@@ -485,13 +486,13 @@ async def test_a_request_whose_key_cannot_be_made_is_not_kept() -> None:
 
     hashing = Hashing(0, threads=1, max_bytes=10)
     with pytest.raises(RuntimeError, match="exact"):
-        await hashing.aside(fail, tensor(1), "exact", 1, asyncio.get_running_loop().time() + 60.0)
+        await hashing.aside(fail, tensor(1), "exact", 1, monotonic() + 60.0)
 
 
 async def test_waiting_for_a_key_ends_at_the_deadline_and_has_a_bound() -> None:
     """Beyond the bound there is no key; a large one alone is no too many."""
     hashing, hashes = Hashing(0, threads=1, max_bytes=10), Hashes()
-    now = asyncio.get_running_loop().time()
+    now = monotonic()
     running = asyncio.ensure_future(hashing.aside(hashes, tensor(1), "", 11, now + 60.0))
     await settle()
     assert await hashing.aside(hashes, tensor(1), "", 1, now + 60.0) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,9 @@ from serve_app.inference.memory import HostMemory
 from serve_app.payloads import Bundle, ModelSignature, Success, Tensors, WireEntry
 from serve_app.runtime.ahead import Ahead, Ready
 from serve_app.runtime.joining import Joining
-from serve_app.runtime.staged import SMALL_BYTES, Staged
+from serve_app.runtime.staged import EXPIRED, SMALL_BYTES, Staged
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 BUDGET_S = 0.2
 
@@ -52,10 +54,9 @@ class Lasting:
 def make_worker(**backends: Lasting) -> Worker:
     """A worker that knows nothing of how long runs take."""
     return Worker(
-        name="m",
+        scheduling=ModelScheduling("m", 8, slo_s=60.0),
         backends={"" if name == "exact" else name: backend for name, backend in backends.items()},
         processor=None,
-        max_rows=8,
         preprocess_threads=1,
         batch=batch_same_turn,
     )
@@ -69,13 +70,17 @@ async def results(worker: Worker, *entries: WireEntry) -> list[Any]:
 
 
 async def test_what_expires_while_another_variant_runs_is_not_run() -> None:
-    """Not even when it is time to run all again, so that a wrong prediction is corrected."""
+    """It waits at the gate meanwhile."""
     exact, light = Lasting(fails=False), Lasting(fails=False)
     worker = make_worker(exact=exact, light=light)
-    worker._executor._foresight._ran_at["light"] = float("-inf")  # nothing has run for very long
-    entries = [WireEntry(2, 60.0, 1, "", tensor(1.0)), WireEntry(2, BUDGET_S, 1, "light", tensor(2.0))]
-    assert await results(worker, *entries) == [2.0, "deadline_exceeded"]
+    first, second = (
+        asyncio.ensure_future(worker.run(Bundle([WireEntry(2, budget_s, 1, variant, tensor(1.0))])))
+        for budget_s, variant in ((60.0, ""), (BUDGET_S, "light"))
+    )
+    assert isinstance((await first).results[0], Success)
+    assert (await second).results == [EXPIRED]
     assert light.runs == []
+    worker.close()
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["assembled", "of two kinds"])

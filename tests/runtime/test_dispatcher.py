@@ -13,13 +13,13 @@ from serve_app.errors import (
     DeadlineExceeded,
     InferenceFailed,
     InvalidRequest,
-    ModelNotFound,
     ModelUnavailable,
     QueueFull,
 )
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Success
 from serve_app.runtime.send import ReplicaLost
 from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.scheduler import Scheduler
 
 
 async def settle() -> None:
@@ -293,17 +293,21 @@ async def test_an_answer_and_a_leaving_client_in_one_turn_are_counted_once() -> 
     assert sum(outcomes) == 1
 
 
-async def test_a_scheduler_that_fails_shows_in_the_health_check(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_scheduler_that_fails_shows_in_the_health_check(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A bug in a decision must not leave everybody waiting in silence."""
     transport = Transport()
     dispatcher, _ = make_dispatcher(transport)
     assert not dispatcher.broken
-    del dispatcher.scheduler._models[MODEL]  # corrupt it, as a bug would
-    with pytest.raises(ModelNotFound):
-        await submit(dispatcher, tensor(0))
-    dispatcher.scheduler._models[MODEL] = None  # type: ignore[assignment]
-    dispatcher._schedule_pump()
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Scheduler, "decide", broken)
+    task = submit(dispatcher, tensor(0))
     await settle()
+    task.cancel()
     assert dispatcher.broken
     assert "must be replaced" in caplog.text
 

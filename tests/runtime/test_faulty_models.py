@@ -19,6 +19,7 @@ from serve_app.payloads import Bundle, ModelSignature, Success, Tensors, TensorS
 from serve_app.runtime.process_memory import ProcessMemory, own_memory
 from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 EXAMPLE = tensor(1.0)
 SIGNATURE = ModelSignature((), (TensorSpec("y", "FP32", (-1, 2, -1)), TensorSpec("z", "FP32", (-1,))))
@@ -34,10 +35,9 @@ def worker_of(tmp_path: Path) -> Iterator[Callable[[str], Worker]]:
         backend.load()
         workers.append(
             Worker(
-                name=kind,
+                scheduling=ModelScheduling(kind, 8, slo_s=60.0),
                 backends={"": backend},
                 processor=None,
-                max_rows=8,
                 preprocess_threads=1,
                 batch=batch_same_turn,
                 examples={"": EXAMPLE},
@@ -179,8 +179,8 @@ async def test_a_worker_whose_model_is_broken_says_so() -> None:
     """The router is told with the answer, and the health check can see it."""
     backend = Moody()
     worker = Worker(
-        name="m", backends={"": backend}, processor=None, max_rows=8, preprocess_threads=1, batch=batch_same_turn,
-        examples={"": EXAMPLE},
+        scheduling=ModelScheduling("m", 8, slo_s=60.0), backends={"": backend}, processor=None,
+        preprocess_threads=1, batch=batch_same_turn, examples={"": EXAMPLE},
     )  # fmt: skip
     backend.fails = True
     assert (await worker.run(entries(1.0, 2.0))).model_works is False

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from serve_app.payloads import (
     DTYPES,
+    RETURNED,
     Bundle,
     BundleResult,
     Embeddings,
@@ -36,7 +37,6 @@ from serve_app.runtime.frames import (
     encode_failure,
     encode_result,
 )
-from serve_app.scheduling.gate import Outlook
 
 # At one moment: budgets arrive as they were sent.
 encode_bundle = partial(frames.encode_bundle, clock=lambda: 5.0)
@@ -57,7 +57,13 @@ payloads = st.one_of(
     st.just({"s": np.array(["a", "bc"], dtype=object)}),
 )
 entries = st.builds(
-    WireEntry, st.integers(1, 3), st.floats(0, 10), st.integers(1, 9), st.sampled_from(["", "int8"]), payloads
+    WireEntry,
+    st.integers(1, 3),
+    st.floats(0, 10),
+    st.integers(1, 9),
+    st.sampled_from(["", "int8"]),
+    payloads,
+    weight=st.floats(0.1, 10.0),
 )
 
 
@@ -113,14 +119,20 @@ def test_bundles_of_one_kind(count: int, payload: dict[str, Any]) -> None:
 )
 def test_results(results: list[Success | Failure]) -> None:
     """Results."""
-    sent = BundleResult(results, [Execution(3, 0, 0.1, "int8")], 0.1, 0.2, 0.3, None)
+    sent = BundleResult(results, [Execution(3, 0, 0.1, "int8")], 0.1, 0.2, 0.3, 0.4)
     assert same(decode_result(received(encode_result(3, sent))), sent)
 
 
-def test_an_outlook_travels() -> None:
-    """An outlook travels."""
-    sent = BundleResult([Success({"y": np.ones((1, 2))})], [], 0.0, 0.0, 0.0, Outlook(1.0, 2, 0.5, 0.1))
-    assert decode_result(received(encode_result(3, sent))).outlook == sent.outlook
+def test_a_backlog_travels() -> None:
+    """How much a replica has to do travels with its answers."""
+    sent = BundleResult([Success({"y": np.ones((1, 2))})], [], 0.0, 0.0, 0.0, backlog_s=1.5)
+    assert decode_result(received(encode_result(3, sent))).backlog_s == 1.5
+
+
+def test_what_goes_back_to_its_router_travels() -> None:
+    """An entry that was not run says so."""
+    sent = BundleResult([Success({"y": np.ones((1, 2))}), RETURNED], [], 0.0, 0.0, 0.0)
+    assert decode_result(received(encode_result(3, sent))).results[1] == RETURNED
 
 
 def test_a_failure_of_all() -> None:

@@ -70,3 +70,19 @@ def test_label_values_survive_merging() -> None:
     page = '# HELP x_total X.\n# TYPE x_total counter\nx_total{a="q\\"b\\\\n\\n"} 1.0\n'
     (family,) = text_string_to_metric_families(merge_pages([("r", page)]))
     assert family.samples[0].labels == {"a": 'q"b\\n\n', "router": "r"}
+
+
+async def test_execution_time_is_counted_by_tenant() -> None:
+    """With the class that it was used in."""
+    transport = Transport()
+    dispatcher, metrics = make_dispatcher(transport)
+    task = submit(dispatcher, tensor(0), tenant="dashboard")
+    (await transport.next()).succeed()
+    await task
+    found = [
+        (sample.labels, sample.value > 0.0)
+        for family in text_string_to_metric_families(metrics.render())
+        for sample in family.samples
+        if sample.name == "serve_app_tenant_served_seconds_total"
+    ]
+    assert found == [({"priority": "normal", "tenant": "dashboard"}, True)]

@@ -11,10 +11,9 @@ import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, Tensors, WireEntry
-from serve_app.runtime.execution import Executor
-from serve_app.runtime.staged import Staged
-from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
+from serve_app.runtime.worker import BatchTogether, Worker
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.settings import ModelScheduling
 
 
 class AddOne:
@@ -48,15 +47,14 @@ class Stage:
         self.made: list[Worker] = []
         self.backend = AddOne("gpu")
 
-    def worker(self, *, in_loop: bool = False, batch: BatchTogether = batch_same_turn) -> Worker:
+    def worker(self, *, in_loop: bool = False, batch: BatchTogether = batch_same_turn, **scheduling: Any) -> Worker:
         """One worker. In the event loop its runs are short."""
         self.backend = AddOne("cpu" if in_loop else "gpu")
         self.made.append(
             Worker(
-                name="m",
+                scheduling=ModelScheduling("m", 4, slo_s=60.0, **scheduling),
                 backends={"": self.backend},
                 processor=None,
-                max_rows=4,
                 preprocess_threads=1,
                 batch=batch,
                 warm_up=[Execution(1, 0, 1e-5), Execution(4, 0, 1e-5)],
@@ -102,7 +100,9 @@ def broken(*_: Any) -> NoReturn:
 
 @pytest.mark.parametrize("in_loop", [False, True], ids=["thread", "event loop"])
 @pytest.mark.parametrize(
-    ("owner", "method"), [(Executor, "observe"), (Gate, "ended"), (Gate, "grant")], ids=["observe", "ended", "grant"]
+    ("owner", "method"),
+    [(Gate, "add"), (Gate, "next"), (Gate, "observe"), (Gate, "ended")],
+    ids=["add", "next", "observe", "ended"],
 )
 async def test_a_bug_fails_the_bundles_concerned_and_the_health_check(
     stage: Stage,
@@ -151,32 +151,3 @@ async def test_a_thread_that_cannot_be_started(stage: Stage, monkeypatch: pytest
         assert await outcomes(ask(worker, 1.0)) == ["inference_failed"]
     assert worker.broken
     assert await outcomes(ask(worker, 1.0)) == [2.0]
-
-
-async def test_a_join_that_is_cancelled(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ``batch`` raises, its bundles fail and the session is free again."""
-    cancelled = True
-
-    def batch(run_batch: RunBatch) -> RunOne:
-        together = batch_same_turn(run_batch)
-
-        async def one(staged: Staged) -> Staged:
-            if cancelled:
-                raise asyncio.CancelledError
-            return await together(staged)
-
-        return one
-
-    worker = stage.worker(batch=batch)
-    several = Gate.upcoming
-
-    def linger(gate: Gate, now: float, max_rows: int) -> float:
-        return now if len(several(gate, max_rows)) != 1 else now + 0.001
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Gate, "opens_at", linger)
-        patched.setattr(worker._session, "_is_short", lambda bundles: False)
-        assert await outcomes(ask(worker, 1.0), ask(worker, 2.0)) == ["inference_failed"] * 2
-        assert not worker.broken
-        cancelled = False
-        assert await outcomes(ask(worker, 1.0), ask(worker, 2.0)) == [2.0, 3.0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_models
 import pytest
-from runtime_harness import batch_same_turn, tensor
+from runtime_harness import batch_same_turn, run_to_the_end, tensor
 
 from serve_app.errors import InvalidRequest
 from serve_app.inference.onnx import OnnxBackend
@@ -28,6 +28,7 @@ from serve_app.payloads import (
 )
 from serve_app.processors.processor import Cost
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 
 def entry(payload: Any, *, priority: int = 2, budget_s: float = 30.0, rows: int = 1, variant: str = "") -> WireEntry:
@@ -112,7 +113,7 @@ async def test_a_cancelled_bundle_gives_the_session_back(make_worker: Callable[.
 async def test_a_variant_runs_on_its_own_session(make_worker: Callable[..., Worker]) -> None:
     """Entries for different variants never share a run."""
     worker = make_worker("add_one", variants=("light",))
-    result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="light")]))
+    result = await run_to_the_end(worker, Bundle([entry(tensor(0)), entry(tensor(1), variant="light")]))
     assert values(result) == [[[1.0]], [[2.0]]]
     assert sorted((run.rows, run.variant) for run in result.executions) == [(1, ""), (1, "light")]
 
@@ -165,10 +166,9 @@ class Doubling:
 def media_worker(make_backend: Callable[[onnx_models.Kind], OnnxBackend]) -> Any:
     """A worker with a processor."""
     worker = Worker(
-        name="media",
+        scheduling=ModelScheduling("media", 8, slo_s=60.0),
         backends={"": make_backend("add_one")},
         processor=Doubling(),
-        max_rows=8,
         preprocess_threads=2,
         batch=batch_same_turn,
     )
@@ -227,10 +227,9 @@ class Wedged:
 def wedged_worker(backend: Wedged, max_rows: int) -> Worker:
     """A worker of that backend, without a processor."""
     return Worker(
-        name="wedged",
+        scheduling=ModelScheduling("wedged", max_rows, slo_s=60.0),
         backends={"": backend},
         processor=None,
-        max_rows=max_rows,
         preprocess_threads=1,
         batch=batch_same_turn,
     )
@@ -274,7 +273,7 @@ async def test_every_run_counts_as_progress() -> None:
 async def test_a_variant_that_is_not_here_fails_its_entries_alone(make_worker: Callable[..., Worker]) -> None:
     """During a redeploy a router may still know a variant that the replica does not."""
     worker = make_worker("add_one")
-    result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), variant="gone")]))
+    result = await run_to_the_end(worker, Bundle([entry(tensor(0)), entry(tensor(1), variant="gone")]))
     assert values(result) == [[[1.0]], "inference_failed"]
 
 
@@ -283,10 +282,9 @@ async def test_what_cannot_end_in_time_is_not_executed(
 ) -> None:
     """By what the warm-up took; what has the time for it runs all the same."""
     worker = Worker(
-        name="slow",
+        scheduling=ModelScheduling("slow", 8, slo_s=60.0),
         backends={"": make_backend("add_one")},
         processor=None,
-        max_rows=8,
         preprocess_threads=1,
         batch=batch_same_turn,
         warm_up=[Execution(1, 0, 60.0), Execution(8, 0, 60.0)],
@@ -297,15 +295,3 @@ async def test_what_cannot_end_in_time_is_not_executed(
     assert "could not be executed in time" in result.results[0].message
     assert [run.rows for run in result.executions] == [1]
     worker.close()
-
-
-async def test_routers_are_told_of_one_another(make_worker: Callable[..., Worker]) -> None:
-    """A router alone is told nothing; of two, each has half a batch."""
-    worker = make_worker("add_one")
-    assert (await worker.run(Bundle([entry(tensor(0))], "a"))).outlook is None
-    first, second = await asyncio.gather(
-        worker.run(Bundle([entry(tensor(0))], "a")), worker.run(Bundle([entry(tensor(1))], "b"))
-    )
-    assert (values(first), values(second)) == ([[[1.0]]], [[[2.0]]])
-    assert second.outlook is not None
-    assert second.outlook.share == 0.5

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from joining_backends import Made, Paced, shifted
-from runtime_harness import batch_same_turn
+from runtime_harness import batch_same_turn, run_to_the_end
 
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Joinable, Success, Tensors, WireEntry
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.replica_proof import Proofs
 from serve_app.runtime.worker import Worker
+from serve_app.scheduling.settings import ModelScheduling
 
 EXACT = Joinable("exact", "same bits")
 PROVEN = Joinable("proven", "by the graph")
@@ -35,10 +36,9 @@ async def make_worker() -> AsyncIterator[MakeWorker]:
     def worker(backend: Any, verdict: Joinable = EXACT, verify: float = 1.0, inputs: int = 1) -> Worker:
         made.append(
             Worker(
-                name="m",
+                scheduling=ModelScheduling("m", 8, slo_s=60.0),
                 backends={"": backend},
                 processor=None,
-                max_rows=8,
                 preprocess_threads=1,
                 batch=batch_same_turn,
                 warm_up=[Execution(1, 0, 1.0), Execution(8, 0, 1.0)],  # too long for the event loop
@@ -61,8 +61,8 @@ def bundle(*entries: Any, sender: str = "a", priority: int = 2) -> Bundle:
 
 
 async def run(worker: Worker, *entries: Any, sender: str = "a") -> BundleResult:
-    """Run a bundle."""
-    return await worker.run(bundle(*entries, sender=sender))
+    """Run a bundle, and again what comes back."""
+    return await run_to_the_end(worker, bundle(*entries, sender=sender))
 
 
 def told(*results: BundleResult) -> list[str]:

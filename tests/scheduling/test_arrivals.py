@@ -46,7 +46,7 @@ def test_nothing_is_known_of_nothing() -> None:
     pattern = ArrivalPattern()
 
     assert (pattern.last, pattern.rate, pattern.recent_rate(5.0)) == (None, 0.0, 0.0)
-    assert pattern.likely_until(1.0) == -inf
+    assert pattern.worth_waiting_until(0.0, 1.0) == -inf
     assert pattern.probability_within(0.0, 0.1) == 0.0
 
 
@@ -54,7 +54,7 @@ def test_a_few_requests_are_not_enough() -> None:
     """Until 32 gaps were seen the hazard is not estimated, and the recent rate stands in."""
     pattern = _observe([0.001] * 31)
 
-    assert (pattern.rate, pattern.likely_until(0.0)) == (0.0, pattern.last)
+    assert (pattern.rate, pattern.worth_waiting_until(_last(pattern), 10.0)) == (0.0, -inf)
     rate = pattern.recent_rate(_last(pattern))
     assert pattern.probability_within(_last(pattern), 0.01) == pytest.approx(1 - exp(-0.01 * rate))
 
@@ -66,11 +66,12 @@ def test_the_mean_rate_of_poisson_arrivals() -> None:
 
 @pytest.mark.parametrize("rate", [200.0, 500.0, 2000.0])
 def test_the_hazard_of_poisson_arrivals_is_flat(rate: float) -> None:
-    """The next request is never much likelier than on average, and until long after the last one not much less so."""
+    """Waiting is worth it as long as it saves more than a gap costs, however long ago the last one came."""
     pattern = _observe(_poisson(rate))
+    last = _last(pattern)
 
-    assert pattern.likely_until(1.5 * rate) <= _last(pattern) + 0.1 / rate
-    assert pattern.likely_until(0.5 * rate) >= _last(pattern) + 1.0 / rate
+    assert pattern.worth_waiting_until(last, 0.6 / rate) <= last + 0.1 / rate
+    assert pattern.worth_waiting_until(last, 2.0 / rate) >= last + 1.0 / rate
 
 
 @pytest.mark.parametrize("passed", [0.0, 0.005, 0.02])
@@ -86,7 +87,7 @@ def test_poisson_arrivals_forget(passed: float, horizon: float) -> None:
 def test_the_hazard_of_bursts_is_high_at_first() -> None:
     """Within a burst the next one is due at 2,000 per second; once it has not come, it will not for long."""
     pattern = _observe(_bursts())
-    until = pattern.likely_until(100.0)
+    until = pattern.worth_waiting_until(_last(pattern), 0.01)
 
     assert 0.0015 <= until - _last(pattern) < 0.01
     assert pattern.rate == pytest.approx(8 / 1.0035, rel=0.1)
@@ -136,7 +137,7 @@ def test_arrivals_at_one_moment() -> None:
     """Gaps of zero are legal: the next request is due at once, at any rate, and for no longer than the shortest bin."""
     pattern = _observe([0.0] * 64)
 
-    assert pattern.likely_until(1e9) == pytest.approx(1e-4)
+    assert pattern.worth_waiting_until(0.0, 1e-9) == pytest.approx(1e-4)
     assert pattern.probability_within(0.0, 0.001) == 1.0
 
 
@@ -151,14 +152,24 @@ def test_probabilities_are_probabilities(gaps: list[float], passed: float, horiz
     assert probability <= pattern.probability_within(now, horizon + more) + 1e-9
 
 
-@given(gaps=_GAPS, rate=st.floats(0.0, 1e4), more=st.floats(0.0, 1e4))
-def test_rates_are_never_negative_and_waiting_shrinks_with_the_rate(
-    gaps: list[float], rate: float, more: float
+def test_gaps_that_never_occur_do_not_end_the_waiting() -> None:
+    """A server reads requests one after the other: 0.15 ms apart or at one moment, and nothing between."""
+    pattern = _observe([0.0, 0.00015, 0.00015, 0.00015, 0.3] * 100)
+    last = _last(pattern)
+
+    assert last + 0.00015 < pattern.worth_waiting_until(last, 0.02) < last + 0.02
+
+
+@given(gaps=_GAPS, saves=st.floats(0.0, 10.0), more=st.floats(0.0, 10.0), passed=st.floats(0.0, 2.0))
+def test_rates_are_never_negative_and_waiting_grows_with_what_it_saves(
+    gaps: list[float], saves: float, more: float, passed: float
 ) -> None:
-    """Nobody waits longer for a request that must be due sooner, nor longer than the last bin's edge."""
+    """Nobody waits longer for what saves less, nor longer than the last bin's edge."""
     pattern = _observe(gaps)
-    until = pattern.likely_until(rate)
+    now = _last(pattern) + passed
+    until = pattern.worth_waiting_until(now, saves)
 
     assert pattern.rate >= 0.0
     assert pattern.recent_rate(_last(pattern) + 1.0) >= 0.0
-    assert _last(pattern) <= pattern.likely_until(rate + more) <= until <= _last(pattern) + 1.64
+    assert until <= pattern.worth_waiting_until(now, saves + more) <= _last(pattern) + 1.64
+    assert until == -inf or until > now

@@ -14,7 +14,7 @@ from serve_app.scheduling.breaker import State, Verdict
 from serve_app.scheduling.decisions import Change, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
 
 ANSWERED, FAULT, SUSPECT, NEITHER = Verdict.ANSWERED, Verdict.FAULT, Verdict.SUSPECT, Verdict.NEITHER
 SETTINGS = BreakerSettings(consecutive_failures=3, min_samples=4, reset_s=60.0, probes=2, ejection_s=30.0)
@@ -25,10 +25,14 @@ def with_breaker(
     fallbacks: tuple[str, ...] = (),
     replicas: tuple[str, ...] = ("a",),
     max_rows: int = 1,
+    grouped: bool = False,
     profile: list[tuple[int, int, float]] = AFFINE,
     **changes: Any,
 ) -> Scheduler:
-    """A scheduler of one model with breakers; its fallbacks are known to run."""
+    """A scheduler of one model with breakers; its fallbacks are known to run.
+
+    In a group the scheduler says itself what runs on a fallback; otherwise gates do.
+    """
     model = ModelScheduling(
         "m",
         max_rows,
@@ -38,7 +42,9 @@ def with_breaker(
         variants=fallbacks,
         breaker=replace(SETTINGS, **changes),
     )
-    scheduler = make_scheduler(models=[model], replicas=replicas, profile=profile)
+    scheduler = make_scheduler(
+        models=[model], groups=[DeviceGroup("g", ("m",))] if grouped else [], replicas=replicas, profile=profile
+    )
     for variant in fallbacks:
         scheduler.seed("m", [(*point, variant) for point in AFFINE])
     return scheduler
@@ -132,10 +138,21 @@ def test_each_build_has_its_own_breaker() -> None:
 
 def test_an_open_fallback_does_not_stand_in_where_the_exact_model_is_late() -> None:
     """Better late than failed."""
-    scheduler = with_breaker(fallbacks=("int8",), profile=[(rows, 0, 30.0) for rows, _, _ in AFFINE])
+    scheduler = with_breaker(fallbacks=("int8",), grouped=True, profile=[(rows, 0, 30.0) for rows, _, _ in AFFINE])
     assert run(scheduler, ANSWERED, 0.0).variant == "int8"
     trip(scheduler)
     assert run(scheduler, ANSWERED, 0.0).variant == ""
+
+
+def test_gates_are_told_when_no_fallback_may_stand_in() -> None:
+    """They compose what is sent ahead, and know nothing of breakers."""
+    scheduler = with_breaker(fallbacks=("int8",))
+    assert not run(scheduler, ANSWERED, 0.0).exact
+    assert run(scheduler, ANSWERED, 0.0, exact=True).exact
+    trip(scheduler, variant="int8")
+    assert run(scheduler, ANSWERED, 0.0).exact
+    scheduler.decide(60.0)
+    assert not run(scheduler, ANSWERED, 60.0).exact
 
 
 def test_half_open_lets_a_few_through() -> None:
@@ -158,19 +175,18 @@ def test_half_open_lets_a_few_through() -> None:
 def test_a_half_open_fallback_stands_in_for_probes_only() -> None:
     """Where the exact model is too slow: as many at once as there may be probes, not a whole batch; then for all."""
     slow = [(rows, 0, 30.0) for rows, _, _ in AFFINE]
-    scheduler = with_breaker(fallbacks=("int8",), replicas=("a", "b", "c"), max_rows=32, profile=slow, max_ejected=0.0)
+    scheduler = with_breaker(
+        fallbacks=("int8",), replicas=("a", "b", "c"), max_rows=32, grouped=True, profile=slow, max_ejected=0.0
+    )
     trip(scheduler, variant="int8")
     accept(scheduler, *(make_entry(arrival=60.0, deadline=70.0) for _ in range(5)), now=60.0)
-    probes = scheduler.decide(60.0).dispatches
-    assert [(sent.variant, len(sent.entries)) for sent in probes] == [("int8", 2)]
-    for _ in range(2):  # two places, two answers
-        answer(scheduler, probes.pop(), ANSWERED, 60.1)
-        accept(scheduler, make_entry(arrival=60.1, deadline=70.0), now=60.1)
-        probes = scheduler.decide(60.1).dispatches
-        assert [(sent.variant, len(sent.entries)) for sent in probes] == [("int8", 1)]
+    for now in (60.0, 60.1):  # two places, two answers
+        (probes,) = scheduler.decide(now).dispatches
+        assert (probes.variant, len(probes.entries)) == ("int8", 2)
+        answer(scheduler, probes, ANSWERED, now + 0.1)
     accept(scheduler, *(make_entry(arrival=60.2, deadline=70.0) for _ in range(20)), now=60.2)
     (sent,) = scheduler.decide(60.2).dispatches
-    assert (sent.variant, len(sent.entries)) == ("int8", 20)
+    assert (sent.variant, len(sent.entries)) == ("int8", 21)
 
 
 def test_a_probe_that_leaves_frees_its_place() -> None:

@@ -13,8 +13,9 @@ from serve_app.scheduling.breaker import CircuitBreaker, Verdict
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ModelQueue, Totals
+from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
+from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
 
@@ -26,7 +27,6 @@ def _compose(
     variants: dict[str, list[tuple[int, int, float]]] | None = None,
     fallbacks: tuple[str, ...] = (),
     early_drop: bool = True,
-    next_slack_from: float = inf,
     max_rows: int = 32,
     longest_s: tuple[float, float, float] = (inf, inf, inf),
 ) -> tuple[Composition, int]:
@@ -38,7 +38,7 @@ def _compose(
     for variant, points in ({"": AFFINE if profile is None else profile} | (variants or {})).items():
         latencies.seed((*point, variant) for point in points)
     settings = ModelScheduling("m", 32, slo_s, early_drop=early_drop, fallbacks=fallbacks)
-    room = Room(0.0, next_slack_from, max_rows, longest_s)
+    room = Room(0.0, max_rows, longest_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
 
 
@@ -127,17 +127,6 @@ def test_entries_count_and_not_rows() -> None:
 
     assert bundle.entries == small
     assert bundle.given_up == large
-
-
-def test_what_another_replica_can_still_serve_stays_queued() -> None:
-    """The same heads, when a second replica is free 1 ms later, or too late for them."""
-    tight = [make_entry(deadline=0.0080001) for _ in range(2)]
-    patient = [make_entry(deadline=0.0350001) for _ in range(30)]
-
-    bundle, left = _compose(*tight, *patient, next_slack_from=0.001)
-    assert (bundle.entries, bundle.given_up, left) == (patient, [], 2)
-    bundle, left = _compose(*tight, *patient, next_slack_from=0.003)
-    assert (bundle.entries, bundle.given_up, left) == (patient, tight, 0)
 
 
 def test_without_early_drop_the_queue_goes_in_order() -> None:
@@ -241,13 +230,18 @@ def test_fill_must_not_cost_the_head_its_deadline() -> None:
 
 
 def test_fill_must_not_be_late_itself_because_of_the_bundle() -> None:
-    """An urgent entry stays out of a bundle that is too big for it; others still come in."""
+    """An urgent entry stays out of a bundle that is too big for it, and can go after it; others still come in."""
     heads = [make_entry(LOW, 50.0) for _ in range(20)]
-    urgent, patient = make_entry(HIGH, 0.010), make_entry(NORMAL, 50.0)
-    bundle, left = _compose(*heads, urgent, patient, priority=LOW, next_slack_from=0.001)
+    urgent, patient = make_entry(HIGH, 0.030), make_entry(NORMAL, 50.0)
+    bundle, left = _compose(*heads, urgent, patient, priority=LOW, max_rows=21)
 
-    assert bundle.entries == [*heads, patient]
-    assert (bundle.given_up, left) == ([], 1)
+    assert bundle.entries == [*heads, urgent]
+    urgent.deadline = 0.0259
+    bundle, left = _compose(*heads, urgent, patient, priority=LOW, max_rows=21, early_drop=False)
+    assert (bundle.entries, bundle.given_up, left) == ([*heads, patient], [], 1)
+    urgent.deadline = 0.0330
+    longer = [make_entry(LOW, 50.0) for _ in range(22)]
+    assert _compose(*longer, urgent, priority=LOW)[0].entries == [*longer, urgent]
 
 
 def test_fill_gives_up_what_could_go_nowhere_else() -> None:
@@ -400,7 +394,7 @@ def test_a_fallback_that_is_probed_gets_as_many_entries_as_there_are_places() ->
     latencies.seed((*point, "") for point in AFFINE)
     latencies.seed((*point, "light") for point in _scaled(0.5))
     latencies.limited["light"] = breaker
-    bundle = compose(queue, NORMAL, settings, latencies, Room(0.0, 0.0, 32))
+    bundle = compose(queue, NORMAL, settings, latencies, Room(0.0, 32))
     assert (bundle.variant, bundle.entries, len(queue)) == ("light", entries[:2], 4)
 
 
@@ -425,7 +419,6 @@ def test_who_asks_for_a_build_gets_that_one() -> None:
     ),
     early_drop=st.booleans(),
     max_rows=st.integers(1, 32),
-    next_slack_from=st.sampled_from([inf, 0.0, 0.01]),
     fallbacks=st.sampled_from([(), ("light",), ("light", "tiny")]),
     longest=st.floats(0.0, 0.1),
 )
@@ -433,7 +426,6 @@ def test_every_entry_is_somewhere(
     offered: list[tuple[Priority, float, int, int, bool]],
     early_drop: bool,
     max_rows: int,
-    next_slack_from: float,
     fallbacks: tuple[str, ...],
     longest: float,
 ) -> None:
@@ -452,7 +444,6 @@ def test_every_entry_is_somewhere(
         fallbacks=fallbacks,
         early_drop=early_drop,
         max_rows=max_rows,
-        next_slack_from=next_slack_from,
         longest_s=(inf, longest, longest),
     )
 

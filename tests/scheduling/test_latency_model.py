@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE
 
-from serve_app.scheduling.latency import LatencyModel, fit_affine
+from serve_app.scheduling.latency import LatencyModel
 
 
 def _seeded(points: list[tuple[int, int, float]] | None = None) -> LatencyModel:
@@ -30,6 +30,26 @@ def test_unknown_model_predicts_nothing() -> None:
 def test_affine_profile_is_reproduced(rows: int) -> None:
     """Between, at and beyond the profiled batch sizes."""
     assert 0.005 + 0.001 * rows == pytest.approx(_seeded().predict(rows))
+
+
+def test_a_profile_that_bends_is_reproduced() -> None:
+    """Straight from point to point, wherever these are, and on as the last two go."""
+    latency = _seeded([(1, 0, 0.010), (6, 0, 0.020), (24, 0, 0.029), (32, 0, 0.037)])
+
+    assert [latency.predict(rows) for rows in (1, 6, 24, 32)] == [0.010, 0.020, 0.029, 0.037]
+    assert pytest.approx([latency.predict(rows) for rows in (3, 12, 28, 42)]) == [0.014, 0.023, 0.033, 0.047]
+
+
+def test_outside_of_the_points_half_of_the_time_is_fixed_at_least() -> None:
+    """Neither a steep start nor a flat end of a profile makes it too cheap where nothing was measured."""
+    latency = _seeded([(8, 0, 0.008), (16, 0, 0.032), (32, 0, 0.032)])
+
+    assert pytest.approx((latency.predict(1), latency.predict(64))) == (0.0045, 0.048)
+
+
+def test_of_points_with_the_same_rows_the_longest_counts() -> None:
+    """A profile may have measured a shape twice."""
+    assert _seeded([(1, 0, 0.006), (8, 0, 0.013), (8, 0, 0.014), (8, 0, 0.012)]).predict(8) == 0.014
 
 
 def test_two_points_are_enough_for_a_prior() -> None:
@@ -93,6 +113,39 @@ def test_predicts_a_high_quantile_not_the_mean() -> None:
         latency.observe(4, 0, 0.010 + 0.001 * i)
 
     assert pytest.approx(latency.predict(4)) == 0.039
+
+
+def test_typical_is_the_median_of_the_same_samples() -> None:
+    """One model tells both what to plan with and what to expect, and each follows what is observed."""
+    latency = LatencyModel()
+    for i in range(32):
+        latency.observe(4, 0, 0.010 + 0.001 * i)
+    assert (latency.typical(4), latency.predict(4)) == pytest.approx((0.025, 0.039))
+    assert latency.typical(4, 8) == pytest.approx(0.025)
+
+    for _ in range(32):
+        latency.observe(4, 0, 0.050)
+    assert (latency.typical(4), latency.predict(4)) == pytest.approx((0.050, 0.050))
+
+
+def test_a_slower_machine_is_slower_at_sizes_that_have_not_run() -> None:
+    """Without measurements of their own they go by the bucket's."""
+    latency = _seeded()
+    for _ in range(3):
+        latency.observe(8, 0, 1.5 * 0.013)
+
+    assert pytest.approx([latency.predict(rows) for rows in (1, 8, 32)]) == [0.009, 0.0195, 0.0555]
+
+
+def test_three_slow_executions_tell_of_a_slower_machine() -> None:
+    """However many fast ones there were before. As many as it takes for an outlier not to count."""
+    latency = _seeded()
+    for _ in range(100):
+        latency.observe(8, 0, 0.013)
+    for _ in range(3):
+        latency.observe(8, 0, 1.5 * 0.013)
+
+    assert pytest.approx(latency.predict(8)) == 0.0195
 
 
 def test_learns_without_a_prior() -> None:
@@ -184,10 +237,14 @@ def test_the_best_batch_is_the_largest_within_the_target() -> None:
     assert pytest.approx(latency.best(0, 32, 0.001)) == (1, 0.006)
 
 
-def test_affine_fit_never_has_a_negative_part() -> None:
-    """A falling profile becomes its mean; a negative offset becomes a line through the origin."""
-    assert fit_affine([(1, 0.2), (2, 0.1)]) == pytest.approx((0.15, 0.0))
-    assert fit_affine([(1, 0.1), (10, 9.0)])[0] == 0.0
+def test_a_bad_first_sample_is_forgotten() -> None:
+    """A cold first execution does not lift the sizes above it for long."""
+    latency = LatencyModel()
+    latency.observe(1, 0, 3.0)
+    for _ in range(3):
+        latency.observe(8, 0, 0.012)
+
+    assert pytest.approx(latency.predict(8)) == 0.012
 
 
 _SAMPLE = st.tuples(st.integers(1, 2000), st.sampled_from([0, 32, 128]), st.floats(1e-6, 100.0))
@@ -256,3 +313,65 @@ def test_rows_within_is_the_most_that_is_predicted_to_fit(
         latency.observe(rows, 0, took)
     expected = max((rows for rows in range(1, max_rows + 1) if latency.predict(rows) <= seconds), default=0)
     assert expected == latency.rows_within(seconds, 0, max_rows)
+
+
+_ROWS = (1, 2, 3, 8, 11, 32, 100, 1024, 1500)
+_PROFILE = st.dictionaries(st.sampled_from(_ROWS), st.floats(1e-3, 1.0), min_size=1).map(
+    lambda points: [(rows, 0, seconds) for rows, seconds in points.items()]
+)
+_RATIOS = st.lists(st.tuples(st.integers(1, 2000), st.floats(0.25, 4.0)), max_size=80)
+
+
+@given(_PROFILE, _RATIOS, st.integers(1, 3000))
+def test_predictions_lie_between_the_smallest_and_the_largest_ratio(
+    profile: list[tuple[int, int, float]], ratios: list[tuple[int, float]], rows: int
+) -> None:
+    """No execution was as fast or as slow as what is outside of them; the profile's own ratio is 1."""
+    shape, latency = _seeded(profile), _seeded(profile)
+    for ran, ratio in ratios:
+        latency.observe(ran, 0, ratio * shape.predict(ran))
+    low, high = min((1.0, *(r for _, r in ratios))), max((1.0, *(r for _, r in ratios)))
+
+    for predicted in (latency.predict(rows), latency.typical(rows)):
+        assert low * (1 - 1e-9) <= predicted / shape.predict(rows) <= high * (1 + 1e-9)
+
+
+@given(_PROFILE, st.lists(st.integers(1, 2000), max_size=80))
+def test_what_was_profiled_holds_while_executions_confirm_it(
+    profile: list[tuple[int, int, float]], executions: list[int]
+) -> None:
+    """At the points it is the profile itself, a point being no less than a smaller one."""
+    shape, latency = _seeded(profile), _seeded(profile)
+    for rows in executions:
+        latency.observe(rows, 0, shape.predict(rows))
+
+    for rows, _, _ in profile:
+        longest = max(seconds for other, _, seconds in profile if other <= rows)
+        assert latency.predict(rows) == latency.typical(rows) == shape.predict(rows) == pytest.approx(longest)
+
+
+@given(
+    st.floats(0.5, 2.0),
+    st.lists(st.tuples(st.sampled_from([6, 7, 8]), st.floats(0.1, 4.0)), max_size=15),
+    st.integers(1, 64),
+)
+def test_few_samples_never_make_a_prediction_optimistic(scale: float, few: list[tuple[int, float]], rows: int) -> None:
+    """Less than half a window of one size cannot undercut what the other sizes say."""
+    shape, latency = _seeded(), _seeded()
+    for ran in (1, 2, 4, 16, 32) * 13:
+        latency.observe(ran, 0, scale * shape.predict(ran))
+    for ran, ratio in few:
+        latency.observe(ran, 0, ratio * shape.predict(ran))
+
+    assert latency.predict(rows) >= scale * shape.predict(rows) * (1 - 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(0.5, 2.0)), max_size=15), st.integers(1, 64))
+def test_few_samples_never_undercut_the_profile_unless_all_do(few: list[tuple[int, float]], rows: int) -> None:
+    """Four or more that were all faster tell that the profile is wrong, by no more than the slowest of them says."""
+    shape, latency = _seeded(), _seeded()
+    for ran, ratio in few:
+        latency.observe(ran, 0, ratio * shape.predict(ran))
+    least = 1.0 if len(few) < 4 else min(1.0, max(ratio for _, ratio in few))
+
+    assert latency.predict(rows) >= least * shape.predict(rows) * (1 - 1e-9)

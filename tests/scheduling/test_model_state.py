@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from scheduling_builders import make_entry
+from scheduling_builders import AFFINE, make_entry
 
 from serve_app.scheduling.bundles import Bundle
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.tenant_queue import Totals
 
 
 def _model() -> ModelState:
@@ -18,63 +18,23 @@ def _model() -> ModelState:
     return model
 
 
-def _send(model: ModelState, bundle_id: int, now: float) -> Bundle:
+def _send(model: ModelState, bundle_id: int, now: float, rows: int = 1) -> Bundle:
     replica = model.slots.replicas["a"]
-    bundle = Bundle(bundle_id, "m", replica, [make_entry()], 1, max(now, replica.busy_until))
-    model.slots.acquire(replica, bundle_id, 1, 0.01, now)
+    bundle = Bundle(bundle_id, "m", replica, [make_entry(rows=rows)], rows, now)
+    model.slots.acquire(replica, bundle_id, bundle.entries, 0.0, now)
     return bundle
 
 
-def test_the_round_trip_does_not_count_what_a_bundle_waited_there() -> None:
+def test_the_overhead_does_not_count_what_a_bundle_waited_there() -> None:
     """At a busy replica the answer takes longer, and the ways take what they always do."""
     model = _model()
     for number in range(8):
         start = 1.0 + number
         first, second = _send(model, 2 * number, start), _send(model, 2 * number + 1, start + 0.001)
-        model.answered(first, [(1, 0, 0.01, "")], start + 0.013)
-        model.answered(second, [(1, 0, 0.01, "")], start + 0.023, waited_s=0.009)
+        model.answered(first, [(1, 0, 0.01, "")], start + 0.013, 0.0, 0.0, 0.0)
+        model.answered(second, [(1, 0, 0.01, "")], start + 0.023, 0.009, 0.0, 0.0)
 
-    assert model.slots.round_trip_s == pytest.approx(0.003)
-
-
-def test_the_round_trip_is_learnt_although_the_replica_is_never_idle() -> None:
-    """What the configuration allows for it counts only at the beginning."""
-    model = _model()
-    bundle = _send(model, 0, 0.0)
-    for number in range(8):
-        now = 0.010 * number + 0.017
-        following = _send(model, number + 1, now - 0.008)
-        model.answered(bundle, [(1, 0, 0.01, "")], now, waited_s=0.0 if number == 0 else 0.001)
-        bundle = following
-
-    assert model.slots.round_trip_s == pytest.approx(0.007)
-
-
-def test_the_pause_is_what_passes_between_answers_besides_the_execution() -> None:
-    """Of bundles that were at the replica already."""
-    model = _model()
-    bundle = _send(model, 0, 0.0)
-    for number in range(8):
-        now = 0.0105 * number + 0.012
-        following = _send(model, number + 1, now - 0.008)
-        model.answered(bundle, [(1, 0, 0.01, "")], now, waited_s=0.006)
-        bundle = following
-
-    assert model.slots.pause_s == pytest.approx(0.0005)
-
-
-def test_a_pause_that_is_believed_too_long_is_unlearnt() -> None:
-    """For its sake bundles come late; then the gap between two answers tells nothing, but what they wait does."""
-    model = _model()
-    bundle = _send(model, 0, 0.0)
-    for number in range(40):
-        gap_s, waited_s = (0.004, 0.006) if number < 8 else (0.004, 0.0001)
-        now = (0.010 + gap_s) * number + 0.012
-        following = _send(model, number + 1, now - 0.001)
-        model.answered(bundle, [(1, 0, 0.01, "")], now, waited_s=waited_s)
-        bundle = following
-
-    assert model.slots.pause_s == pytest.approx(0.0001)
+    assert model.overhead.seconds == pytest.approx(0.003)
 
 
 def test_what_came_too_late_teaches_the_way_all_the_same() -> None:
@@ -83,9 +43,18 @@ def test_what_came_too_late_teaches_the_way_all_the_same() -> None:
     for number in range(8):
         bundle = _send(model, number, float(number))
         bundle.release_entries()
-        model.answered(bundle, [(1, 0, 0.01, "")], number + 0.07)
+        model.answered(bundle, [(1, 0, 0.01, "")], number + 0.07, 0.0, 0.0, 0.0)
 
-    assert (model.overhead.seconds, model.slots.round_trip_s) == pytest.approx((0.06, 0.06))
+    assert model.overhead.seconds == pytest.approx(0.06)
+
+
+def test_who_was_not_run_teaches_nothing() -> None:
+    """Everything was dropped or comes back: how long that took is nobody's overhead."""
+    model = _model()
+    for number in range(8):
+        model.answered(_send(model, number, float(number)), [], number + 0.9, 0.0, 0.0, 0.0)
+
+    assert (model.overhead.seconds, model.run_rows) == (0.002, 1.0)
 
 
 def test_a_replica_that_was_silent_teaches_nothing_of_the_ways() -> None:
@@ -94,16 +63,28 @@ def test_a_replica_that_was_silent_teaches_nothing_of_the_ways() -> None:
     for number in range(8):
         bundle = _send(model, number, 100.0 * number)
         model.slots.quarantine("a", 100.0 * number + 30.0)
-        model.answered(bundle, [(1, 0, 0.01, "")], 100.0 * number + 60.0)
+        model.answered(bundle, [(1, 0, 0.01, "")], 100.0 * number + 60.0, 0.0, 0.0, 0.0)
 
-    assert (model.overhead.seconds, model.slots.round_trip_s) == (0.002, 0.002)
+    assert model.overhead.seconds == 0.002
 
 
-def test_a_pause_does_not_keep_an_idle_replica_from_work() -> None:
-    """However long it is: what comes before its end waits there."""
+def test_the_usual_run_is_a_moving_mean_of_whole_batches() -> None:
+    """Other routers' rows included."""
     model = _model()
-    model.slots.pause_s = 0.5
-    bundle = _send(model, 0, 0.0)
-    model.slots.release(bundle.replica, 0, 1.0, answered=True)
+    for number in range(60):
+        model.answered(_send(model, number, float(number)), [(24, 0, 0.03, "")], number + 0.03, 0.0, 0.0, 0.0)
 
-    assert bundle.replica.busy_until <= 1.0
+    assert model.run_rows == pytest.approx(24.0, abs=0.1)
+
+
+def test_what_a_replica_has_ahead_is_what_it_told_or_what_was_sent() -> None:
+    """Whichever is more: other routers send to it, and not all of what was sent was there when it told."""
+    model = _model()
+    model.latencies.seed((*point, "") for point in AFFINE)
+    replica = model.slots.replicas["a"]
+    assert model.backlog_s(replica) == 0.0
+    first, _ = _send(model, 1, 0.0, rows=4), _send(model, 2, 0.0, rows=4)
+    assert model.backlog_s(replica) == pytest.approx(0.013)
+    model.answered(first, [(4, 0, 0.009, "")], 0.01, 0.0, 0.0, 0.5)
+
+    assert model.backlog_s(replica) == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Requests that share no run: bundles that are alone at the gate, and builds whose entries go one by one."""
+"""Builds whose entries share no run: they go one by one, through a device group and through a gate."""
 
 from __future__ import annotations
 
@@ -7,59 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_scheduler
+from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_gate, make_scheduler, used_to_rows
 
-from serve_app.scheduling.entry import Entry
-from serve_app.scheduling.gate import Gate, Ticket
+from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import DeviceGroup
 
 LIGHT = [(rows, bucket, seconds / 10, "light") for rows, bucket, seconds in AFFINE]
-
-
-def ticket(number: int, *, priority: int = 2, deadline: float = 10.0, rows: int = 1, alone: bool = False) -> Ticket:
-    """A bundle of one router."""
-    return Ticket(number, priority, deadline, rows, alone=alone)
-
-
-def grants(gate: Gate, max_rows: int = 8) -> list[list[int]]:
-    """All batches, in their order."""
-    found = []
-    while granted := gate.grant(0.0, max_rows).granted:
-        found.append(granted)
-        gate.ended(0.0)
-    return found
-
-
-def filled(*tickets: Ticket) -> Gate:
-    """A gate where these wait."""
-    gate = Gate()
-    for each in tickets:
-        gate.add(each)
-    return gate
-
-
-def test_a_bundle_that_is_alone_shares_no_batch() -> None:
-    """It goes at its turn, and those behind it share one without it."""
-    waiting = [ticket(number, deadline=float(number), alone=number in {2, 3}) for number in range(1, 6)]
-    gate = filled(*waiting)
-    assert [1, 4, 5] == gate.upcoming(8)
-    assert [[1, 4, 5], [2], [3]] == grants(gate)
-    assert [[2], [1, 4, 5], [3]] == grants(filled(waiting[1]._replace(deadline=0.5), waiting[0], *waiting[2:]))
-
-
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50), st.integers(1, 9), st.booleans()), max_size=12))
-def test_whatever_waits_goes_once_and_alone_where_it_must(asked: list[tuple[int, int, int, bool]]) -> None:
-    """And the first of every batch is the most urgent that waits then."""
-    tickets = {
-        number: ticket(number, priority=priority, deadline=float(deadline), rows=rows, alone=alone)
-        for number, (priority, deadline, rows, alone) in enumerate(asked)
-    }
-    batches = grants(filled(*tickets.values()))
-    assert sorted(tickets) == sorted(number for batch in batches for number in batch)
-    for number, batch in enumerate(batches):
-        left = [each for later in batches[number:] for each in later]
-        assert batch[0] == min(left, key=lambda each: (tickets[each].priority, tickets[each].deadline, each))
-        assert len(batch) == 1 or not any(tickets[each].alone for each in batch)
 
 
 def ran(scheduler: Scheduler, now: float = 0.0) -> list[list[int]]:
@@ -79,8 +33,8 @@ def ids(*entries: Entry) -> list[list[int]]:
 
 
 def one_replica(**settings: Any) -> Scheduler:
-    """A scheduler whose replica takes one bundle at a time, and no deadline is near."""
-    scheduler = make_scheduler(window=1, slo_s=5.0, profile=AFFINE, **settings)
+    """A scheduler that composes for one replica, a batch at a time, and no deadline is near."""
+    scheduler = make_scheduler(groups=[DeviceGroup("g", ("m",))], slo_s=5.0, profile=AFFINE, **settings)
     scheduler.seed("m", LIGHT)
     return scheduler
 
@@ -125,11 +79,36 @@ def test_a_fallback_that_joins_nothing_takes_one_at_a_time() -> None:
     assert (1, True, "light") == (len(bundle.entries), bundle.entries[0] in entries, bundle.variant)
 
 
-def test_nobody_waits_for_others_where_none_can_join() -> None:
-    """A batch is full with one entry, whatever the policy; and what one takes is predicted."""
-    scheduler = one_replica(policy="window")
+def test_what_one_of_them_takes_is_predicted() -> None:
+    """A batch is full with one entry."""
+    scheduler = one_replica()
     scheduler.set_joins("m", "", joins=False)
     accept(scheduler, make_entry(rows=1), make_entry(rows=1))
     (bundle,) = scheduler.decide(0.0).dispatches
     assert 1 == bundle.rows
     assert pytest.approx(0.006) == bundle.predicted_s
+
+
+def test_entries_that_join_nothing_are_sent_ahead_one_by_one() -> None:
+    """Whatever batches usually have."""
+    scheduler = make_scheduler(window=9, profile=AFFINE)
+    used_to_rows(scheduler, 8)
+    scheduler.set_joins("m", "", joins=False)
+    entries = accept(scheduler, *(make_entry() for _ in range(4)))
+    assert ids(*entries) == [[entry.id for entry in sent.entries] for sent in scheduler.decide(0.0).dispatches]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 50), st.integers(1, 9), st.booleans()), max_size=12)
+)
+def test_whatever_waits_goes_once_and_alone_where_it_must(asked: list[tuple[Priority, int, int, bool]]) -> None:
+    """And the first of every batch is the most urgent that waits then."""
+    entries = [make_entry(priority, 10.0 + deadline, rows=rows) for priority, deadline, rows, _ in asked]
+    for entry, (*_, alone) in zip(entries, asked, strict=True):
+        entry.lane = ALONE if alone else ""
+    gate, waiting = make_gate(*entries, max_rows=8), set(entries)
+    while (turn := gate.next(0.0)).entries:
+        assert turn.entries[0] == min(waiting, key=lambda entry: (entry.priority, entry.deadline, entry.id))
+        assert len(turn.entries) == 1 or not any(entry.lane == ALONE for entry in turn.entries)
+        waiting -= set(turn.entries)
+    assert not waiting

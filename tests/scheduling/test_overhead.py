@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.overhead import Earliness, Overhead, Window
+from serve_app.scheduling.overhead import Overhead, Window
 
 
 def _overhead(*samples: float) -> Overhead:
@@ -47,38 +47,6 @@ def test_the_median_tells_what_is_usual() -> None:
     for at in range(30):
         usual.observe(0.009 if at % 3 == 0 else 0.003)
     assert usual.seconds == pytest.approx(0.003)
-
-
-def test_executions_that_take_as_long_as_predicted_are_not_early() -> None:
-    """Nor are those that take longer."""
-    earliness = Earliness()
-    assert earliness.part == 0.0
-    for _ in range(40):
-        earliness.observe(1.3)
-
-    assert earliness.part == 0.0
-
-
-def test_earliness_is_that_of_the_earliest_quarter() -> None:
-    """One in four takes 60% of the predicted time, the others 90%: up to 40% earlier. One in eight is too few."""
-    earliness = Earliness()
-    for at in range(32):
-        earliness.observe(0.6 if at % 4 == 0 else 0.9)
-    assert earliness.part == pytest.approx(0.4)
-
-    for at in range(32):
-        earliness.observe(0.6 if at % 8 == 0 else 0.9)
-    assert earliness.part == pytest.approx(0.1)
-
-
-@given(st.lists(st.floats(0.0, 10.0), max_size=100))
-def test_parts_are_parts(ratios: list[float]) -> None:
-    """Whatever executions do, no more than all of the predicted time is left over."""
-    earliness = Earliness()
-    for ratio in ratios:
-        earliness.observe(ratio)
-
-    assert 0.0 <= earliness.part <= 1.0
 
 
 @given(st.lists(st.floats(allow_nan=False) | st.sampled_from([0.0, 1.0, -0.0]), max_size=40), st.integers(1, 8))

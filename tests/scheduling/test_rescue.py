@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler
+from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler, used_to_rows
 
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch
@@ -18,6 +18,8 @@ _NO_ANSWER: list[tuple[int, int, float, str]] = []
 
 def _sent(scheduler: Scheduler, *entries: Entry, now: float = 0.0) -> Dispatch:
     """Let entries arrive and go in one bundle."""
+    if len(entries) > 1:
+        used_to_rows(scheduler, 8, now=now)
     accept(scheduler, *entries, now=now)
     (dispatch,) = scheduler.decide(now).dispatches
     return dispatch
@@ -52,7 +54,7 @@ def test_a_wedged_replica_s_entry_is_answered_elsewhere_at_the_last_moment() -> 
     assert [e.id for e in answered] == [entry.id]
     assert entry.state is EntryState.DONE
     assert scheduler.totals()["bytes"] == 0
-    assert scheduler.on_done(first.bundle_id, _NO_ANSWER, 5.0) == []
+    assert scheduler.on_done(first.bundle_id, [(1, 0, 4.9, "")], 5.0) == []
     picture = scheduler.snapshot()["m"]
     assert picture["rescues"] == {"made": 1, "won": 1, "duplicates": 1}
     assert (picture["held_replicas"], picture["wasted_rows"]) == ([], 1)
@@ -69,7 +71,7 @@ def test_the_first_answer_wins_and_the_other_copy_ends(sent_again: bool) -> None
         when, (second,) = _until_dispatch(scheduler)
     else:
         when = 0.5
-        blocker = _sent(scheduler, make_entry(LOW, deadline=60.0), now=when)
+        blocker = _sent(scheduler, make_entry(HIGH, deadline=60.0, rows=32), now=when)
         scheduler.on_silent("m", "a", when)
         assert scheduler.decide(when).dispatches == []  # the twin waits
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], when) == [entry]
@@ -139,17 +141,18 @@ def test_a_silent_replica_s_entries_go_elsewhere_at_once_and_it_returns_when_it_
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
     entries = [make_entry(LOW, deadline=30.0 + n) for n in range(3)]
     first = _sent(scheduler, *entries)
-    scheduler.on_silent("m", "a", 2.0)
+    silent, other = str(first.replica), {"a": "b", "b": "a"}[str(first.replica)]
+    scheduler.on_silent("m", silent, 2.0)
     seen = []
     for _ in entries:
         (dispatch,) = scheduler.decide(2.0).dispatches
-        assert dispatch.replica == "b"
+        assert dispatch.replica == other
         seen += [e.id for e in dispatch.entries]
         assert len(scheduler.on_done(dispatch.bundle_id, [(1, 0, 0.006, "")], 2.0)) == 1
     assert seen == [e.id for e in entries]
     picture = scheduler.snapshot()["m"]
-    assert (picture["held_replicas"], picture["silent_replicas"]) == (["a"], ["a"])
-    scheduler.on_heard("m", "a", 3.0)
+    assert (picture["held_replicas"], picture["silent_replicas"]) == ([silent], [silent])
+    scheduler.on_heard("m", silent, 3.0)
     assert scheduler.usable("m") == 2
     assert scheduler.snapshot()["m"]["silent_replicas"] == []
     assert scheduler.on_done(first.bundle_id, _NO_ANSWER, 3.0) == []
@@ -205,7 +208,7 @@ def test_a_client_that_leaves_takes_both_copies_along() -> None:
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"), window=1)
     entry = make_entry(LOW, deadline=60.0, nbytes=7)
     _sent(scheduler, entry)
-    _sent(scheduler, make_entry(LOW, deadline=60.0))
+    _sent(scheduler, make_entry(LOW, deadline=60.0, rows=32))
     scheduler.on_silent("m", "a", 2.0)
     scheduler.decide(2.0)
     assert scheduler.queue_lengths("m")[LOW].entries == 1

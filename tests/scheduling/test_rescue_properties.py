@@ -67,12 +67,17 @@ class RescueMachine(RuleBasedStateMachine):
         self.decide()
 
     @precondition(lambda self: self.in_flight)
-    @rule(index=_INDEX, seconds=st.sampled_from([0.001, 0.006, 2.0]))
-    def answer(self, index: int, seconds: float) -> None:
-        """A replica answers, in time or long after everybody has given it up."""
+    @rule(index=_INDEX, seconds=st.sampled_from([0.001, 0.006, 2.0]), returns=st.sampled_from([0, 0, 1, 99]))
+    def answer(self, index: int, seconds: float, returns: int) -> None:
+        """A replica answers, in time or long after everybody has given it up, and may give back what it did not run."""
         dispatch = self.take(index)
         executions = [(dispatch.rows, dispatch.bucket, seconds, dispatch.variant)]
-        for entry in self.it.on_done(dispatch.bundle_id, executions, self.now):
+        returned = dispatch.entries[:returns]
+        if dispatch.replica is not None:
+            for entry in returned:
+                self.reached[entry.id] -= 1
+        for entry in self.it.on_done(dispatch.bundle_id, executions, self.now, returned=returned):
+            assert entry not in returned
             assert entry.deadline > self.now
             assert entry.id in {e.id for e in dispatch.entries}, "an answer is to who asked"
             self.end(entry)
@@ -198,7 +203,7 @@ class RescueMachine(RuleBasedStateMachine):
             self.now += 100.0
         self.decide()
         while self.in_flight:
-            self.answer(0, 0.001)
+            self.answer(0, 0.001, 0)
         self.decide()
         assert self.ended == set(self.accepted)
         totals = self.it.totals()

@@ -17,7 +17,6 @@ from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entr
 from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.gate import Outlook
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 
@@ -32,7 +31,7 @@ _MODELS = {
     "o": ModelScheduling("o", max_rows=4, slo_s=0.5, window=2, bytes_per_row=1, resident_bytes=3, weight=4.0),
 }
 _GROUP = DeviceGroup("g", ("n", "o"), concurrency=1, memory_bytes=12)
-_POLICIES: list[Policy] = ["auto", "deferred", "eager", "window"]
+_POLICIES: list[Policy] = ["auto", "eager"]
 _TOTAL_BYTES = 60
 _MODEL = st.sampled_from(sorted(_MODELS))
 _VARIANT = st.sampled_from(["", "", "light", "tiny"])
@@ -54,10 +53,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.asked: dict[int, tuple[str, bool]] = {}
         self.lanes: dict[int, str] = {}
         self.in_flight: dict[int, Dispatch] = {}
+        self.answered: list[tuple[int, list[Entry]]] = []
         self.timed_out: dict[int, Dispatch] = {}
         self.replicas: dict[str, list[str]] = {name: [] for name in _MODELS}
         # Bundles at a replica before it vanished, or was quarantined, take no slot of it now.
         self.holding: dict[int, str | None] = {}
+        self.sent_rows: dict[int, int] = {}
 
     @initialize(
         shares=st.booleans(),
@@ -178,13 +179,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         index=_INDEX,
         seconds=st.sampled_from([0.0, 0.001, 0.05, 2.0]),
         waited=st.sampled_from([0.0, 0.01, 3.0]),
-        outlook=st.sampled_from([None, None, Outlook(0.0, 0, 0.3, 0.2)]),
+        told=st.sampled_from([0.0, 0.3]),
+        returns=st.sampled_from([0, 0, 1, 2, 99]),
         verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, *Verdict]),
     )
-    def done(self, index: int, seconds: float, waited: float, outlook: Outlook | None, verdict: Verdict) -> None:
-        """A replica answers, and may tell that others send to it, too."""
+    def done(self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict) -> None:
+        """A replica answers, may tell that it has more to do, and may give back what it has not run."""
         dispatch = self.take(index)
-        expected = [e for e in self.living(dispatch) if e.deadline > self.now]
+        returned = dispatch.entries[len(dispatch.entries) - returns :] if returns else []
+        in_time = [e for e in self.living(dispatch) if e.deadline > self.now]
+        expected = [e for e in in_time if e not in returned]
         variant = dispatch.entries[0].variant if dispatch.entries else ""
         executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
         if dispatch.replica is not None:
@@ -192,9 +196,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             picture = self.scheduler.breaker_picture(dispatch.model, self.now)
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
-        assert self.scheduler.on_done(dispatch.bundle_id, executions, self.now, outlook, waited) == expected
+        answered = self.scheduler.on_done(
+            dispatch.bundle_id, executions, self.now, waited, told_s=told, returned=returned
+        )
+        assert answered == expected
         for entry in expected:
             self.end(entry)
+        for entry in in_time:
+            if entry in returned:
+                self.tries[entry.id] -= dispatch.replica is not None
+                assert (entry.state, entry.attempts) == (EntryState.QUEUED, self.tries[entry.id])
+                self.returned.add(entry.id)
+                del self.running[entry.id]
+                self.queued[entry.id] = entry
+        self.answered.append((dispatch.bundle_id, returned))
+
+    @precondition(lambda self: self.answered)
+    @rule(index=_INDEX)
+    def answer_again(self, index: int) -> None:
+        """An answer that comes twice changes nothing."""
+        bundle_id, returned = self.answered[index % len(self.answered)]
+        assert self.scheduler.on_done(bundle_id, [(1, 0, 0.01, "")], self.now, returned=returned) == []
 
     @precondition(lambda self: self.in_flight)
     @rule(index=_INDEX, lost=st.booleans(), reached=st.sampled_from([None, True, False]))
@@ -267,6 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert entry.deadline <= self.now
             self.end(entry)
         for entry in decisions.given_up:
+            assert entry.model in self.grouped, "gates know best what can be in time"
             assert self.models[entry.model].early_drop
             assert entry.deadline > self.now
             assert entry.id in self.queued
@@ -313,17 +336,22 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         listed = self.replicas[dispatch.model]
         assert dispatch.replica in listed if listed else dispatch.replica is None
-        self.holding[dispatch.bundle_id] = dispatch.replica
         for entry in entries:
             del self.queued[entry.id]
-        at_replica = [
-            bundle_id
+        before = [
+            e
             for bundle_id, replica in self.holding.items()
-            if replica == dispatch.replica
-            and (bundle_id in self.in_flight or bundle_id == dispatch.bundle_id)
-            and (bundle_id == dispatch.bundle_id or self.in_flight[bundle_id].model == dispatch.model)
+            if replica == dispatch.replica and (other := self.in_flight[bundle_id]).model == dispatch.model
+            for e in other.entries
         ]
-        assert len(at_replica) <= (1 if dispatch.replica is None else model.window)
+        if dispatch.replica is None or dispatch.model in self.grouped:
+            assert not before, "one at a time"
+        else:
+            priority = entries[0].priority
+            ahead = sum(self.sent_rows[e.id] for e in before if e.priority <= priority)
+            assert ahead < model.window * most
+        self.holding[dispatch.bundle_id] = dispatch.replica
+        self.sent_rows.update((e.id, e.rows) for e in entries)
         self.in_flight[dispatch.bundle_id] = dispatch
         self.running.update((e.id, e) for e in entries)
         if dispatch.model in self.grouped:
@@ -331,25 +359,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check_order(dispatch, fresh)
 
     def check_free_slots(self, name: str, picture: dict[str, Any]) -> None:
-        """While a slot is free, what waits does so because its policy wants to, and knows until when."""
-        model = self.models[name]
-        free = picture["slots"] - len(picture["held_replicas"]) * model.window - picture["slots_in_use"]
-        waiting = self.fresh(name)
-        if free <= 0 or not waiting or name in self.grouped:
-            return
-        assert model.policy != "eager", "a slot is free and work waits"
-        assert self.scheduler.wake_at is not None
-        known = picture["latency_s"] or picture.get("variants")
-        assert known or picture["slots_in_use"], "nobody waits at an idle replica for what is not known"
+        """What waits beside a replica with nothing to do does so for a retry that must go elsewhere, or a device."""
+        sent = (*self.in_flight.values(), *self.timed_out.values())
+        busy = {dispatch.replica for dispatch in sent if dispatch.model == name}
+        idle = set(picture["replicas"]) - set(picture["held_replicas"]) - busy
+        if idle and name not in self.grouped:
+            assert not self.fresh(name), "a replica is idle and work waits"
 
     def check_device(self) -> None:
-        """On a shared device one bundle runs and one is staged, and all that are there fit into its memory."""
+        """On a shared device one bundle runs, and it fits into its memory."""
         there = [
             dispatch
             for bundle_id, dispatch in self.in_flight.items()
             if bundle_id in self.holding and dispatch.model in self.grouped and dispatch.replica is not None
         ]
-        assert len(there) <= 2 * _GROUP.concurrency
+        assert len(there) <= _GROUP.concurrency
         taken = sum(
             min(dispatch.rows, self.models[dispatch.model].max_rows) * self.models[dispatch.model].bytes_per_row
             for dispatch in there
@@ -359,20 +383,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, dispatch: Dispatch, fresh: bool) -> None:
         """Earliest deadline first within a class, and strict classes without shares.
 
-        With early drop, entries may stay behind that can still be in time at another replica, and not at this one; and
-        a head that is given up leaves its place to the next of its lane.
-        Riders of other classes may leave behind whom the bundle would be too long for.
+        Where a group gives entries up, a head leaves its place to the next of its lane. Riders of other classes may
+        leave behind whom the bundle would be too long for, and who has no room at a replica leaves it to the others.
         """
         entries = dispatch.entries
-        if not self.shares:
+        if not self.shares and dispatch.model in self.grouped:
             above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
             assert not above, "classes are strict without shares"
 
         lane = self.lanes[entries[0].id]
         self.lanes.update((entry.id, entry.lane) for entry in entries)
-        known = self.scheduler.latency(dispatch.model, entries[0].variant).known
-        may_be_late = known or dispatch.model in self.grouped
-        if not fresh or (self.models[dispatch.model].early_drop and may_be_late):
+        if not fresh or (self.models[dispatch.model].early_drop and dispatch.model in self.grouped):
             return
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
@@ -470,12 +491,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
         for _ in range(3):
             while self.in_flight:
-                self.done(0, 0.01, 0.0, None, Verdict.ANSWERED)
+                self.done(0, 0.01, 0.0, 0.0, 0, Verdict.ANSWERED)
             self.decide()
         self.now += 1000.0
         self.decide()
         while self.in_flight:
-            self.done(0, 0.0, 0.0, None, Verdict.ANSWERED)
+            self.done(0, 0.0, 0.0, 0.0, 0, Verdict.ANSWERED)
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         assert self.ended == {e.id for e in self.accepted}

@@ -1,13 +1,18 @@
-"""Slots per replica: windows, choice, holds."""
+"""Slots per replica: room per class, choice, holds."""
 
 from __future__ import annotations
 
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduling_builders import HIGH, LOW, NORMAL, make_entry
 
-from serve_app.scheduling.gate import Outlook
+from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.slots import Replica, Slots
+
+_MAX_ROWS = 4
 
 
 def _slots(*names: str, window: int = 2) -> Slots:
@@ -16,42 +21,122 @@ def _slots(*names: str, window: int = 2) -> Slots:
     return slots
 
 
-def _take(slots: Slots, bundle_id: int, predicted_s: float = 0.0, *, avoid: str | None = None) -> Replica:
-    replica = slots.choose(avoid)
+def _choose(
+    slots: Slots, priority: Priority = NORMAL, avoid: str | None = None, *, suspect: bool = False
+) -> str | None:
+    """The name of the replica that is chosen, ``-`` for the wake-up slot."""
+    replica = slots.choose(priority, _MAX_ROWS, 0.0, 0.0, avoid, suspect=suspect)
+    return None if replica is None else replica.name or "-"
+
+
+def _take(
+    slots: Slots,
+    bundle_id: int,
+    *rows: tuple[Priority, int],
+    now: float = 0.0,
+    avoid: str | None = None,
+    suspect: bool = False,
+) -> Replica:
+    """Send a bundle to where it goes: a full one of class ``normal`` unless said otherwise."""
+    entries = [make_entry(priority, rows=count) for priority, count in rows or ((NORMAL, _MAX_ROWS),)]
+    replica = slots.choose(entries[0].priority, _MAX_ROWS, 0.0, 0.0, avoid, suspect=suspect)
     assert replica is not None
-    slots.acquire(replica, bundle_id, 1, predicted_s, 0.0)
+    slots.acquire(replica, bundle_id, entries, 0.0, now, suspect=suspect)
     return replica
 
 
-def test_idle_replicas_go_first_and_in_turn() -> None:
-    """Every replica gets one bundle before any gets a second, and nobody gets more than the window."""
+def test_every_replica_takes_as_many_full_batches_as_the_window_says() -> None:
+    """And each one before any takes a second."""
     slots = _slots("a", "b", "c")
 
-    assert [_take(slots, i).name for i in range(3)] == ["a", "b", "c"]
+    assert sorted(str(_take(slots, i).name) for i in range(3)) == ["a", "b", "c"]
     assert sorted(str(_take(slots, i).name) for i in range(3, 6)) == ["a", "b", "c"]
-    assert slots.choose() is None
-    assert slots.in_use == 6
+    assert _choose(slots) is None
+    assert (slots.in_use, slots.rows) == (6, 24)
 
 
-def test_among_equals_the_one_done_first() -> None:
-    """A replica with a short bundle is staged before one with a long bundle."""
+def test_rows_count_and_not_bundles() -> None:
+    """Eight bundles of one row are two full batches; what goes over the edge with its last rows may."""
+    slots = _slots("a")
+    for i in range(7):
+        _take(slots, i, (NORMAL, 1))
+    assert _choose(slots) == "a"
+    _take(slots, 7, (NORMAL, 4))
+
+    assert (_choose(slots), slots.rows) == (None, 11)
+
+
+def test_a_less_urgent_class_takes_no_room_from_a_more_urgent_one() -> None:
+    """The other way round it does."""
+    slots = _slots("a", window=1)
+    _take(slots, 1, (LOW, 4))
+    assert [_choose(slots, priority) for priority in Priority] == ["a", "a", None]
+    _take(slots, 2, (HIGH, 4))
+
+    assert [_choose(slots, priority) for priority in Priority] == [None, None, None]
+
+
+def test_who_rides_along_counts_in_its_own_class() -> None:
+    """A bundle of several classes."""
+    slots = _slots("a", window=1)
+    replica = _take(slots, 1, (HIGH, 1), (NORMAL, 2), (LOW, 1))
+
+    assert [replica.rows_before(priority) for priority in Priority] == [1, 3, 4]
+    assert [_choose(slots, priority) for priority in Priority] == ["a", "a", None]
+    slots.release(replica, 1, 1.0, answered=True)
+    assert (replica.rows, slots.rows) == (0, 0)
+
+
+def test_the_fewest_rows_and_then_the_longest_unasked() -> None:
+    """Among those where it would begin at the same time."""
+    slots = _slots("a", "b", "c")
+    _take(slots, 1, (LOW, 3), now=-3.0)
+    _take(slots, 2, (LOW, 1), now=-2.0)
+    _take(slots, 3, (LOW, 1), now=-1.0)
+
+    assert _take(slots, 4, (HIGH, 1), now=0.0).name == "b"
+    assert _take(slots, 5, (HIGH, 1), now=0.0).name == "c"
+
+
+def test_where_it_would_begin_first() -> None:
+    """When what runs there has ended, and what is ahead of it has run; less urgent rows are not ahead."""
     slots = _slots("a", "b")
-    _take(slots, 1, predicted_s=5.0)
-    _take(slots, 2, predicted_s=1.0)
+    for number, (name, priority, rows, seconds) in enumerate((("a", LOW, 8, 0.2), ("b", HIGH, 3, 0.1))):
+        slots.acquire(slots.replicas[name], number, [make_entry(priority, rows=rows)], seconds, 0.0)
 
-    assert _take(slots, 3).name == "b"
+    def chosen(priority: Priority, per_row_s: float, now: float = 0.0) -> str | None:
+        replica = slots.choose(priority, 32, now, per_row_s)
+        return None if replica is None else replica.name
+
+    assert (chosen(HIGH, 0.01), chosen(HIGH, 0.05)) == ("b", "a")
+    assert (chosen(LOW, 0.05), chosen(HIGH, 0.01, now=1.0)) == ("b", "a")
+    slots.release(slots.replicas["a"], 0, 0.05, answered=True, runs_s=0.5)
+    assert chosen(HIGH, 0.05) == "b"
+
+
+def test_quickest_is_usable_and_may_leave_one_out() -> None:
+    """`choose` may refuse all of them for want of room, this one does not."""
+    slots = _slots("a", "b", window=1)
+    first, second = _take(slots, 1, (NORMAL, 5)), _take(slots, 2)
+
+    assert _choose(slots) is None
+    assert slots.quickest() is second
+    assert slots.quickest(other_than=second) is first
+    slots.quarantine("a", 0.0)
+    assert slots.quickest(other_than=second) is None
 
 
 def test_released_slot_is_free_again() -> None:
-    """An answer frees exactly its own slot."""
+    """An answer frees what its bundle took, once."""
     slots = _slots("a", window=1)
     replica = _take(slots, 1)
-    assert slots.choose() is None
+    assert _choose(slots) is None
+    slots.release(replica, 1, 1.0, answered=True, told_s=0.25)
+    slots.release(replica, 1, 1.0, answered=True, told_s=0.25)
 
-    slots.release(replica, 1, 1.0, answered=True)
-
-    assert slots.choose() is replica
-    assert (slots.in_use, slots.rows) == (0, 0)
+    assert _choose(slots) == "a"
+    assert (slots.in_use, slots.rows, replica.ahead) == (0, 0, [0, 0, 0])
+    assert (replica.heard_at, replica.told_s) == (1.0, 0.25)
 
 
 def test_new_replicas_can_be_chosen_and_vanished_ones_cannot() -> None:
@@ -63,11 +148,11 @@ def test_new_replicas_can_be_chosen_and_vanished_ones_cannot() -> None:
     assert _take(slots, 2).name == "b"
     slots.release(gone, 1, 2.0, answered=True)
     assert _take(slots, 3).name == "b"
-    assert slots.choose() is None
+    assert _choose(slots) is None
 
 
 def test_replica_listed_again_is_new() -> None:
-    """It starts with all its slots and without a hold."""
+    """It starts with all its room and without a hold."""
     slots = _slots("a", window=1)
     _take(slots, 1)
     slots.quarantine("a", 0.0)
@@ -78,18 +163,18 @@ def test_replica_listed_again_is_new() -> None:
 
 
 def test_without_replicas_one_wake_up_bundle_may_go() -> None:
-    """Its replica has no name; replicas that appear meanwhile have their own slots."""
+    """Its replica has no name; replicas that appear meanwhile have room of their own."""
     slots = _slots()
-    wake_up = _take(slots, 1)
+    wake_up = _take(slots, 1, (NORMAL, 1))
 
     assert wake_up.name is None
-    assert slots.choose() is None
+    assert _choose(slots, HIGH) is None
     slots.set_replicas(["a"], 1.0)
     assert _take(slots, 2).name == "a"
     slots.set_replicas([], 2.0)
-    assert slots.choose() is None
+    assert _choose(slots) is None
     slots.release(wake_up, 1, 3.0, answered=False)
-    assert slots.choose() is wake_up
+    assert _choose(slots) == "-"
 
 
 def test_given_up_wake_up_bundle_frees_its_slot() -> None:
@@ -109,11 +194,24 @@ def test_quarantined_replica_waits_for_its_answer() -> None:
     slots.quarantine("a", 0.0)
     slots.release_holds(1e9)
 
-    assert slots.choose() is None
+    assert _choose(slots) is None
     assert (slots.in_use, slots.rows, slots.usable, slots.held) == (0, 0, 0, ["a"])
     assert slots.next_release == inf
     slots.release(replica, 1, 2.0, answered=True)
-    assert slots.choose() is replica
+    assert _choose(slots) == "a"
+
+
+def test_a_quarantine_ends_when_the_replica_is_heard_and_keeps_what_it_has() -> None:
+    """Its bundles still take their room; no other hold ends so."""
+    slots = _slots("a", "b", window=1)
+    replica = _take(slots, 1)
+    slots.quarantine("a", 0.0)
+    slots.restore(replica)
+    assert (slots.usable, slots.rows) == (2, 4)
+    slots.fail(replica, 0.0)
+    slots.restore(replica)
+
+    assert slots.held == ["a"]
 
 
 def test_quarantined_replica_with_nothing_left_counts_as_failed() -> None:
@@ -126,7 +224,7 @@ def test_quarantined_replica_with_nothing_left_counts_as_failed() -> None:
 
     assert slots.next_release == 11.0
     slots.release_holds(11.0)
-    assert slots.choose() is replica
+    assert _choose(slots) == "a"
 
 
 def test_hold_doubles_with_failures_and_an_answer_forgives() -> None:
@@ -150,11 +248,13 @@ def test_hold_doubles_with_failures_and_an_answer_forgives() -> None:
 
 
 def test_avoided_replica_is_chosen_only_when_alone() -> None:
-    """Waiting for another replica makes sense only if there is one."""
+    """Waiting for another replica makes sense only if there is one that is not held."""
     slots = _slots("a", "b", window=1)
     _take(slots, 1, avoid="a")
 
-    assert slots.choose("a") is None
+    assert _choose(slots, avoid="a") is None
+    slots.quarantine("b", 0.0)
+    assert _choose(slots, avoid="a") == "a"
     slots.set_replicas(["a"], 0.0)
     assert _take(slots, 2, avoid="a").name == "a"
 
@@ -162,29 +262,16 @@ def test_avoided_replica_is_chosen_only_when_alone() -> None:
 def test_suspects_do_not_share_a_replica() -> None:
     """Two retried bundles are never in flight at one replica."""
     slots = _slots("a")
-    replica = slots.choose(suspect=True)
-    assert replica is not None
-    slots.acquire(replica, 1, 1, 0.0, 0.0, suspect=True)
+    replica = _take(slots, 1, (NORMAL, 1), suspect=True)
 
-    assert slots.choose(suspect=True) is None
-    assert slots.choose() is replica
+    assert _choose(slots, suspect=True) is None
+    assert _choose(slots) == "a"
     slots.release(replica, 1, 1.0, answered=True)
-    assert slots.choose(suspect=True) is replica
-
-
-def test_earliest_start_is_when_the_first_replica_is_done() -> None:
-    """Now, while one is idle; otherwise the earliest predicted end of work."""
-    slots = _slots("a", "b")
-    _take(slots, 1, predicted_s=5.0)
-
-    assert slots.earliest_start(1.0) == 1.0
-    _take(slots, 2, predicted_s=3.0)
-    assert slots.earliest_start(1.0) == 3.0
-    assert slots.earliest_start(9.0) == 9.0
+    assert _choose(slots, suspect=True) == "a"
 
 
 def test_window_must_be_positive() -> None:
-    """A replica without slots could never be used."""
+    """A replica without room could never be used."""
     with pytest.raises(ValueError, match="window"):
         Slots(0)
 
@@ -194,57 +281,38 @@ def test_repr_names_the_replica() -> None:
     assert repr(Replica("a")) == "<Replica a bundles=0 held_until=None>"
 
 
-def test_others_work_counts_until_the_next_answer() -> None:
-    """What the replica tells of itself, and the bundles that had not reached it."""
-    slots = _slots("a", window=3)
-    replica = _take(slots, 1, predicted_s=1.0)
-    _take(slots, 2, predicted_s=2.0)
-    _take(slots, 3, predicted_s=4.0)
-
-    slots.release(replica, 1, 1.0, answered=True, outlook=Outlook(2.5, 1, 0.25))
-    assert (replica.busy_until, replica.most_rows(32), replica.most_rows(2)) == (1.0 + 2.5 + 4.0, 8, 1)
-    slots.release(replica, 2, 3.5, answered=True, outlook=Outlook(0.5, 0, 0.5))
-    assert replica.busy_until == 3.5 + 0.5 + 4.0
-    slots.release(replica, 3, 8.0, answered=True, outlook=Outlook(3.0, 0, 0.5))
-    assert slots.earliest_start(8.0) == 8.0  # nothing in flight: it has free slots
-    assert replica.busy_until == 11.0
-    _take(slots, 4)
-    slots.release(replica, 4, 12.0, answered=True)
-    assert (replica.busy_until, replica.share) == (12.0, 1.0)
-
-
-def test_the_next_bundle_began_when_the_answer_left() -> None:
-    """The ways there and back are not work of the replica: what is sent at 6.8 is there as it gets free."""
-    slots = _slots("a")
-    slots.round_trip_s = 0.5
-    replica = _take(slots, 1, predicted_s=3.0)
-    _take(slots, 2, predicted_s=4.0)
-    assert replica.busy_until == 7.0
-
-    slots.release(replica, 1, 3.3, answered=True)
-    assert replica.busy_until == pytest.approx(3.3 - 0.5 + 4.0)
-
-
-def test_a_bundle_begins_when_it_was_sent_at_the_earliest() -> None:
-    """It was on its way when the answer of the one before it left."""
-    slots = _slots("a")
-    slots.round_trip_s = 0.5
-    replica = _take(slots, 1, predicted_s=3.0)
-    slots.acquire(replica, 2, 1, 4.0, 3.1)
-
-    slots.release(replica, 1, 3.3, answered=True)
-    assert replica.busy_until == 3.1 + 4.0
-    slots.release(replica, 2, 7.6, answered=True)
-    assert slots.earliest_start(7.6) == 7.6
-
-
-def test_a_replica_pauses_between_executions() -> None:
-    """After each of those that are in flight."""
-    slots = _slots("a")
-    slots.pause_s = 0.25
-    replica = _take(slots, 1, predicted_s=3.0)
-    _take(slots, 2, predicted_s=4.0)
-    assert replica.busy_until == 7.5
-
-    slots.release(replica, 1, 3.5, answered=True)
-    assert replica.busy_until == 3.5 + 0.25 + 4.0 + 0.25
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(Priority), st.integers(1, 9), st.booleans()),
+        max_size=60,
+    ),
+    st.integers(1, 3),
+    st.sampled_from(["a", "ab", "abc"]),
+)
+def test_room_is_bounded_and_counts_come_back_to_zero(
+    asked: list[tuple[Priority, int, bool]], window: int, names: str
+) -> None:
+    """Per class the window and one entry more, less urgent ones not counted; the one with the fewest rows gets it."""
+    slots = _slots(*names, window=window)
+    sent: list[tuple[Replica, int]] = []
+    for number, (priority, rows, answers) in enumerate(asked):
+        replica = slots.choose(priority, _MAX_ROWS, 0.0)
+        if replica is None:
+            assert all(other.rows_before(priority) >= window * _MAX_ROWS for other in slots.replicas.values()), (
+                "somebody has room"
+            )
+        else:
+            assert replica.rows == min(
+                other.rows for other in slots.replicas.values() if other.rows_before(priority) < window * _MAX_ROWS
+            )
+            slots.acquire(replica, number, [make_entry(priority, rows=rows)], 0.0, 0.0)
+            sent.append((replica, number))
+            assert replica.rows_before(priority) < window * _MAX_ROWS + rows
+        if answers and sent:
+            of, bundle_id = sent.pop(0)
+            slots.release(of, bundle_id, 0.0, answered=True)
+    assert slots.in_use == len(sent)
+    for of, bundle_id in sent:
+        slots.release(of, bundle_id, 1e3, answered=True)
+    assert (slots.rows, slots.in_use) == (0, 0)
+    assert all(replica.ahead == [0, 0, 0] for replica in slots.replicas.values())

@@ -98,6 +98,7 @@ def run(system: System, asked: Sequence[Ask], scenario: Scenario) -> Served:
         column(ask.rows for ask in asked),
         column(0 for _ in asked),
         column(ask.stream for ask in asked),
+        column(0 for _ in asked),
     )
     world = WatchedWorld(scenario)
     return Served(world.begun, world.run(system, arrivals))

@@ -67,9 +67,9 @@ def test_a_timeout_counts_the_time_in_the_queue_only(timeout: Any, outcome: int)
 
 
 def test_timeouts_leave_room_for_the_overheads() -> None:
-    """It waits 9 ms in the queue; 22 - 10 (execution) - 4 (overheads) is 8."""
+    """It waits 9 ms in the queue; 20 - 10 (execution) - 2 (overheads) is 8."""
     overheads = Overheads(0.001, 0.001, 0.002)
-    asked = (Ask(0, 100), Ask(1, 22))
+    asked = (Ask(0, 100), Ask(1, 20))
     assert [IN_TIME, DROPPED] == serve(Triton(0.0, "one"), *asked, curve=TEN_MS, overheads=overheads).outcomes
     assert [IN_TIME, LATE] == serve(Triton(0.0, "budget"), *asked, curve=TEN_MS, overheads=overheads).outcomes
 

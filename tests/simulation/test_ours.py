@@ -26,7 +26,7 @@ from serve_app.simulation.scenario import (
     SimulatedAutoscaling,
     Stream,
 )
-from serve_app.simulation.system import Execution, Request, World
+from serve_app.simulation.system import Execution, Request, Way, World
 
 
 class _Watch:
@@ -47,9 +47,9 @@ class _Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
-    def answer(self, request: Request, left: float | None = None) -> None:
+    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
         self.ends[request.id] += 1
-        self._world.answer(request, left)
+        self._world.answer(request, left, way)
 
     def drop(self, request: Request) -> None:
         self.ends[request.id] += 1
@@ -163,26 +163,38 @@ def test_a_request_pays_every_overhead_once() -> None:
 
 
 def test_a_replica_that_has_work_never_waits_for_the_ways() -> None:
-    """The next bundle is there as each batch ends, however long bundles and answers travel."""
+    """While more comes, the next bundle is there as each batch ends, however long bundles and answers travel."""
     scenario = make_scenario(overheads=Overheads(0.0, 0.001, 0.002))
-    _, watch = _watched(scenario, *((1.0 + 0.002 * at, 3.0) for at in range(100)))
+    _, watch = _watched(scenario, *((1.0 + 0.001 * at, 3.0) for at in range(200)))
     ends = [began + 0.005 + 0.001 * rows for began, _, rows, _, _ in watch.batches]
-    assert [began for began, *_ in watch.batches[1:]] == pytest.approx(ends[:-1])
+    assert [began for began, *_ in watch.batches[1:20]] == pytest.approx(ends[:19])
 
 
-def test_what_arrives_at_one_instant_travels_in_one_bundle() -> None:
-    """One decision for all of them."""
-    _, watch = _watched(make_scenario(), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0))
-    assert [(1.0, "m#1", 3, 0, (0, 1, 2))] == watch.batches
+def test_what_arrives_at_one_instant_runs_together() -> None:
+    """An idle replica takes a full batch; the rest are at the gate when it is free."""
+    _, watch = _watched(make_scenario(), *((1.0, 2.0) for _ in range(12)))
+    assert [(1.0, "m#1", 8), (1.013, "m#1", 4)] == [batch[:3] for batch in watch.batches]
+    assert sorted(request for *_, ids in watch.batches for request in ids) == [*range(12)]
 
 
-def test_bundles_of_several_routers_are_merged_at_the_gate() -> None:
+def test_requests_of_several_routers_are_merged_at_the_gate() -> None:
     """What waits while the replica is busy runs together, as far as it fits."""
     scenario = make_scenario(models=(make_model(curve=Affine(0.1, 0.0), slo_s=1.0),), routers=3)
-    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.0), (1.02, 3.0), (1.03, 3.0))
+    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.1), (1.02, 3.2), (1.03, 3.3))
     assert [(0,), (1, 2, 3)] == [ids for *_, ids in watch.batches]
-    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.0), (1.02, 3.0), (1.03, 3.0), rows=4)
+    _, watch = _watched(scenario, (1.0, 3.0), (1.01, 3.1), (1.02, 3.2), (1.03, 3.3), rows=4)
     assert [4, 8, 4] == [rows for _, _, rows, *_ in watch.batches]
+
+
+@pytest.mark.parametrize("rate", [300.0, 900.0])
+def test_it_hardly_matters_how_many_routers_there_are(rate: float) -> None:
+    """Below and above what the replica can do, priorities, shares and deadlines hold across them."""
+    share = {HIGH: 0.3, NORMAL: 0.3, LOW: 0.4}
+    stream = Stream("poisson", "m", rate=rate, timeout_s=0.1, share=share)
+    one, four = (simulate(make_scenario(stream, routers=routers), ServeApp, 1) for routers in (1, 4))
+    assert one.attainment == pytest.approx(four.attainment, abs=0.02)
+    for name in ("high", "normal", "low"):
+        assert one.classes[name].attainment == pytest.approx(four.classes[name].attainment, abs=0.05)
 
 
 def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
@@ -232,17 +244,17 @@ def test_a_replica_that_does_not_answer_for_long_loses_its_work_to_others() -> N
         duration_s=30.0,
     )
     alone = partial(ServeApp, rescue_share=0.0)
-    impatient = simulate(scenario, partial(alone, bundle_timeout_s=0.3), 5)
-    patient = simulate(scenario, alone, 5)
+    impatient = simulate(scenario, partial(alone, bundle_timeout_s=0.3), 7)
+    patient = simulate(scenario, alone, 7)
     assert patient.total.offered - patient.total.in_time > 5
     assert impatient.total.offered == impatient.total.in_time
     assert impatient.wasted_s > 0.0  # what ran twice
-    rescued = simulate(scenario, ServeApp, 5)
+    rescued = simulate(scenario, ServeApp, 7)
     assert rescued.total.offered == rescued.total.in_time
 
 
 def test_a_model_without_replicas_wakes_up() -> None:
-    """What waited for its first replica goes there as one bundle, as what the dispatcher has queued again does."""
+    """What waited for its first replica goes there at once, as what the dispatcher has queued again does."""
     result, watch = _watched(_asleep(), (0.5, 9.0), (0.6, 9.0))
     assert 2 == result.total.in_time
     assert [(3.0, "m#1", 2, 0, (0, 1))] == watch.batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,29 @@ def test_more_requests_than_a_chunk_keep_their_order() -> None:
     arrivals = _arrivals(Stream("poisson", "m", rate=100.0))
     ids: Mapping[int, float] = {request.id: request.arrival for request in arrivals.requests()}
     assert arrivals.arrival.tolist() == [ids[number] for number in range(len(arrivals))]
+
+
+def test_mmpp_arrivals_have_their_mean_rate_and_two_levels() -> None:
+    """The mean over both states is the rate; counts per second are those of either, twenty times apart."""
+    stream = Stream("mmpp", "m", rate=100.0, surge=20.0, surge_s=50.0, quiet_s=150.0, timeout_s=0.1)
+    arrivals = _arrivals(stream, duration_s=100_000.0)
+    assert 100.0 == pytest.approx(len(arrivals) / 100_000.0, rel=0.1)
+    counts = np.bincount(arrivals.arrival.astype(np.int64))
+    low = 100.0 * 200.0 / (20.0 * 50.0 + 150.0)
+    assert low == pytest.approx(np.quantile(counts, 0.4), rel=0.2)
+    assert 20.0 * low == pytest.approx(np.quantile(counts, 0.9), rel=0.05)
+    assert np.array_equal(arrivals.arrival, _arrivals(stream, duration_s=100_000.0).arrival)
+
+
+def test_requests_carry_their_tenant() -> None:
+    """Two streams of one tenant count together; a stream without one is nobody's."""
+    arrivals = _arrivals(
+        Stream("periodic", "m", rate=1.0, tenant="a"),
+        Stream("periodic", "m", rate=2.0, tenant="b"),
+        Stream("periodic", "m", rate=3.0, tenant="a"),
+        Stream("periodic", "m", rate=4.0),
+        duration_s=10.0,
+    )
+    assert ("", "a", "b") == arrivals.tenants
+    assert [40, 40, 20] == np.bincount(arrivals.tenant).tolist()
+    assert {"": 40, "a": 40, "b": 20} == Counter(request.tenant for request in arrivals.requests())

@@ -39,18 +39,28 @@ class GuardedService:
         self._check(model)
         return self._service.find(model, version)
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
-        """As the service's, and raises `PermissionDenied` for a class that the key may not use."""
-        self._service.precheck(model, allowed_class(self._check(model), priority), nbytes)
+    def precheck(
+        self,
+        model: str,
+        priority: Priority | None,
+        nbytes: int,
+        tenant: str = "",  # noqa: ARG002 - the key is the tenant
+        weight: float = 1.0,  # noqa: ARG002
+    ) -> None:
+        """As the service's for the key's tenant, and raises `PermissionDenied` for a class that the key may not use."""
+        key = self._check(model)
+        self._service.precheck(model, allowed_class(key, priority), nbytes, key.name, key.weight)
 
     def refused(self, model: str, code: str) -> None:
         """As the service's."""
         self._service.refused(model, code)
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
-        """As the service's, in a class that the key may use, with the key's name among the options."""
+        """As the service's, in a class that the key may use, with the key's name and weight among the options."""
         key = self._check(model)
-        allowed = options._replace(priority=allowed_class(key, options.priority), key=key.name)
+        allowed = options._replace(
+            priority=allowed_class(key, options.priority), key=key.name, tenant=key.name, weight=key.weight
+        )
         return await self._service.submit(model, payload, allowed)
 
     def live(self) -> bool:

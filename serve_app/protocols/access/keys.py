@@ -45,6 +45,7 @@ class Key:
         admin: Whether it may change the server, and see what is not of one model.
         expires_at: From when on it is not valid, POSIX time.
         disabled: Whether it is not valid at all, for now.
+        weight: Its part of a class's server time where several want it, relative to other keys; over 0.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Key:
     admin: bool = False
     expires_at: float = math.inf
     disabled: bool = False
+    weight: float = 1.0
 
 
 def new_key() -> str:

@@ -76,7 +76,7 @@ class InferEndpoint:
                 wish=wish,
             )
             # The class is known only now, and most of the work is still to be done.
-            service.precheck(info.name, options.priority, len(body))
+            service.precheck(info.name, options.priority, len(body), options.tenant)
             if parsing_is_long or (large and codec.walks):
                 tensors = await bodies.offload(codec.decode, parsed)
             else:

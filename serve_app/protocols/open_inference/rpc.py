@@ -161,7 +161,7 @@ class InferenceRpc:
                 wish=call.wish(info.levels),
             )
             # Most of the work is still to be done.
-            service.precheck(info.name, options.priority, len(body))
+            service.precheck(info.name, options.priority, len(body), options.tenant)
             if bodies.is_large(len(body)) and (codec.walks or not request.raw_input_contents):
                 tensors = await bodies.offload(codec.decode, request)
             else:

@@ -84,10 +84,7 @@ class _Server(ModelServer):
             return
         replica = usable[0] if len(usable) == 1 else min(usable, key=_load)
         replica.rows += request.rows
-        if self.send_s > 0.0:
-            self.world.at(self.world.now + self.send_s, partial(self._put, replica, request))
-        else:
-            self._put(replica, request)
+        self._put(replica, request)
 
     def _put(self, replica: _Replica, request: Request) -> None:
         if not replica.usable:

@@ -70,7 +70,7 @@ class _Server(PlannedServer):
         slip_s: float,
     ) -> None:
         super().__init__(world, model, latency)
-        self._margin_s = buffer_s + world.overheads.answer_s - ROUNDING_S
+        self._margin_s = buffer_s + self.answer_s - ROUNDING_S
         self._ahead_s = ahead_s
         self._slip_s = slip_s
         self._queue: list[tuple[float, int, Request]] = []

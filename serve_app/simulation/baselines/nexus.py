@@ -18,7 +18,6 @@ timeout.
 
 from __future__ import annotations
 
-from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
 
@@ -85,10 +84,9 @@ class _Server(ModelServer):
     def __init__(self, world: World, model: SimulatedModel, plan: Plan, balance: Balance) -> None:
         self.latency = known_latency(world.scenario, model)
         super().__init__(world, model, self.latency)
-        overheads = world.overheads
-        around_s = overheads.request_s + overheads.send_s + overheads.answer_s
-        self._slo_s = objective_s(world.scenario, model) - around_s
-        self._margin_s = overheads.answer_s - ROUNDING_S
+        overheads = world.scenario.overheads
+        self._slo_s = objective_s(world.scenario, model) - overheads.request_s * overheads.mean_factor - self.answer_s
+        self._margin_s = self.answer_s - ROUNDING_S
         self._plan = plan
         self._least_loaded = balance == "least_loaded"
         self._rate = Rate(_RATE_INTERVAL_S, _RATE_INTERVALS)
@@ -114,10 +112,7 @@ class _Server(ModelServer):
             self._turn = (self._turn + 1) % len(usable)
             replica = usable[self._turn]
         replica.load += request.rows
-        if self.send_s > 0.0:
-            self.world.at(self.world.now + self.send_s, partial(self._put, replica, request))
-        else:
-            self._put(replica, request)
+        self._put(replica, request)
 
     def _put(self, replica: _Replica, request: Request) -> None:
         if request.ended is not None:

@@ -34,7 +34,7 @@ class PlannedWorker(Worker):
     Attributes:
         free_at: When everything sent to it is predicted to be done.
         staged: Actions that have arrived and wait.
-        unstarted_s: Predicted time of each action that has not begun, in the order sent.
+        unstarted_s: Predicted time of each action that has not begun and the pause after it, in the order sent.
     """
 
     __slots__ = ("free_at", "staged", "unstarted_s")
@@ -59,8 +59,10 @@ class PlannedServer(ModelServer):
     """
 
     def __init__(self, world: World, model: SimulatedModel, latency: LatencyModel) -> None:
-        super().__init__(world, model, latency)
+        super().__init__(world, model, latency, remote=True)
         self.latency = latency
+        overheads = world.overheads
+        self._pause_s = overheads.between_s * overheads.mean_factor
         self.workers: dict[str, PlannedWorker] = {}
         self._timer: Timer | None = None
         self._timer_at = inf
@@ -106,10 +108,10 @@ class PlannedServer(ModelServer):
         arrives = self.world.now + self.send_s
         begins = max(arrives, worker.free_at)
         action = Action(requests, self.latency.predict(rows, bucket), begins + slip_s)
-        worker.free_at = begins + action.expected_s
-        worker.unstarted_s.append(action.expected_s)
+        worker.free_at = begins + action.expected_s + self._pause_s
+        worker.unstarted_s.append(action.expected_s + self._pause_s)
         if self.send_s > 0.0:
-            self.world.at(arrives, partial(self._arrived, worker, action))
+            self.travel(partial(self._arrived, worker, action))
         else:
             worker.staged.append(action)
             if worker.running is None:
@@ -131,7 +133,7 @@ class PlannedServer(ModelServer):
                 for request in wanted:
                     self.drop(request)
             elif wanted:
-                worker.free_at = self.world.now + action.expected_s + sum(worker.unstarted_s)
+                worker.free_at = self.world.now + action.expected_s + self._pause_s + sum(worker.unstarted_s)
                 self.execute(worker, wanted)
         if worker.running is None:
             worker.free_at = self.world.now + sum(worker.unstarted_s)

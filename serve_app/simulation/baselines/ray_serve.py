@@ -26,6 +26,7 @@ from random import Random
 from serve_app.simulation.baselines.serving import Baseline, ModelServer, Worker
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
+from serve_app.simulation.ways import Serial
 
 _FIRST_BACKOFF_S = 0.025
 _LONGEST_BACKOFF_S = 0.5
@@ -109,7 +110,7 @@ class _Server(ModelServer):
         disconnect: bool,
         seed: int,
     ) -> None:
-        super().__init__(world, model)
+        super().__init__(world, model, remote=True)
         self._wait_s = wait_s
         self._max_batch_size = max_batch_size
         self._max_ongoing = max_ongoing
@@ -119,10 +120,14 @@ class _Server(ModelServer):
         self._choices: list[_Replica] = []
         self._pending: deque[Request] = deque()
         self._tasks = 0
+        self._processor = Serial(world, world.overheads.router_s)
 
     # ------------------------------------------------------------------ the router
 
     def enqueue(self, request: Request) -> None:
+        self._processor.take(partial(self._queue, request))
+
+    def _queue(self, request: Request) -> None:
         self._pending.append(request)
         self._start_tasks()
 
@@ -162,10 +167,7 @@ class _Server(ModelServer):
             attempt = 0
             replica.ongoing += 1
             request = pending.popleft()
-            if self.send_s > 0.0:
-                self.world.at(self.world.now + self.send_s, partial(self._put, replica, request))
-            else:
-                self._put(replica, request)
+            self.travel(partial(self._put, replica, request))
         self._tasks -= 1
 
     def _choose(self) -> _Replica | None:

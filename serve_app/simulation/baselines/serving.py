@@ -1,8 +1,8 @@
 """What all baselines share: the way of a request to its model's queue, replicas, executions, and what is known before.
 
 A baseline is a `Baseline`: it keeps one `ModelServer` per model, and that one decides. Every baseline has the same
-information as the scheduler that it is compared with (`known_latency`), pays the same overheads, and lets a newer frame
-of a video stream cancel the waiting one, as a client does that closes its call.
+information as the scheduler that it is compared with (`known_latency`), pays what overheads it would really pay, and
+lets a newer frame of a video stream cancel the waiting one, as a client does that closes its call.
 
 A batch in which the replica dies is lost, its requests are not tried again: none of these systems does that by itself.
 A replica in which a batch failed gets nothing more.
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import ClassVar
 
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.simulation.scenario import Scenario, SimulatedModel, Stream
-from serve_app.simulation.system import Execution, Request, World
+from serve_app.simulation.system import Execution, Request, Way, World
 
 ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: what is late by less than this is in time, for the world as well."""
@@ -30,7 +30,7 @@ class Worker:
 
     Attributes:
         name: The replica's name.
-        running: What it executes; ``None`` when idle.
+        running: What it executes or has just executed; ``None`` when it can begin another batch.
         lost: Whether a batch failed there.
         listed: Whether it is in the latest list of replicas.
     """
@@ -56,20 +56,30 @@ class ModelServer(ABC):
         world: Of the simulation.
         model: The model.
         latency: What predicts its executions, for those that predict.
+        remote: Whether batches travel from a router to replicas in other processes. Otherwise the process that answers
+            clients composes them, and nothing travels.
 
     Attributes:
+        send_s: Mean way to a replica, seconds.
+        answer_s: Mean way back to the client, seconds.
         waiting_rows: Rows whose execution has not begun.
         cancelled: Whether a waiting request was cancelled since a subclass has looked; it may still be in a queue.
     """
 
-    def __init__(self, world: World, model: SimulatedModel, latency: LatencyModel | None = None) -> None:
+    def __init__(
+        self, world: World, model: SimulatedModel, latency: LatencyModel | None = None, *, remote: bool = False
+    ) -> None:
         self.world = world
         self.name = model.scheduling.name
         self._model = model
         self._latency = latency
         self._seen = {0} if latency is None else set(latency.buckets)
         self.max_rows = model.scheduling.max_rows
-        self.send_s = world.overheads.send_s
+        self.remote = remote
+        overheads = world.overheads
+        self.send_s = overheads.send_s * overheads.mean_factor if remote else 0.0
+        self.answer_s = (overheads.answer_s if remote else overheads.direct_s) * overheads.mean_factor
+        self._answers_by: Way = "answer" if remote else "direct"
         self.waiting_rows = 0
         self.cancelled = False
         self._frames: dict[int, Request] = {}
@@ -88,7 +98,7 @@ class ModelServer(ABC):
 
     @abstractmethod
     def finished(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:
-        """An execution has ended; its requests are answered and the replica is idle."""
+        """An execution has ended, its requests are answered, and the replica can begin the next."""
 
     @abstractmethod
     def lost(self, worker: Worker) -> None:
@@ -112,6 +122,14 @@ class ModelServer(ABC):
                 self.cancelled = True
         self.enqueue(request)
 
+    def travel(self, action: Callable[[], None]) -> None:
+        """Do this when a message that leaves now has reached a replica."""
+        way_s = self.world.way_s("send") if self.remote else 0.0
+        if way_s > 0.0:
+            self.world.at(self.world.now + way_s, action)
+        else:
+            action()
+
     def drop(self, request: Request) -> None:
         """A waiting request gets no answer."""
         self.waiting_rows -= request.rows
@@ -130,9 +148,10 @@ class ModelServer(ABC):
         self.world.execute(self.name, worker.name, requests, rows, bucket, partial(self._ended, worker, rows, bucket))
 
     def _ended(self, worker: Worker, rows: int, bucket: int, execution: Execution) -> None:
-        requests, worker.running = worker.running, None
+        requests = worker.running
         assert requests is not None
         if execution.failed:
+            worker.running = None
             worker.lost = True
             for request in requests:
                 self.world.drop(request)
@@ -140,8 +159,17 @@ class ModelServer(ABC):
             return
         answer = self.world.answer
         for request in requests:
-            answer(request)
-        self.finished(worker, requests, rows, bucket, execution.seconds)
+            answer(request, None, self._answers_by)
+        ready = self.world.ready_at(worker.name)
+        free = partial(self._freed, worker, requests, rows, bucket, execution.seconds)
+        if ready > self.world.now:
+            self.world.at(ready, free)
+        else:
+            free()
+
+    def _freed(self, worker: Worker, requests: list[Request], rows: int, bucket: int, seconds: float) -> None:
+        worker.running = None
+        self.finished(worker, requests, rows, bucket, seconds)
 
 
 class Baseline(ABC):
@@ -163,8 +191,6 @@ class Baseline(ABC):
 
     def start(self, world: World) -> None:
         """See `System.start`."""
-        self._world = world
-        self._request_s = world.overheads.request_s
         self._servers = {model.scheduling.name: self.serve(world, model) for model in world.scenario.models}
 
     def replicas(self, model: str, names: Sequence[str]) -> None:
@@ -180,11 +206,7 @@ class Baseline(ABC):
 
     def arrive(self, request: Request) -> None:
         """See `System.arrive`."""
-        server = self._servers[request.model]
-        if self._request_s > 0.0:
-            self._world.at(self._world.now + self._request_s, partial(server.enter, request))
-        else:
-            server.enter(request)
+        self._servers[request.model].enter(request)
 
     def queued_rows(self, model: str) -> int:
         """See `System.queued_rows`."""

@@ -57,11 +57,10 @@ class _Server(PlannedServer):
 
     def __init__(self, world: World, model: SimulatedModel, jitter_s: float, *, eager_at_target: bool) -> None:
         super().__init__(world, model, known_latency(world.scenario, model))
-        overheads = world.overheads
-        self._margin_s = overheads.answer_s + jitter_s - ROUNDING_S
-        self._slo_s = (
-            objective_s(world.scenario, model) - overheads.request_s - overheads.send_s - overheads.answer_s - jitter_s
-        )
+        overheads = world.scenario.overheads
+        self._margin_s = self.answer_s + jitter_s - ROUNDING_S
+        around_s = overheads.request_s * overheads.mean_factor + self.send_s + self.answer_s
+        self._slo_s = objective_s(world.scenario, model) - around_s - jitter_s
         self._eager_at_target = eager_at_target
         self._rate = Rate(_RATE_INTERVAL_S, _RATE_INTERVALS)
         self._candidate: list[tuple[float, int, Request]] = []

@@ -12,8 +12,7 @@ A request's own timeout is honoured only where ``allow_timeout_override`` is set
 is not 0; here the default is large, and every client sends a timeout made of its deadline (`Timeout`).
 
 Simplified: a timeout is noticed when the batch is formed, as in Triton, and at no other time. One process holds queue
-and instances, so that a batch's way to the replica is paid before the queue, where it leaves no instance idle. A
-request of more rows than a batch goes alone instead of being refused.
+and instances. A request of more rows than a batch goes alone instead of being refused.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ Timeout = Literal["none", "budget", "one", "full", "half"]
 """How long clients let a request wait in the queue: for ever, as long as they wait themselves, less the overheads and
 the execution of one row or of a full batch, or half as long."""
 _SHORTEST_S = 1e-6
-
-DELAYS_S = (0.0, 0.001, 0.002, 0.005, 0.01)
-"""The delays that a sweep tries."""
 
 
 class Triton(Baseline):
@@ -101,14 +97,6 @@ class _Server(ModelServer):
         self._timer_at = inf
 
     def enqueue(self, request: Request) -> None:
-        if self.send_s > 0.0:
-            self.world.at(self.world.now + self.send_s, lambda: self._push(request))
-        else:
-            self._push(request)
-
-    def _push(self, request: Request) -> None:
-        if request.ended is not None:
-            return
         now = self.world.now
         waits_s = max(_SHORTEST_S, (request.deadline - request.arrival) * self._fraction - self._margin_s)
         queue = self._queues[request.priority - 1 if len(self._queues) > 1 else 0]
@@ -219,7 +207,7 @@ def _timeout(scenario: Scenario, model: SimulatedModel, timeout: Timeout, max_ro
     if timeout == "half":
         return 0.5, 0.0
     overheads = scenario.overheads
-    around_s = overheads.request_s + overheads.send_s + overheads.answer_s
+    around_s = (overheads.request_s + overheads.direct_s) * overheads.mean_factor
     if timeout == "budget":
         return 1.0, around_s
     latency = known_latency(scenario, model)

@@ -27,8 +27,8 @@ class Bound:
         count: Requests in time.
         weighted: Sum of their classes' weights.
         per_class: Requests in time of one class, if the others did not exist.
-        strict: Whether it holds in every case. With noise it is the bound of executions as the curve says, and luck
-            may exceed it a little.
+        strict: Whether it holds in every case. With noise it is the bound of executions as the curve says and of mean
+            ways, and luck may exceed it a little.
     """
 
     method: str
@@ -58,6 +58,9 @@ def bound_for(
     is the cheapest variant's in the smallest cost bucket there is, batches are as large as the largest request, which
     alone may exceed ``max_rows``, and newer frames do not replace waiting ones.
 
+    Of the ways, only those count that every system pays: to the system, and back from a process that executes and
+    answers itself. Where they and the pauses scatter, all have the mean.
+
     Args:
         scenario: What is simulated.
         arrivals: Its workload under a seed.
@@ -72,8 +75,11 @@ def bound_for(
     weights = [scenario.weights[priority] for priority in classes]
     overheads = scenario.overheads
     counted = arrivals.arrival >= scenario.warm_up_s
-    released = arrivals.arrival[counted] + overheads.request_s + overheads.send_s
-    due = arrivals.deadline[counted] - overheads.answer_s
+    mean = overheads.mean_factor
+    # A pause after an execution is a longer execution whose answer left when it began.
+    pause_s = 0.0 if scenario.devices else overheads.between_s * mean
+    released = arrivals.arrival[counted] + overheads.request_s * mean
+    due = arrivals.deadline[counted] - overheads.direct_s * mean + pause_s
     model, rows, bucket = arrivals.model[counted], arrivals.rows[counted], arrivals.bucket[counted]
     group = np.searchsorted(np.array([int(priority) for priority in classes]), arrivals.priority[counted])
     names = [device.name for device in scenario.devices]
@@ -83,6 +89,7 @@ def bound_for(
             int(bucket[model == place].min(initial=2**31 - 1)),
             int(rows[model == place].max(initial=served.scheduling.max_rows)),
             names,
+            pause_s,
         )
         for place, served in enumerate(scenario.models)
     ]
@@ -112,7 +119,7 @@ def bound_for(
         sum(min(bound.count for bound in found) for found in parts),
         sum(min(bound.weighted for bound in found) for found in parts),
         per_class,
-        scenario.noise.kind == "none" or scenario.noise.spread == 0.0,
+        overheads.scatter == 0.0 and (scenario.noise.kind == "none" or scenario.noise.spread == 0.0),
     )
 
 
@@ -147,12 +154,14 @@ def _single(
     return LinearBound(weighted, float(nested[-1]), per_class), in_order
 
 
-def _replicas(model: SimulatedModel, bucket: int, max_rows: int, devices: Sequence[str]) -> ModelReplicas:
+def _replicas(
+    model: SimulatedModel, bucket: int, max_rows: int, devices: Sequence[str], pause_s: float
+) -> ModelReplicas:
     """The best that a model's replicas can be."""
     curves = (model.curve, *model.variants.values())
 
     def latency(rows: int) -> float:
-        return min(curve(rows, bucket) for curve in curves)
+        return min(curve(rows, bucket) for curve in curves) + pause_s
 
     most = max(model.replicas, model.autoscaling.max_replicas if model.autoscaling is not None else 0)
     device = devices.index(model.device) if model.device is not None else -1

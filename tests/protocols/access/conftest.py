@@ -47,6 +47,7 @@ KEYS = (
     key("lowered", highest=Priority.NORMAL, lowers=True),
     key("rare", rate=Rate(per_second=0.5, burst=2)),
     key("admin", admin=True),
+    key("heavy", weight=3.0),
     key("expiring", expires_at=1_000_060.0),
     key("disabled", disabled=True),
 )
@@ -61,9 +62,11 @@ class Revoking(NumpyService):
 
     guard: Guard
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Allow the request, and nothing after it."""
-        super().precheck(model, priority, nbytes)
+        super().precheck(model, priority, nbytes, tenant, weight)
         self.guard.replace(())
 
 

@@ -16,6 +16,7 @@ from protocols.rpc.conftest import INFERENCE, Client, failure, parameter, reques
 from serve_app.protocols.access.guard import Guard
 from serve_app.protocols.body import BodyReader
 from serve_app.protocols.grpc_app import STRANGERS, GrpcApp
+from serve_app.protocols.grpc_call import address_of
 from serve_app.protocols.grpc_listener import GrpcListener
 from serve_app.protocols.open_inference import inference_pb2 as pb
 
@@ -250,3 +251,25 @@ async def test_a_service_that_nobody_entered_does_nothing(service: NumpyService,
     with pytest.raises(Unauthenticated):
         guarded.status()
     assert guarded.live()
+
+
+async def test_the_key_is_the_tenant(rpc: Client, service: NumpyService) -> None:
+    """With its weight."""
+    await rpc.infer(request_of(), *bearer("heavy"))
+    assert service.tenants == [("heavy", 3.0)]
+    assert [(options.tenant, options.weight) for _, _, options in service.calls] == [("heavy", 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.1.2.3:4711", "10.1.2.3"),
+        ("ipv6:[::1]:4711", "::1"),
+        ("ipv6:%5B2001:db8::7%5D:4711", "2001:db8::7"),
+        ("unix:/tmp/socket", ""),
+        ("", ""),
+    ],
+)
+def test_addresses_as_grpc_names_them(peer: str, address: str) -> None:
+    """Without the port, which is another one at every connection."""
+    assert address_of(peer) == address

@@ -333,3 +333,12 @@ def test_a_keys_classes_are_those_that_numbers_mean_here(clock: Clock) -> None:
     with pytest.raises(PermissionDenied, match="may not use the class high"):
         Guard(KEYS, now=clock, wall=clock).admit(asked)
     Guard(KEYS, levels=PriorityLevels({1: Priority.LOW}), now=clock, wall=clock).admit(asked)
+
+
+async def test_the_key_is_the_tenant(client: httpx.AsyncClient, service: NumpyService) -> None:
+    """With its weight, before the body is decoded and after it, on every way in."""
+    for url, content in ((INFER, {"json": tensors()}), (EMBEDDINGS, {"json": {"model": "sentences", "input": "a"}})):
+        reply = await client.post(url, headers=bearer("heavy"), **content)
+        assert reply.status_code == 200
+    assert service.tenants == [("heavy", 3.0)] * 2
+    assert [(options.tenant, options.weight) for _, _, options in service.calls] == [("heavy", 3.0)] * 2

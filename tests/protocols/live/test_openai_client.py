@@ -141,7 +141,9 @@ async def test_the_async_client(server: LocalServer) -> None:
 class _FullOnce(NumpyService):
     """Refuses the first request."""
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Refuse once."""
         super().precheck(model, priority, nbytes)
         if len(self.prechecks) == 1:

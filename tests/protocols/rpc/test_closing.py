@@ -104,7 +104,7 @@ async def test_a_stream_is_refused_that_comes_while_all_end(service: NumpyServic
 async def test_a_stream_ends_that_has_not_begun_to_read_when_all_end(service: NumpyService, bodies: BodyReader) -> None:
     """What reads its requests may be cancelled before its first step."""
     rpc = InferenceRpc(service, bodies, lambda error, _call, _method: InvalidRequest(str(error)), lambda: None)
-    context: Any = SimpleNamespace(invocation_metadata=tuple)
+    context: Any = SimpleNamespace(invocation_metadata=tuple, peer=str)
     stream = rpc.stream_infer(_endless(), Call(context))
     reading = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)

@@ -157,6 +157,10 @@ class Nobody:
     def invocation_metadata(self) -> None:
         """None came."""
 
+    def peer(self) -> str:
+        """From nowhere."""
+        return ""
+
     def set_code(self, code: grpc.StatusCode) -> None:
         """Not told to anybody."""
 

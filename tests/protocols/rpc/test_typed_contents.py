@@ -42,7 +42,9 @@ class Watching(NumpyService):
             model, inputs=(TensorSpec("x", model, (-1, -1)),), outputs=(TensorSpec("y", model, (-1, -1)),)
         )
 
-    def precheck(self, model: str, priority: Priority | None, nbytes: int) -> None:
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
         """Look."""
         super().precheck(model, priority, nbytes)
         self.held = max(self.held, self.bodies.held)

@@ -1,0 +1,226 @@
+"""The queue of one tenant: earliest deadline first.
+
+A `TenantQueue` is a `Calendar` of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
+only; the calendar forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly
+as long as it is queued, cancelling is O(1) amortised, and there are at most ``2 * entries + 64`` pairs. Every lane
+has a calendar of its own, so that a bundle of one variant does not end at the first entry of another.
+"""
+
+from __future__ import annotations
+
+from serve_app.scheduling.calendar import Calendar, Pair
+from serve_app.scheduling.entry import Entry
+
+_STALE_ALLOWED = 64
+
+
+class Totals:
+    """Entries and bytes queued in one class over all models."""
+
+    __slots__ = ("entries", "nbytes")
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.nbytes = 0
+
+
+class Counts:
+    """What one class of one model has queued, over all its tenants.
+
+    Args:
+        totals: Of the class over all models.
+
+    Attributes:
+        rows: Rows queued.
+        row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
+        totals: Of the class over all models.
+    """
+
+    __slots__ = ("row_buckets", "rows", "totals")
+
+    def __init__(self, totals: Totals) -> None:
+        self.rows = 0
+        self.row_buckets = 0
+        self.totals = totals
+
+
+class TenantQueue:
+    """Entries of one tenant of one (model, class), earliest deadline first; equal deadlines in the order of their ids.
+
+    Args:
+        counts: Of its class, which it keeps.
+        tenant: Its name.
+        weight: Its weight.
+
+    Attributes:
+        tenant: Its name.
+        weight: Its weight.
+        nbytes: Bytes queued.
+    """
+
+    __slots__ = (
+        "_calendars",
+        "_counts",
+        "_entries",
+        "_head",
+        "_pairs",
+        "nbytes",
+        "tenant",
+        "weight",
+    )
+
+    def __init__(self, counts: Counts, tenant: str = "", weight: float = 1.0) -> None:
+        # Per lane with anything queued; an empty calendar goes when somebody next looks at it.
+        self._calendars: dict[str, Calendar] = {}
+        self._pairs = 0
+        self._entries: dict[int, Entry] = {}
+        # The head, where it is known: most questions for it come while it stays the same.
+        self._head: Entry | None = None
+        self._counts = counts
+        self.tenant = tenant
+        self.weight = weight
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, entry: Entry) -> bool:
+        return self._entries.get(entry.id) is entry
+
+    @property
+    def pairs(self) -> int:
+        """Pairs held, stale ones included: at most ``2 * len(self) + 64``."""
+        return self._pairs
+
+    def push(self, entry: Entry) -> None:
+        """Queue an entry. Raises ValueError when its id is queued here already."""
+        if entry.id in self._entries:
+            raise ValueError(f"entry {entry.id} is queued already")
+        self._entries[entry.id] = entry
+        pair = (entry.deadline, entry.id)
+        calendar = self._calendars.get(entry.lane)
+        if calendar is None:
+            calendar = self._calendars[entry.lane] = Calendar()
+        calendar.push(pair)
+        self._pairs += 1
+        head = self._head
+        if head is not None and entry.deadline <= head.deadline and pair < (head.deadline, head.id):
+            self._head = entry
+        rows, nbytes, counts = entry.rows, entry.nbytes, self._counts
+        self.nbytes += nbytes
+        counts.rows += rows
+        counts.row_buckets += rows * entry.bucket
+        totals = counts.totals
+        totals.entries += 1
+        totals.nbytes += nbytes
+
+    def head(self, lane: str | None = None) -> Entry | None:
+        """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
+        head = self._head
+        if head is not None and (lane is None or lane == head.lane):
+            return head
+        entries, calendars = self._entries, self._calendars
+        if not entries:
+            return None
+        if lane is None:
+            if len(calendars) > 1:
+                earliest = min(first for name in tuple(calendars) if (first := self._first(name)) is not None)
+                self._head = entries[earliest[1]]
+                return self._head
+            (lane,) = calendars
+        first = self._first(lane)
+        if first is None:
+            return None
+        head = entries[first[1]]
+        if len(calendars) == 1:
+            self._head = head
+        return head
+
+    def pop(self) -> Entry:
+        """Take the entry with the earliest deadline. Raises IndexError when empty."""
+        entry = self.head()
+        if entry is None:
+            raise IndexError("pop from an empty queue")
+        self.take_head(entry.lane)
+        return entry
+
+    def take_head(self, lane: str) -> Entry | None:
+        """Take the entry of this lane with the earliest deadline, or ``None``."""
+        calendar = self._calendars.get(lane)
+        if calendar is None:
+            return None
+        entries = self._entries
+        while (first := calendar.pop()) is not None:
+            self._pairs -= 1
+            entry = entries.pop(first[1], None)
+            if entry is not None:
+                self._forget(entry)
+                return entry
+        del self._calendars[lane]
+        return None
+
+    def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
+        """Pop entries of one lane in order while they fit: their rows in ``room``, their bucket in ``bucket``.
+
+        Args:
+            into: Receives the entries.
+            room: Most rows to take.
+            bucket: Largest cost bucket to take.
+            lane: The lane to take from; others are passed over.
+
+        Returns:
+            The rows taken. The first entry that does not fit ends it and stays the head.
+        """
+        left = room
+        while left > 0:
+            entry = self.head(lane)
+            if entry is None or entry.rows > left or entry.bucket > bucket:
+                break
+            self.take_head(lane)
+            into.append(entry)
+            left -= entry.rows
+        return room - left
+
+    def newest(self) -> Entry:
+        """The entry that was queued last. Raises StopIteration when empty."""
+        return next(reversed(self._entries.values()))
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out of the middle. Raises KeyError when it is not queued here."""
+        del self._entries[entry.id]
+        self._forget(entry)
+
+    def expire(self, now: float, into: list[Entry]) -> None:
+        """Pop every entry whose deadline has passed."""
+        while (entry := self.head()) is not None and entry.deadline <= now:
+            self.take_head(entry.lane)
+            into.append(entry)
+
+    def _first(self, lane: str) -> Pair | None:
+        """The first pair of a lane that is not stale, or ``None`` when nothing of it is queued."""
+        calendar = self._calendars.get(lane)
+        if calendar is None:
+            return None
+        while (first := calendar.first()) is not None:
+            if first[1] in self._entries:
+                return first
+            calendar.pop()
+            self._pairs -= 1
+        del self._calendars[lane]
+        return None
+
+    def _forget(self, entry: Entry) -> None:
+        """Count out an entry that has left the dict, and rebuild the calendars when too much of them is stale."""
+        if entry is self._head:
+            self._head = None
+        rows, nbytes, counts = entry.rows, entry.nbytes, self._counts
+        self.nbytes -= nbytes
+        counts.rows -= rows
+        counts.row_buckets -= rows * entry.bucket
+        totals = counts.totals
+        totals.entries -= 1
+        totals.nbytes -= nbytes
+        if self._pairs > 2 * len(self._entries) + _STALE_ALLOWED:
+            for calendar in self._calendars.values():
+                calendar.keep(self._entries)
+            self._pairs = len(self._entries)

@@ -1,0 +1,242 @@
+"""The gate under any sequence of events, with a virtual clock: every entry leaves exactly once."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduling_builders import AFFINE, Policy, make_entry, make_gate
+
+from serve_app.scheduling.entry import ALONE, Entry, EntryState, Priority
+from serve_app.scheduling.gate import Gate
+
+_POLICIES: list[Policy] = ["auto", "eager"]
+_MAX_ROWS = 6
+_INDEX = st.integers(0, 10**6)
+_LANE = st.sampled_from(["", "", "", "exact", "light", "alone"])
+
+
+def _entry(priority: Priority, now: float, budget: float, rows: int, bucket: int, lane: str) -> Entry:
+    entry = make_entry(
+        priority,
+        now + budget,
+        rows=rows,
+        bucket=bucket,
+        arrival=now,
+        variant="light" if lane == "light" else "",
+        exact=lane == "exact",
+    )
+    if lane == "alone":
+        entry.lane = ALONE
+    return entry
+
+
+class GateMachine(RuleBasedStateMachine):
+    """Who waits, who runs and who has left; nothing of how the gate decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.gate: Gate | None = None
+        self.waiting: dict[int, Entry] = {}
+        self.gone: list[Entry] = []
+        self.early_drop = True
+        self.planned = False
+
+    @property
+    def it(self) -> Gate:
+        """The gate under test."""
+        assert self.gate is not None
+        return self.gate
+
+    @initialize(
+        policy=st.sampled_from(_POLICIES),
+        early_drop=st.booleans(),
+        planned=st.booleans(),
+        known=st.booleans(),
+        share=st.sampled_from([0.0, 0.2]),
+        fallbacks=st.sampled_from([(), ("light",)]),
+    )
+    def start(
+        self,
+        policy: Policy,
+        early_drop: bool,
+        planned: bool,
+        known: bool,
+        share: float,
+        fallbacks: tuple[str, ...],
+    ) -> None:
+        """An empty gate."""
+        self.early_drop, self.planned = early_drop, planned
+        self.gate = make_gate(
+            max_rows=_MAX_ROWS,
+            slo_s=0.1,
+            policy=policy,
+            early_drop=early_drop,
+            fallbacks=fallbacks,
+            share=share,
+            planned=planned,
+            profile=AFFINE if known else (),
+        )
+        if known and fallbacks:
+            self.gate.seed((rows, 0, seconds / 4, "light") for rows, _, seconds in AFFINE)
+
+    @rule(
+        priority=st.sampled_from(Priority),
+        budget=st.sampled_from([-1.0, 0.0, 0.001, 0.008, 0.02, 0.1, 3.0]),
+        rows=st.integers(1, _MAX_ROWS + 3),
+        bucket=st.sampled_from([0, 0, 8]),
+        lane=_LANE,
+        number=st.integers(1, 9),
+    )
+    def add(self, priority: Priority, budget: float, rows: int, bucket: int, lane: str, number: int) -> None:
+        """Entries come in, perhaps late already."""
+        for _ in range(number):
+            entry = _entry(priority, self.now, budget, rows, bucket, lane)
+            self.it.add(entry, self.now)
+            assert entry.state is EntryState.QUEUED
+            self.waiting[entry.id] = entry
+
+    @precondition(lambda self: self.waiting)
+    @rule(index=_INDEX)
+    def remove(self, index: int) -> None:
+        """A client has gone, or an entry goes back to its router."""
+        entry = self.waiting[sorted(self.waiting)[index % len(self.waiting)]]
+        assert self.it.remove(entry)
+        self.leave(entry, EntryState.DONE)
+        assert not self.it.remove(entry)
+
+    @precondition(lambda self: self.gone)
+    @rule(index=_INDEX)
+    def remove_what_has_left(self, index: int) -> None:
+        """It changes nothing."""
+        entry = self.gone[index % len(self.gone)]
+        before = entry.state
+        assert not self.it.remove(entry)
+        assert entry.state is before
+
+    @rule(
+        rows=st.integers(1, _MAX_ROWS),
+        seconds=st.sampled_from([0.0, 0.001, 0.01, 0.5]),
+        variant=st.sampled_from(["", "light"]),
+    )
+    def observe(self, rows: int, seconds: float, variant: str) -> None:
+        """An execution ends."""
+        self.it.observe(rows, 0, seconds, variant)
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0, 90.0, -0.01, -2.0, -1e6]))
+    def pass_time(self, seconds: float) -> None:
+        """Time goes by; a clock that goes back loses nothing."""
+        self.now += seconds
+
+    @rule()
+    def ask(self) -> None:
+        """The session is free."""
+        before = min(self.waiting.values(), key=lambda e: (e.priority, e.deadline), default=None)
+        turn = self.it.next(self.now)
+        for entry in turn.dropped:
+            assert self.early_drop or entry.deadline <= self.now
+            self.leave(entry, EntryState.DONE)
+        entries = turn.entries
+        for entry in entries:
+            assert entry.deadline > self.now
+            self.leave(entry, EntryState.RUNNING)
+        assert turn.rows == sum(entry.rows for entry in entries)
+        assert turn.rows <= _MAX_ROWS or len(entries) == 1
+        if entries:
+            assert turn.bucket == max(entry.bucket for entry in entries)
+            lanes = {entry.lane for entry in entries}
+            assert len(lanes) == 1
+            assert len(entries) == 1 or ALONE not in lanes
+            asked = {entry.variant for entry in entries}
+            assert asked == {turn.variant} or lanes == {""}
+        else:
+            assert turn.opens > self.now
+            assert before is None or not self.planned or not self.waiting, "nobody has anything to wait for"
+            assert not self.waiting or turn.opens <= max(entry.deadline for entry in self.waiting.values())
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        """What waits, and never less than no work ahead."""
+        if self.gate is None:
+            return
+        assert len(self.it) == len(self.waiting)
+        assert bool(self.it) == bool(self.waiting)
+        assert self.it.rows == sum(entry.rows for entry in self.waiting.values())
+        assert self.it.backlog_s(self.now) >= 0.0
+
+    def leave(self, entry: Entry, state: EntryState) -> None:
+        """An entry leaves, once."""
+        assert self.waiting.pop(entry.id) is entry
+        assert entry.state is state
+        self.gone.append(entry)
+
+    def teardown(self) -> None:
+        """Asked when it opens, everything leaves."""
+        for _ in range(2 * len(self.waiting) + 2):
+            if not self.waiting:
+                return
+            turn = self.it.next(self.now)
+            for entry in turn.dropped:
+                self.leave(entry, EntryState.DONE)
+            for entry in turn.entries:
+                self.leave(entry, EntryState.RUNNING)
+            self.now = turn.opens if not turn.entries and self.waiting else self.now
+        assert not self.waiting
+
+
+GateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestGate = GateMachine.TestCase
+
+_Offered = tuple[Priority, float, int, int, str]
+"""Class, budget, rows, bucket, lane."""
+
+_OFFERED = st.lists(
+    st.tuples(
+        st.sampled_from(Priority),
+        st.sampled_from([0.004, 0.01, 0.02, 0.05, 1.0]),
+        st.integers(1, _MAX_ROWS + 1),
+        st.sampled_from([0, 8]),
+        _LANE,
+    ),
+    max_size=20,
+)
+
+
+@given(offered=_OFFERED, order=st.randoms(use_true_random=False), share=st.sampled_from([0.0, 0.2]))
+def test_it_is_all_the_same_which_routers_entries_came_by(offered: list[_Offered], order: Random, share: float) -> None:
+    """Whatever the order in which they sent what waits now, the runs are the same."""
+    entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
+    shuffled = list(entries)
+    order.shuffle(shuffled)
+    first, second = _runs(entries, share), _runs(shuffled, share)
+
+    assert first == second
+    assert sorted(entry.id for entry in entries) == sorted(each for ids, dropped in first for each in ids + dropped)
+
+
+def _runs(entries: list[Entry], share: float) -> list[tuple[list[int], list[int]]]:
+    """Ids of the entries of each batch, and of those dropped for it."""
+    gate, now = make_gate(*entries, max_rows=_MAX_ROWS, share=share), 0.0
+    runs = []
+    while (turn := gate.next(now)).entries or turn.dropped:
+        runs.append(([entry.id for entry in turn.entries], sorted(entry.id for entry in turn.dropped)))
+        now += turn.predicted_s
+    return runs
+
+
+@given(offered=_OFFERED)
+def test_nothing_runs_late_where_predictions_hold(offered: list[_Offered]) -> None:
+    """With early drop whatever is run is in time; and the first of every batch is of the most urgent class."""
+    entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
+    gate, now = make_gate(*entries, max_rows=_MAX_ROWS), 0.0
+    waiting = set(entries)
+    while (turn := gate.next(now)).entries or turn.dropped:
+        waiting -= set(turn.dropped)
+        if turn.entries:
+            assert turn.entries[0].priority is min(entry.priority for entry in waiting)
+        now += turn.predicted_s
+        waiting -= set(turn.entries)
+        assert all(entry.deadline >= now - 1e-9 for entry in turn.entries)

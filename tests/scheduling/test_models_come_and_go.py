@@ -1,0 +1,264 @@
+"""Models that are added and removed while the scheduler runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scheduling_builders import AFFINE, accept, make_class, make_entry, make_scheduler
+
+from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.decisions import Change, Dispatch, Rejection
+from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
+
+_M = ModelScheduling("m", max_rows=4, slo_s=0.1)
+_PROFILE = [(*point, "") for point in AFFINE]
+_REMOVED = Rejection("model_not_found", "model m was removed")
+
+
+def _sent(scheduler: Scheduler, *entries: Entry, now: float = 0.0) -> Dispatch:
+    """Let entries arrive, and return the one bundle that is sent."""
+    accept(scheduler, *entries, now=now)
+    (dispatch,) = scheduler.decide(now).dispatches
+    return dispatch
+
+
+def _nothing_is_left(scheduler: Scheduler) -> bool:
+    totals = scheduler.totals()
+    counts = totals["classes"].values()
+    return totals["bytes"] == totals["bundles"] == 0 and all(count == {"entries": 0, "bytes": 0} for count in counts)
+
+
+def test_a_model_is_added_and_serves() -> None:
+    """As one that was there from the beginning."""
+    scheduler = make_scheduler()
+    scheduler.add_model(replace(_M, name="n"))
+    scheduler.on_replicas("n", ["b"], 0.0)
+    scheduler.seed("n", _PROFILE)
+    entry = make_entry(model="n")
+    dispatch = _sent(scheduler, entry)
+
+    assert (dispatch.model, dispatch.replica) == ("n", "b")
+    assert scheduler.on_done(dispatch.bundle_id, [(1, 0, 0.006, "")], 0.01) == [entry]
+    assert set(scheduler.snapshot()) == {"m", "n"}
+
+
+def test_names_are_checked() -> None:
+    """There is one model of a name at most, and only what is there can be removed."""
+    scheduler = make_scheduler()
+    with pytest.raises(ValueError, match="model m is scheduled already"):
+        scheduler.add_model(_M)
+    with pytest.raises(KeyError):
+        scheduler.remove_model("n")
+    with pytest.raises(KeyError):
+        scheduler.add_model(replace(_M, name="n"), "g")
+    assert scheduler.remove_model("m") == []
+    with pytest.raises(KeyError):
+        scheduler.remove_model("m")
+    with pytest.raises(KeyError):
+        scheduler.load("m")
+
+
+def test_what_is_queued_is_refused_by_the_next_decision() -> None:
+    """Once each; whoever leaves before it is not told, and what comes later finds no such model."""
+    scheduler = make_scheduler(replicas=[])
+    waking = make_entry(nbytes=5)
+    _sent(scheduler, waking)  # waits for a first replica
+    queued, leaving = accept(scheduler, make_entry(nbytes=7), make_entry(nbytes=9))
+
+    assert scheduler.remove_model("m") == []
+    scheduler.on_cancel(leaving, 0.1)
+    late = make_entry(deadline=5.0)
+    rejection = scheduler.on_arrival(late, 0.1)
+    decisions = scheduler.decide(0.1)
+
+    assert rejection is not None
+    assert rejection.code == "model_not_found"
+    assert sorted((entry.id, why) for entry, why in decisions.refused) == [(waking.id, _REMOVED), (queued.id, _REMOVED)]
+    assert waking.state is queued.state is EntryState.DONE
+    assert scheduler.decide(0.2).refused == ()
+    assert _nothing_is_left(scheduler)
+    assert scheduler.wake_at is None
+
+
+def test_what_runs_may_still_be_answered() -> None:
+    """It counts as any answer, and what it brings back unexecuted is refused."""
+    scheduler = make_scheduler(profile=AFFINE)
+    answered, back = make_entry(nbytes=5), make_entry(nbytes=7)
+    bundles = [_sent(scheduler, answered), _sent(scheduler, back, now=1.0)]
+
+    assert scheduler.remove_model("m") == [bundle.bundle_id for bundle in bundles]
+    scheduler.on_verdict(bundles[0].bundle_id, "", Verdict.ANSWERED, 1.0)
+    assert scheduler.on_done(bundles[0].bundle_id, [(1, 0, 0.006, "")], 1.0) == [answered]
+    assert scheduler.on_done(bundles[1].bundle_id, [], 1.0, returned=[back]) == []
+    assert list(scheduler.decide(1.0).refused) == [(back, _REMOVED)]
+    assert _nothing_is_left(scheduler)
+
+
+def test_what_fails_is_tried_nowhere_else() -> None:
+    """It is refused at its first failure, and poisoned at its second as ever."""
+    scheduler = make_scheduler(replicas=["a", "b"], profile=AFFINE)
+    tried, fresh = make_entry(), make_entry()
+    dispatch = _sent(scheduler, tried)
+    scheduler.on_failed(dispatch.bundle_id, 0.0, False)
+    (again,) = scheduler.decide(0.0).dispatches
+    once = _sent(scheduler, fresh)
+    scheduler.remove_model("m")
+
+    poisoned = scheduler.on_failed(again.bundle_id, 0.1, True)
+    refused = scheduler.on_failed(once.bundle_id, 0.1, True)
+    assert (poisoned.poisoned, poisoned.requeued) == ([tried], [])
+    assert (refused.poisoned, refused.requeued) == ([], [])
+    assert list(scheduler.decide(0.1).refused) == [(fresh, _REMOVED)]
+    assert _nothing_is_left(scheduler)
+
+
+def test_what_is_never_answered_expires_and_is_forgotten() -> None:
+    """Nothing waits for a replica that nobody lists any more."""
+    scheduler = make_scheduler()
+    entry = make_entry(deadline=3.0, nbytes=5)
+    timed_out = make_entry(deadline=30.0)
+    _sent(scheduler, entry)
+    watched = _sent(scheduler, timed_out, now=1.0)
+    scheduler.remove_model("m")
+
+    scheduler.on_timeout(watched.bundle_id, 2.0)
+    assert [each for each, _ in scheduler.decide(2.0).refused] == [timed_out]
+    assert scheduler.wake_at == 3.0
+    assert scheduler.decide(3.0).expired == [entry]
+    assert _nothing_is_left(scheduler)
+    assert scheduler.wake_at is None
+
+
+def test_a_model_of_the_same_name_is_a_new_one() -> None:
+    """Answers and failures of the old one's bundles change neither its slots nor what is known of its latency."""
+    scheduler = make_scheduler(profile=AFFINE, max_rows=4, window=1)
+    old = [
+        _sent(scheduler, make_entry()),
+        _sent(scheduler, make_entry(), now=1.0),
+        _sent(scheduler, make_entry(), now=2.0),
+    ]
+    scheduler.remove_model("m")
+    scheduler.add_model(_M)
+    scheduler.on_replicas("m", ["a"], 2.0)
+    new = make_entry()
+    dispatch = _sent(scheduler, new, now=2.0)
+    before = scheduler.snapshot()
+
+    assert len(scheduler.on_done(old[0].bundle_id, [(1, 0, 9.0, "")], 2.1)) == 1
+    assert scheduler.on_failed(old[1].bundle_id, 2.1, True).requeued == []
+    assert scheduler.on_timeout(old[2].bundle_id, 2.1).requeued == []
+    scheduler.on_silent("m", "b", 2.1)
+    assert scheduler.snapshot() == before
+    assert scheduler.usable("m") == 1
+    assert not scheduler.latency("m").known
+    assert scheduler.on_done(dispatch.bundle_id, [(1, 0, 0.006, "")], 2.2) == [new]
+
+
+def test_a_request_in_two_copies_ends_once() -> None:
+    """Whether the copies were sent or only one of them was."""
+    for both_sent in (True, False):
+        scheduler = make_scheduler(
+            models=[replace(_M, window=1)],
+            replicas=["a", "b"],
+            profile=AFFINE,
+            limits=ProcessLimits(10**6, rescue=RescueSettings(share=1.0)),
+        )
+        entry = make_entry(nbytes=5)
+        first = _sent(scheduler, entry)
+        scheduler.on_silent("m", str(first.replica), 0.1)
+        if both_sent:
+            assert len(scheduler.decide(0.1).dispatches) == 1
+        scheduler.remove_model("m")
+
+        assert scheduler.decide(0.1).refused == ()
+        assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 0.2) == [entry]
+        assert scheduler.decide(100.0).expired == []
+        assert _nothing_is_left(scheduler)
+
+
+def test_breakers_and_holds_go_with_their_model() -> None:
+    """Nothing is done at the times that it had set."""
+    model = replace(_M, breaker=BreakerSettings(consecutive_failures=1))
+    scheduler = make_scheduler(models=[model])
+    dispatch = _sent(scheduler, make_entry())
+    scheduler.on_verdict(dispatch.bundle_id, "", Verdict.FAULT, 0.0)
+    scheduler.on_failed(dispatch.bundle_id, 0.0, True)
+    scheduler.decide(0.0)
+    assert scheduler.wake_at is not None
+
+    scheduler.remove_model("m")
+    assert scheduler.wake_at is None
+    scheduler.add_model(model)
+    scheduler.on_replicas("m", ["a"], 1.0)
+    assert _sent(scheduler, make_entry(), now=1.0).replica == "a"
+
+
+def test_an_open_breaker_s_time_is_waited_for() -> None:
+    """So that it is told when it lets probes through, whether anything arrives or not."""
+    scheduler = make_scheduler(models=[replace(_M, breaker=BreakerSettings(consecutive_failures=1, reset_s=7.0))])
+    dispatch = _sent(scheduler, make_entry(deadline=100.0))
+    scheduler.on_verdict(dispatch.bundle_id, "", Verdict.FAULT, 1.0)
+    scheduler.on_done(dispatch.bundle_id, [], 1.0)
+
+    assert [change.state for change in scheduler.decide(1.0).changes] == ["open"]
+    assert scheduler.wake_at == 8.0
+    assert [change.state for change in scheduler.decide(8.0).changes] == ["half_open"]
+    assert scheduler.wake_at is None
+
+
+def test_members_of_a_group_come_and_go() -> None:
+    """What one leaves is free for the others at once; the device goes with its last member and comes again."""
+    models = [replace(_M, name=name, bytes_per_row=1, resident_bytes=4) for name in ("m", "n")]
+    scheduler = make_scheduler(
+        models=models, groups=[DeviceGroup("g", ("m", "n"), memory_bytes=10)], profile=AFFINE, normal=make_class()
+    )
+    first = _sent(scheduler, make_entry())
+    waiting = make_entry(model="n")
+    accept(scheduler, waiting)
+    assert scheduler.decide(0.0).dispatches == []
+
+    scheduler.remove_model("m")
+    (second,) = scheduler.decide(0.0).dispatches
+    assert second.entries == [waiting]
+    assert len(scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 0.1)) == 1
+    assert scheduler.on_done(second.bundle_id, [(1, 0, 0.006, "")], 0.1) == [waiting]
+
+    scheduler.remove_model("n")
+    for model in models:
+        scheduler.add_model(model, "g")
+        scheduler.on_replicas(model.name, ["a"], 1.0)
+    # Two of the ten bytes are left for rows again, and one bundle at a time runs.
+    accept(scheduler, make_entry(), make_entry(), make_entry(), make_entry(model="n"), now=1.0)
+    (third,) = scheduler.decide(1.0).dispatches
+    assert (third.model, third.rows) == ("m", 2)
+
+
+def test_a_model_moves_out_of_its_group() -> None:
+    """It is alone then, and does not wait for the others."""
+    models = [replace(_M, name=name) for name in ("m", "n")]
+    scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
+    _sent(scheduler, make_entry())
+    scheduler.remove_model("n")
+    scheduler.add_model(models[1])
+    scheduler.on_replicas("n", ["a"], 0.0)
+
+    assert _sent(scheduler, make_entry(model="n")).model == "n"
+
+
+def test_asking_for_the_time_loses_no_news_of_a_group_s_member() -> None:
+    """A breaker that closes while nothing is queued is told by the next decision all the same."""
+    breaker = BreakerSettings(consecutive_failures=1, probes=1, reset_s=1.0)
+    models = [replace(_M, name=name, breaker=breaker) for name in ("m", "n")]
+    scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
+    changes: list[Change] = []
+    for now, verdict in ((0.0, Verdict.FAULT), (2.0, Verdict.ANSWERED)):
+        dispatch = _sent(scheduler, make_entry(), now=now)
+        scheduler.on_verdict(dispatch.bundle_id, "", verdict, now)
+        scheduler.on_done(dispatch.bundle_id, [], now)
+        assert scheduler.wake_at is None or scheduler.wake_at > now
+        changes += scheduler.decide(now).changes
+
+    assert [change.state for change in changes] == ["open", "closed"]
