@@ -52,7 +52,8 @@ class Entry:
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
         lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
         state: See `EntryState`; written by the scheduler only.
-        attempts: How many bundles have carried it to a replica.
+        attempts: How many times it has been tried: a second copy of it that goes along to another replica is no more.
+        copies: How many bundles in flight carry it; more than one where it is tied (`Slots.second`).
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
@@ -65,6 +66,7 @@ class Entry:
         "attempts",
         "avoid",
         "bucket",
+        "copies",
         "deadline",
         "default_of",
         "id",
@@ -112,6 +114,7 @@ class Entry:
         self.lane = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
+        self.copies = 0
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of

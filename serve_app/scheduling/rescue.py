@@ -256,7 +256,7 @@ class Rescues:
                 return inf
             if (due := self._overdue_at(bundle)) > now:
                 return due
-        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == 1 and e.id not in self.pairs]
+        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == e.copies == 1 and e.id not in self.pairs]
         self._agenda.touch(self._devices[bundle.model], model)
         slots.release_holds(now)
         other = slots.quickest(other_than=replica) if waiting else None

@@ -264,6 +264,11 @@ class Scheduler:
                 self._bundles.forget_ended(bundle_id)
         self._rescues.replicas_changed(now)
 
+    def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
+        """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
+        if (known := self._models[model].slots.replicas.get(replica)) is not None:
+            known.linked = linked
+
     def on_done(
         self,
         bundle_id: int,
@@ -274,6 +279,7 @@ class Scheduler:
         told_s: float = 0.0,
         returned: Collection[Entry] = (),
         dropped: Collection[Entry] = (),
+        taken: Collection[Entry] = (),
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -286,7 +292,8 @@ class Scheduler:
             told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
             returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
                 they had never been sent.
-            dropped: Entries that were not run and will not be.
+            dropped: Entries that were not run there and will not be.
+            taken: Entries that another replica runs, or that were recalled.
 
         Returns:
             The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
@@ -304,10 +311,14 @@ class Scheduler:
         vain = nbytes = 0
         for entry in bundle.entries:
             if entry.state is not _RUNNING or entry.deadline <= now:
-                if entry not in returned and entry not in dropped:
+                if entry not in returned and entry not in dropped and entry not in taken:
                     vain += entry.rows
                 if entry.state is _RUNNING:
                     self._late.append(entry)
+            elif entry.copies > 1 and (entry in returned or entry in dropped or entry in taken):
+                entry.copies -= 1  # it is left to the other replica
+            elif entry in taken:
+                self._requeue(entry, model)  # by a replica that has failed since
             elif returned and entry in returned:
                 if bundle.replica.name is not None:
                     entry.attempts -= 1  # a wake-up bundle was not counted
@@ -378,7 +389,8 @@ class Scheduler:
             model.slots.fail(bundle.replica, now)
         if reached is not counted:
             for entry in bundle.entries:
-                entry.attempts += 1 if reached else -1
+                if entry.copies == 1:
+                    entry.attempts += 1 if reached else -1
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
@@ -569,10 +581,14 @@ class Scheduler:
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
                     dispatches.append(self._launch(following, now))
+                    for other in following.tied:
+                        dispatches.append(self._launch_copy(following, other, now))
             else:
                 device.open_at = inf
             device.rest()
             self._agenda.note(device, device.wake_at)
+        if len(expired) > 1:
+            expired = list(dict.fromkeys(expired))  # a tied one is due in both of its bundles
         if rescues.pairs:
             expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
         if self._stranded:
@@ -608,7 +624,7 @@ class Scheduler:
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
-        model, replica, entries, rows, bucket, variant, predicted_s = following
+        model, replica, entries, rows, bucket, variant, predicted_s, _ = following
         self._last_bundle += 1
         bundle_id = self._last_bundle
         suspect = entries[0].attempts > 0
@@ -619,6 +635,7 @@ class Scheduler:
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
+            entry.copies = 1
             if entry.variant != variant:
                 entry.variant = entry.lane = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
@@ -637,6 +654,23 @@ class Scheduler:
             bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
         )
 
+    def _launch_copy(self, following: NextBundle, replica: Replica, now: float) -> Dispatch:
+        """Send what was just launched to another replica, too: who is free first takes each entry."""
+        model, _, entries, rows, bucket, variant, predicted_s, _ = following
+        self._last_bundle += 1
+        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, rows, now)
+        for entry in entries:
+            entry.copies += 1
+        model.slots.acquire(
+            replica, bundle.id, entries, predicted_s, now, tenants=model.queue.has_tenants
+        )
+        self._bundles.add(bundle)
+        exact = entries[0].lane != "" or model.has_limited_fallbacks
+        overhead_s = model.overhead.seconds
+        return Dispatch(
+            bundle.id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
+        )
+
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
         if model is None:
@@ -653,7 +687,10 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
                 continue
-            if entry.deadline <= now:
+            if entry.copies > 1:
+                entry.copies -= 1  # it is left to the other replica
+                entry.avoid = bundle.replica.name
+            elif entry.deadline <= now:
                 self._rescues.settle(entry, answered=False)
                 self._end(entry)
                 result.expired.append(entry)

@@ -62,10 +62,11 @@ class Replica:
         failures: Failures since its last answer.
         ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
         listed: Whether it is in the latest list of replicas.
+        linked: Whether it can agree with others at once on who runs an entry that several have.
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name",
+        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "linked", "listed", "name",
         "sent_at", "suspects", "tenants", "told_s",
     )  # fmt: skip
 
@@ -83,6 +84,7 @@ class Replica:
         self.failures = 0
         self.ejected_until: float | None = None
         self.listed = True
+        self.linked = False
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} bundles={len(self.bundles)} held_until={self.held_until}>"
@@ -141,6 +143,7 @@ class Slots:
         avoid: str | None = None,
         *,
         suspect: bool = False,
+        beside: Collection[Replica] = (),
     ) -> Replica | None:
         """The replica with room for more rows of a class where the next bundle should go, or ``None``.
 
@@ -152,6 +155,7 @@ class Slots:
             avoid: A replica not to choose, unless it is the only one that is not held.
             suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
                 two suspects are never lost together.
+            beside: Where the bundle goes in any case: one more replica is wanted that may run it in their place.
         """
         if not self.replicas:
             return None if self._wake_up.bundles or self._wake_up.held_until is not None else self._wake_up
@@ -166,6 +170,7 @@ class Slots:
                 and replica.rows_before(priority) < most
                 and replica.name != avoid
                 and not (suspect and replica.suspects)
+                and (not beside or (replica not in beside and replica.linked))
             ):
                 begins = max(now, replica.free_at) + per_row_s * replica.rows_before(priority)
                 if (cost := (begins, replica.rows, replica.sent_at)) < least:

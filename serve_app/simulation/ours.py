@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 from serve_app.simulation.replica import SimulatedReplica
 from serve_app.simulation.router import SimulatedRouter
@@ -63,6 +64,7 @@ class ServeApp:
         self._replicas: dict[str, SimulatedReplica] = {}
         self._routers: list[SimulatedRouter] = []
         self._seeded: set[tuple[str, int]] = set()
+        self._taken: set[Entry] = set()
 
     def start(self, world: World) -> None:
         """See `System.start`."""
@@ -82,6 +84,7 @@ class ServeApp:
                 self._replicas,
                 self._bundle_timeout_s,
                 self._newest_frame_wins,
+                self._taken,
             )
             for _ in range(scenario.routers)
         ]
@@ -96,6 +99,7 @@ class ServeApp:
                     self._settings(known.scheduling),
                     name,
                     {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
+                    self._taken,
                     planned=known.device is not None and self._co_schedule,
                 )
                 for of, bucket in self._seeded:

@@ -34,6 +34,7 @@ class Sent:
         executions: What ran for it.
         dropped: Entries of it that were not run and will not be.
         returned: Entries of it that were not run and go back to the router's queue.
+        taken: Entries of it that another replica runs, or that were recalled.
         left: When its answer left the replica.
         reached_at: When it was at the gate.
         waited_s: How long it was here before its execution began, seconds.
@@ -43,7 +44,7 @@ class Sent:
 
     __slots__ = (
         "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "runs_s",
-        "told_s", "waited_s", "waiting",
+        "taken", "told_s", "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,7 @@ class Sent:
         self.executions: list[Observed] = []
         self.dropped: list[Entry] = []
         self.returned: list[Entry] = []
+        self.taken: list[Entry] = []
         self.left = 0.0
         self.reached_at = 0.0
         self.runs_s = 0.0
@@ -79,6 +81,7 @@ class SimulatedReplica:
         settings: ModelScheduling,
         name: str,
         min_share: Mapping[Priority, float],
+        taken: set[Entry],
         *,
         planned: bool,
     ) -> None:
@@ -89,6 +92,8 @@ class SimulatedReplica:
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
+        self._taken = taken
+        self._tied: dict[int, Entry] = {}
         self._busy = False
         self._reopening: Timer | None = None
 
@@ -116,6 +121,8 @@ class SimulatedReplica:
                 here.lane = ALONE
             sent.waiting[here.id] = here
             self._here[here.id] = sent
+            self._tied[here.id] = here
+            here.copies = entry.copies
             self.gate.add(here, now)
         self._open()
 
@@ -126,9 +133,17 @@ class SimulatedReplica:
         if (ready := self._world.ready_at(self._name)) > self._world.now:
             self._reopen_at(ready)
             return
-        turn = self.gate.next(self._world.now)
         ended: dict[Sent, None] = {}
+        for here in [here for here in self._tied.values() if here.payload in self._taken]:
+            sent = self._here.pop(here.id)
+            del sent.waiting[here.id], self._tied[here.id]
+            self.gate.remove(here, elsewhere=True)
+            sent.taken.append(here.payload)
+            if not sent.waiting:
+                ended[sent] = None
+        turn = self.gate.next(self._world.now)
         for here in turn.dropped:
+            self._tied.pop(here.id, None)
             sent = self._here.pop(here.id)
             del sent.waiting[here.id]
             sent.dropped.append(here.payload)
@@ -161,11 +176,14 @@ class SimulatedReplica:
             del sent.waiting[here.id]
             bundles[sent] = None
             requests.append(here.payload.payload)
+            if self._tied.pop(here.id, None) is not None:
+                self._taken.add(here.payload)
         for sent in bundles:
             sent.waited_s = now - sent.reached_at
             sent.executions.append((0, 0, 0.0, ""))  # it is answered after the run
             for here in sent.waiting.values():
                 self.gate.remove(here)
+                self._tied.pop(here.id, None)
                 del self._here[here.id]
                 sent.returned.append(here.payload)
             sent.waiting.clear()
@@ -207,6 +225,7 @@ class SimulatedReplica:
                 self.gate.remove(here)
             sent.waiting.clear()
         self._here.clear()
+        self._tied.clear()
         for sent in (*bundles, *waiting):
             self._reply(sent, sent.failed)
 

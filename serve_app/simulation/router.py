@@ -32,6 +32,7 @@ class SimulatedRouter:
         replicas: dict[str, SimulatedReplica],
         bundle_timeout_s: float,
         newest_frame_wins: bool,
+        taken: set[Entry],
     ) -> None:
         self.name = f"router-{next(_NUMBERS)}"
         self.scheduler = scheduler
@@ -45,6 +46,7 @@ class SimulatedRouter:
         self._watchdog: Timer | None = None
         self._watched_until = 0.0
         self._waiting_frames: dict[int, Entry] = {}
+        self._taken = taken
         self._pump_scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -77,16 +79,25 @@ class SimulatedRouter:
     def _replace(self, entry: Entry, stream: int) -> None:
         """A new frame of a stream makes the one that still waits worthless."""
         older = self._waiting_frames.get(stream)
-        if older is not None and older.state is EntryState.QUEUED:
+        if older is not None and (older.state is EntryState.QUEUED or self._recall(older)):
             self.scheduler.on_cancel(older, self._world.now)
             older.payload.replaced = True
             self._world.drop(older.payload)
             self._schedule_pump()
         self._waiting_frames[stream] = entry
 
+    def _recall(self, entry: Entry) -> bool:
+        """Take an entry back that was sent, if no replica runs it yet."""
+        if entry.state is not EntryState.RUNNING or entry in self._taken:
+            return False
+        self._taken.add(entry)
+        return True
+
     def on_replicas(self, model: str, names: Sequence[str]) -> None:
         """The list of a model's replicas has changed. What waits for a first one is queued again when there is one."""
         self.scheduler.on_replicas(model, names, self._world.now)
+        for name in names:
+            self.scheduler.on_linked(model, name, linked=True)
         if names and (wake_up := self._wake_ups.pop(model, None)) is not None:
             self._deal_with(self.scheduler.on_timeout(wake_up.bundle_id, self._world.now))
         self._schedule_pump()
@@ -131,6 +142,8 @@ class SimulatedRouter:
         if dispatch.replica is None:  # its entries wait here; the world starts replicas by what is queued
             self._wake_ups[dispatch.model] = dispatch
             return
+        if dispatch.entries[0].attempts > 1:
+            self._taken.difference_update(dispatch.entries)
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
         sent = Sent(dispatch, now, due, self.done, self.failed)
         self._in_flight[dispatch.bundle_id] = sent
@@ -177,6 +190,7 @@ class SimulatedRouter:
             sent.told_s,
             sent.returned,
             sent.dropped,
+            sent.taken,
         )
         for entry in alive:
             if sent.dropped and entry in sent.dropped:
