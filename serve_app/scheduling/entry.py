@@ -53,6 +53,7 @@ class Entry:
         lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
         state: See `EntryState`; written by the scheduler only.
         attempts: How many bundles have carried it to a replica.
+        bundle: Id of the bundle that carried it last; 0: none has.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
@@ -65,6 +66,7 @@ class Entry:
         "attempts",
         "avoid",
         "bucket",
+        "bundle",
         "deadline",
         "default_of",
         "id",
@@ -112,6 +114,7 @@ class Entry:
         self.lane = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
+        self.bundle = 0
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of

@@ -242,7 +242,11 @@ class Scheduler:
         return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
-        """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
+        """The client has gone.
+
+        A running entry is forgotten, and the next `decide` recalls it. Its bundle's slot stays taken until the bundle
+        is answered.
+        """
         if entry.state is _QUEUED:
             model = self._models[entry.model]
             model.queue.remove(entry)
@@ -250,6 +254,7 @@ class Scheduler:
             self._end(entry)
         elif entry.state is _RUNNING:
             self._rescues.settle(entry, answered=False)
+            self._bundles.recall(entry)
             self._end(entry)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
@@ -592,7 +597,10 @@ class Scheduler:
         if self._displaced:
             refused += self._displaced
             self._displaced = []
-        return Decisions(dispatches, expired, given_up, refused or (), changes or ())
+        recalls = self._bundles.recalls
+        if recalls:
+            self._bundles.recalls = {}
+        return Decisions(dispatches, expired, given_up, refused or (), changes or (), recalls)
 
     @property
     def wake_at(self) -> float | None:
@@ -619,6 +627,7 @@ class Scheduler:
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
+            entry.bundle = bundle_id
             if entry.variant != variant:
                 entry.variant = entry.lane = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
