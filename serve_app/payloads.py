@@ -6,6 +6,7 @@ Everything here is a plain tuple underneath: cheap to build and to pickle, and w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, TypeAlias
 
 import ml_dtypes
@@ -231,10 +232,13 @@ class Bundle(NamedTuple):
     Attributes:
         entries: The entries.
         sender: Names the router process.
+        recalled: Positions of entries that the router does not wait for any more. A link adds to it while the bundle
+            is at its replica; of what comes another way, nothing is recalled.
     """
 
     entries: list[WireEntry]
     sender: str = ""
+    recalled: AbstractSet[int] = frozenset()
 
 
 class Embeddings(NamedTuple):
@@ -271,7 +275,8 @@ class Failure(NamedTuple):
 EntryResult: TypeAlias = Success | Failure
 
 RETURNED = Failure("returned", "not run; it goes back to its router")
-"""The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it."""
+"""The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
+one that its router has recalled."""
 
 
 class Execution(NamedTuple):

@@ -100,7 +100,9 @@ class RouterDeployment:
             scheduler.seed(model, prior)
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
-        self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        self._dispatcher = Dispatcher(
+            scheduler, self._send, self._metrics, config.router.bundle_timeout_s, self._recall
+        )
         watch = Watch(
             config.router.replica_silence_s,
             config.router.replica_kill_s,
@@ -362,6 +364,11 @@ class RouterDeployment:
         if result.joinable is not None:
             self._service.on_joinable(model, result.joinable)
         return result
+
+    def _recall(self, bundle: Bundle, replica: str | None, positions: Sequence[int]) -> None:
+        # A call by Serve's handle cannot be asked for a part of it: what it carries runs.
+        if (link := self._links.find(replica)) is not None:
+            link.recall(bundle, positions)
 
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
         """Memory for a large body: where replicas can read it, as long as there is room."""

@@ -14,7 +14,7 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Fail
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
-from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.send import Recall, ReplicaLost, Send
 from serve_app.runtime.staged import NOT_IN_TIME
 from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
@@ -64,13 +64,22 @@ class Dispatcher:
         observer: Is told what happens.
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
+        recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
     """
 
-    def __init__(self, scheduler: Scheduler, send: Send, observer: Observer, bundle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        send: Send,
+        observer: Observer,
+        bundle_timeout_s: float,
+        recall: Recall | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._send = send
         self._observer = observer
         self._bundle_timeout_s = bundle_timeout_s
+        self._recall = recall
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
@@ -81,6 +90,7 @@ class Dispatcher:
         self._dispatched_at: dict[int, float] = {}
         self._wake_ups: dict[str, Dispatch] = {}
         self._bundles: set[asyncio.Task[None]] = set()
+        self._sent: dict[int, tuple[Dispatch, Bundle]] = {}
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
@@ -258,9 +268,18 @@ class Dispatcher:
             task = self._loop.create_task(work, context=self._context.copy())
             self._bundles.add(task)
             task.add_done_callback(self._bundles.discard)
+        if decisions.recalls and self._recall is not None:
+            self._recall_all(decisions.recalls, self._recall)
         if self._recovery.pending:
             self._recovery.check(now)
         self._set_timer()
+
+    def _recall_all(self, recalls: Mapping[int, Sequence[Entry]], recall: Recall) -> None:
+        """Ask replicas for entries back."""
+        for bundle_id, entries in recalls.items():
+            if (sent := self._sent.get(bundle_id)) is not None:
+                dispatch, bundle = sent
+                recall(bundle, dispatch.replica, [dispatch.entries.index(entry) for entry in entries])
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
         """Say whose fault it is that nothing was done about an entry in time."""
@@ -346,6 +365,7 @@ class Dispatcher:
             ],
             self._name,
         )
+        self._sent[dispatch.bundle_id] = dispatch, bundle
         nbytes = sum(entry.nbytes for entry in entries)
         watchdog = self._watch(dispatch)
         try:
@@ -369,6 +389,7 @@ class Dispatcher:
             self._on_result(dispatch, entries, result)
         finally:
             watchdog.cancel()
+            del self._sent[dispatch.bundle_id]
             self._schedule_pump()
 
     def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle:

@@ -8,14 +8,23 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from serve_app import __version__
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.runtime.arena import Arena, ArenaReader
-from serve_app.runtime.frames import Frame, Part, decode_bundle, encode_failure, encode_ping, encode_result, is_ping
+from serve_app.runtime.frames import (
+    Frame,
+    Part,
+    decode_bundle,
+    encode_failure,
+    encode_ping,
+    encode_result,
+    is_ping,
+    recalled,
+)
 from serve_app.runtime.link_protocol import (
     HELLO,
     VERSION,
@@ -30,6 +39,7 @@ from serve_app.runtime.link_protocol import (
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Bundle], Awaitable[BundleResult]]
+Recall = Callable[[Bundle], None]
 
 
 class LinkServer:
@@ -38,11 +48,13 @@ class LinkServer:
     Args:
         name: The model's name, for messages.
         run: Runs one bundle; raises only for bugs.
+        recall: Is told of one that runs when more of its entries are ``recalled``.
     """
 
-    def __init__(self, name: str, run: Run) -> None:
+    def __init__(self, name: str, run: Run, recall: Recall | None = None) -> None:
         self._name = name
         self._run = run
+        self._recall = recall
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
         self._open: set[_ServerLink] = set()
@@ -164,6 +176,22 @@ class LinkServer:
             logger.exception("A bundle failed as a whole")
             return encode_failure(call, Failure(InferenceFailed.code, f"model {self._name} failed on this request"))
 
+    def recall(self, call: int, bundle: Bundle | None, positions: Sequence[int]) -> None:
+        """A router does not wait for some entries of a bundle any more. What has ended, or never was, is ignored."""
+        if bundle is None:
+            logger.debug("%s: call %d, some of which is recalled, has ended", self._name, call)
+            return
+        known = bundle.recalled
+        assert isinstance(known, set)
+        for position in positions:
+            if 0 <= position < len(bundle.entries):
+                known.add(position)
+            else:
+                logger.debug("%s: call %d has no entry %d to be recalled", self._name, call, position)
+        if self._recall is not None:
+            # In the next turn: the bundle may have come in this one, and its task must have begun.
+            self._loop.call_soon(self._recall, bundle)
+
     def new_task(self, work: Any) -> asyncio.Task[None]:
         """Start a bundle's task, in a context of its own."""
         return self._loop.create_task(work, context=self._context.copy())
@@ -183,6 +211,7 @@ class _ServerLink(FramedProtocol):
         self._server = server
         self._arena = arena
         self._tasks: set[asyncio.Task[None]] = set()
+        self._bundles: dict[int, Bundle] = {}
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -192,9 +221,13 @@ class _ServerLink(FramedProtocol):
         if is_ping(frame):
             self.write(encode_ping())
             return
-        bundle = decode_bundle(frame, self._arena)
+        call = frame.header[0]
+        if (positions := recalled(frame)) is not None:
+            self._server.recall(call, self._bundles.get(call), positions)
+            return
+        self._bundles[call] = bundle = decode_bundle(frame, self._arena)
         self._server.started()
-        task = self._server.new_task(self._answer(frame.header[0], bundle))
+        task = self._server.new_task(self._answer(call, bundle))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -204,7 +237,9 @@ class _ServerLink(FramedProtocol):
             task.cancel()
 
     async def _answer(self, call: int, bundle: Bundle) -> None:
-        self.write(await self._server.answer(call, bundle))
+        parts = await self._server.answer(call, bundle)
+        del self._bundles[call]
+        self.write(parts)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

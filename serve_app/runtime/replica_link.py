@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.frames import Frame, decode_result, encode_bundle, encode_ping
+from serve_app.runtime.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
 from serve_app.runtime.link_protocol import (
     HELLO,
     VERSION,
@@ -49,8 +49,8 @@ class ReplicaLink(FramedProtocol):
         self._arena = arena
         self._on_lost = on_lost
         self._ids = itertools.count(1)
-        # What an answer is waited for with, and the payload's arrays: the replica reads them where they lie.
-        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Any]] = {}
+        # What an answer is waited for with, the bundle, and its arrays: the replica reads them where they lie.
+        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Bundle, Any]] = {}
         self._retired = False
         self._process = process
         self._liveness: Liveness | None = None
@@ -100,7 +100,7 @@ class ReplicaLink(FramedProtocol):
         parts, kept = encode_bundle(call, bundle, self._arena)
         future: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
-        self._calls[call] = (future, kept)
+        self._calls[call] = (future, bundle, kept)
         self.write(parts)
         if self._liveness is not None:
             self._liveness.begin()
@@ -109,9 +109,16 @@ class ReplicaLink(FramedProtocol):
         finally:
             del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
 
+    def recall(self, bundle: Bundle, positions: Sequence[int]) -> None:
+        """Ask for entries of a bundle back: what of them still waits is not run. One that was answered is ignored."""
+        for call, (_, sent, _) in self._calls.items():
+            if sent is bundle:
+                self.write(encode_recall(call, positions))
+                return
+
     def on_frame(self, frame: Frame) -> None:
         """Take an answer."""
-        future, _ = self._calls.pop(frame.header[0], (None, None))
+        future, _, _ = self._calls.pop(frame.header[0], (None, None, None))
         if self._retired and not self._calls:
             self.close()
         if future is None or future.done():
@@ -131,7 +138,7 @@ class ReplicaLink(FramedProtocol):
         if self._liveness is not None:
             self._liveness.end()
         calls, self._calls = self._calls, {}
-        for future, _ in calls.values():
+        for future, _, _ in calls.values():
             if not future.done():
                 reason = "" if exc is None else f" ({exc})"
                 future.set_exception(ReplicaLost(f"the link to replica {self._name} was cut{reason}"))

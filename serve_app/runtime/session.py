@@ -19,14 +19,14 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import NamedTuple, TypeAlias
 
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import RETURNED, Failure
+from serve_app.payloads import RETURNED, Failure, WireEntry
 from serve_app.runtime.execution import Executor, Ran
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import EXPIRED, NOT_IN_TIME, Job, Staged
@@ -202,6 +202,38 @@ class Session:
             self._let_in()
         except Exception:
             self._fault()
+
+    def recall(self, entries: Sequence[WireEntry], positions: Iterable[int]) -> None:
+        """Take entries of a bundle from the gate; the bundle is answered without them, at once where none are left.
+
+        Args:
+            entries: The bundle's. One that does not wait here is ignored, as is one whose batch runs.
+            positions: Of those to be taken. What was taken before is ignored.
+        """
+        ended: list[Staged] = []
+        try:
+            with self._lock:
+                for staged in self._waiting:
+                    if staged.entries is entries:
+                        break
+                else:
+                    return
+                for index in positions:
+                    if (here := staged.waiting.pop(index, None)) is not None:
+                        self._gate.remove(here)
+                        staged.results[index] = RETURNED
+                if not staged.waiting:
+                    ended.append(staged)
+                    self._leave(staged, time.monotonic())
+            self._see(_Turn([], short=False, ended=ended))
+            self._let_in()
+        except Exception:
+            self._fault(ended)
+
+    def _leave(self, staged: Staged, now: float) -> None:
+        """Nothing of a bundle is left at the gate, and nothing of it will run. The lock is held."""
+        staged.executed_at = staged.finished_at = now  # it has waited until now
+        self._waiting.pop(staged, None)
 
     def _take_out(self, staged: Staged) -> None:
         """Take what is left of a bundle from the gate. The lock is held."""
@@ -394,9 +426,8 @@ class Session:
                 if staged.entries:
                     staged.results[index] = EXPIRED if here.deadline <= now else NOT_IN_TIME
                 if not staged.waiting:
-                    staged.executed_at = staged.finished_at = now  # it has waited until now
                     ended.append(staged)
-                    self._waiting.pop(staged, None)
+                    self._leave(staged, now)
             granted: dict[Staged, None] = {}
             for here in turn.entries:
                 staged, index = here.payload
@@ -444,7 +475,8 @@ class Session:
             with self._lock:
                 # With the lock: once they are granted, nothing may be prepared for them any more.
                 for staged in sorted(self._waiting, key=_urgency):
-                    if staged.job is None and rows + staged.rows <= self._max_rows:
+                    whole = len(staged.waiting) == len(staged.entries)  # nothing of it has failed, or was recalled
+                    if whole and rows + staged.rows <= self._max_rows:
                         upcoming.append(staged)
                         rows += staged.rows
                 self._ahead.want(upcoming)

@@ -80,11 +80,15 @@ class BundlesInFlight:
 
     The heap holds pairs (deadline of a running entry, bundle id), one per bundle at a time; pairs of bundles that
     are done are dropped lazily, so that it has at most ``2 * bundles + 64`` of them.
+
+    Attributes:
+        recalls: By bundle, entries that nobody waits for any more; see `recall`.
     """
 
     def __init__(self) -> None:
         self._bundles: dict[int, Bundle] = {}
         self._due: list[tuple[float, int]] = []
+        self.recalls: dict[int, list[Entry]] = {}
 
     def __len__(self) -> int:
         return len(self._bundles)
@@ -103,10 +107,19 @@ class BundlesInFlight:
     def pop(self, bundle_id: int) -> Bundle | None:
         """A bundle was answered or failed; ``None`` when it is not known (any more)."""
         bundle = self._bundles.pop(bundle_id, None)
+        if self.recalls:
+            self.recalls.pop(bundle_id, None)
         if len(self._due) > 2 * len(self._bundles) + _STALE_ALLOWED:
             self._due[:] = [pair for pair in self._due if pair[1] in self._bundles]
             heapify(self._due)
         return bundle
+
+    def recall(self, entry: Entry) -> None:
+        """Nobody waits for a running entry any more: where it waits at a replica's gate, it need not run."""
+        for bundle_id in entry.bundles:
+            bundle = self._bundles.get(bundle_id)
+            if bundle is not None and bundle.replica.name is not None:
+                self.recalls.setdefault(bundle_id, []).append(entry)
 
     def get(self, bundle_id: int) -> Bundle | None:
         """The bundle of that id, if it is known."""

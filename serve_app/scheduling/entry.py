@@ -52,8 +52,8 @@ class Entry:
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
         lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
         state: See `EntryState`; written by the scheduler only.
-        attempts: How many times it has been tried: a second copy of it that goes along to another replica is no more.
-        copies: How many bundles in flight carry it; more than one where it is tied (`Slots.second`).
+        attempts: How many times it has been tried: that other replicas have it as well is no other try.
+        bundles: Ids of the bundles in flight that carry it; more than one where it is tied to several replicas.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
@@ -66,7 +66,7 @@ class Entry:
         "attempts",
         "avoid",
         "bucket",
-        "copies",
+        "bundles",
         "deadline",
         "default_of",
         "id",
@@ -114,7 +114,7 @@ class Entry:
         self.lane = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
-        self.copies = 0
+        self.bundles: tuple[int, ...] = ()
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of

@@ -5,7 +5,7 @@ execution, the usual overhead and `RescueSettings.slack_s`: the replica hangs, o
 another replica is usable, an overdue one gets no new bundles until it answers something. Each of its entries becomes
 two at the last moment at which it can be in time elsewhere: the one that runs, and a *twin* that is queued as a retry,
 away from that replica. So nothing runs twice while the first answer may still come in time. The first answer counts;
-the other is waste.
+the other copy is recalled, and waste where it runs already.
 
 A replica that the runtime found *silent* is not waited for: all of its entries get their twin at once, as if it had
 died, but its answers still count if it comes back. So it is with one that is listed no more and still owes answers.
@@ -256,7 +256,7 @@ class Rescues:
                 return inf
             if (due := self._overdue_at(bundle)) > now:
                 return due
-        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == e.copies == 1 and e.id not in self.pairs]
+        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == len(e.bundles) == 1 and e.id not in self.pairs]
         self._agenda.touch(self._devices[bundle.model], model)
         slots.release_holds(now)
         other = slots.quickest(other_than=replica) if waiting else None
@@ -322,6 +322,8 @@ class Rescues:
             if copy in model.queue:
                 model.queue.remove(copy)
                 self._agenda.touch(self._devices[copy.model], model)
+        else:
+            self._bundles.recall(copy)
         copy.state = _DONE
         self._bounds.nbytes -= copy.nbytes
 

@@ -242,7 +242,11 @@ class Scheduler:
         return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
-        """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
+        """The client has gone.
+
+        A running entry is forgotten, and the next `decide` recalls it. Its bundle's slot stays taken until the bundle
+        is answered.
+        """
         if entry.state is _QUEUED:
             model = self._models[entry.model]
             model.queue.remove(entry)
@@ -250,6 +254,7 @@ class Scheduler:
             self._end(entry)
         elif entry.state is _RUNNING:
             self._rescues.settle(entry, answered=False)
+            self._bundles.recall(entry)
             self._end(entry)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
@@ -279,7 +284,6 @@ class Scheduler:
         told_s: float = 0.0,
         returned: Collection[Entry] = (),
         dropped: Collection[Entry] = (),
-        taken: Collection[Entry] = (),
     ) -> list[Entry]:
         """A replica answered a bundle. Frees the slot and feeds the latency models.
 
@@ -290,10 +294,9 @@ class Scheduler:
             waited_s: How long the bundle was at the replica's gate, seconds.
             runs_s: Predicted time until what runs at the replica has ended, seconds.
             told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
-            returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
-                they had never been sent.
+            returned: Entries that were not run there and come back. Those that are still waited for, and that no other
+                replica has, are queued again, as if they had never been sent.
             dropped: Entries that were not run there and will not be.
-            taken: Entries that another replica runs, or that were recalled.
 
         Returns:
             The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
@@ -311,17 +314,15 @@ class Scheduler:
         vain = nbytes = 0
         for entry in bundle.entries:
             if entry.state is not _RUNNING or entry.deadline <= now:
-                if entry not in returned and entry not in dropped and entry not in taken:
+                if entry not in returned and entry not in dropped:
                     vain += entry.rows
                 if entry.state is _RUNNING:
                     self._late.append(entry)
-            elif entry.copies > 1 and (entry in returned or entry in dropped or entry in taken):
-                entry.copies -= 1  # it is left to the other replica
-            elif entry in taken:
-                self._requeue(entry, model)  # by a replica that has failed since
+            elif len(entry.bundles) > 1 and (entry in returned or entry in dropped):
+                self._leave(entry, bundle_id)
             elif returned and entry in returned:
-                if bundle.replica.name is not None:
-                    entry.attempts -= 1  # a wake-up bundle was not counted
+                if bundle.replica.name is not None and entry.avoid is None:
+                    entry.attempts -= 1  # a wake-up bundle was not counted, and of a replica that failed one stays
                 if not self._rescues.carried_elsewhere(entry):
                     self._requeue(entry, model)
             else:
@@ -389,7 +390,7 @@ class Scheduler:
             model.slots.fail(bundle.replica, now)
         if reached is not counted:
             for entry in bundle.entries:
-                if entry.copies == 1:
+                if len(entry.bundles) == 1:
                     entry.attempts += 1 if reached else -1
         return self._retry(model, bundle, now, reached=reached)
 
@@ -608,7 +609,10 @@ class Scheduler:
         if self._displaced:
             refused += self._displaced
             self._displaced = []
-        return Decisions(dispatches, expired, given_up, refused or (), changes or ())
+        recalls = self._bundles.recalls
+        if recalls:
+            self._bundles.recalls = {}
+        return Decisions(dispatches, expired, given_up, refused or (), changes or (), recalls)
 
     @property
     def wake_at(self) -> float | None:
@@ -635,7 +639,7 @@ class Scheduler:
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
-            entry.copies = 1
+            entry.bundles = (bundle_id,)
             if entry.variant != variant:
                 entry.variant = entry.lane = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
@@ -660,7 +664,7 @@ class Scheduler:
         self._last_bundle += 1
         bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, rows, now)
         for entry in entries:
-            entry.copies += 1
+            entry.bundles += (bundle.id,)
         model.slots.acquire(
             replica, bundle.id, entries, predicted_s, now, tenants=model.queue.has_tenants
         )
@@ -687,9 +691,9 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
                 continue
-            if entry.copies > 1:
-                entry.copies -= 1  # it is left to the other replica
-                entry.avoid = bundle.replica.name
+            if len(entry.bundles) > 1:
+                self._leave(entry, bundle.id)
+                entry.avoid = bundle.replica.name if reached else entry.avoid
             elif entry.deadline <= now:
                 self._rescues.settle(entry, answered=False)
                 self._end(entry)
@@ -704,6 +708,11 @@ class Scheduler:
                 if self._requeue(entry, model):
                     result.requeued.append(entry)
         return result
+
+    @staticmethod
+    def _leave(entry: Entry, bundle_id: int) -> None:
+        """A replica will not run a tied entry: it is left to the others that have it."""
+        entry.bundles = tuple([other for other in entry.bundles if other != bundle_id])
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE
