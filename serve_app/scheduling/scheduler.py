@@ -263,10 +263,7 @@ class Scheduler:
         device = self._device_of[model]
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
-        for vanished in gone:
-            for bundle_id in list(vanished.bundles):
-                device.ended(bundle_id, now)
-                self._bundles.forget_ended(bundle_id)
+        self._let_go(gone, device, now)
         self._rescues.replicas_changed(now)
 
     def on_done(
@@ -416,8 +413,11 @@ class Scheduler:
             for bundle_id in quarantined.bundles:
                 device.ended(bundle_id, now)
         abandoned = known.slots.quarantine(replica, now)
-        if abandoned is not None:
-            for bundle_id in list(abandoned.bundles):
+        self._let_go(() if abandoned is None else (abandoned,), device, now)
+
+    def _let_go(self, vanished: Iterable[Replica], device: Device, now: float) -> None:
+        for replica in vanished:
+            for bundle_id in list(replica.bundles):
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
