@@ -62,26 +62,9 @@ class Entry:
     """
 
     __slots__ = (
-        "arrival",
-        "attempts",
-        "avoid",
-        "bucket",
-        "bundles",
-        "deadline",
-        "default_of",
-        "id",
-        "lane",
-        "model",
-        "nbytes",
-        "payload",
-        "priority",
-        "probe",
-        "rows",
-        "state",
-        "tenant",
-        "variant",
-        "weight",
-    )
+        "arrival", "attempts", "avoid", "bucket", "bundles", "deadline", "default_of", "id", "lane", "model", "nbytes",
+        "payload", "priority", "probe", "rows", "state", "tenant", "variant", "weight",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -151,9 +151,7 @@ class Gate:
             left_s = self._runs_until - now
             part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
             rows = self._queue.fresh[priority - 1].rows
-            self._bears_s[entry] = claims.bears_s(
-                entry, rows, latency, self._settings, now + self._pause.seconds, part
-            )
+            self._bears_s[entry] = claims.bears_s(entry, rows, latency, self._settings, now + self._pause.seconds, part)
 
     def remove(self, entry: Entry, *, elsewhere: bool = False) -> bool:
         """Forget an entry. Returns whether it waited here.

@@ -39,17 +39,9 @@ class ModelState:
     """
 
     __slots__ = (
-        "breakers",
-        "full_rows",
-        "latencies",
-        "overhead",
-        "probes",
-        "queue",
-        "run_rows",
-        "settings",
-        "slots",
+        "breakers", "full_rows", "latencies", "overhead", "probes", "queue", "run_rows", "settings", "slots",
         "wasted_rows",
-    )
+    )  # fmt: skip
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
         self.settings = settings

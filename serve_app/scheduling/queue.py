@@ -107,10 +107,6 @@ class ClassQueue(Counts):
         """The queues of the tenants that have something queued."""
         return [queue for queue in self._tenants.values() if queue]
 
-    def of(self, tenant: str) -> TenantQueue | None:
-        """The queue of a tenant, or ``None``."""
-        return self._tenants.get(tenant)
-
     def push(self, entry: Entry) -> None:
         """Queue an entry. Raises ValueError when its id is queued here already."""
         sole = self._sole

@@ -18,6 +18,7 @@ the long run; and one is made only where it would be in time behind all that wai
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -70,17 +71,15 @@ class Allowance:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class _Pair:
     """One request in two copies. ``lost`` tells of the original that its bundle has failed."""
 
-    __slots__ = ("allowance", "bundle", "lost", "original", "twin")
-
-    def __init__(self, original: Entry, bundle: Bundle, twin: Entry, allowance: Allowance) -> None:
-        self.allowance = allowance
-        self.original = original
-        self.bundle = bundle
-        self.twin = twin
-        self.lost = False
+    original: Entry
+    bundle: Bundle
+    twin: Entry
+    allowance: Allowance
+    lost: bool = False
 
 
 class Rescues:
@@ -256,7 +255,11 @@ class Rescues:
                 return inf
             if (due := self._overdue_at(bundle)) > now:
                 return due
-        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == len(e.bundles) == 1 and e.id not in self.pairs]
+        waiting = [
+            e
+            for e in bundle.entries
+            if e.state is _RUNNING and e.attempts == len(e.bundles) == 1 and e.id not in self.pairs
+        ]
         self._agenda.touch(self._devices[bundle.model], model)
         slots.release_holds(now)
         other = slots.quickest(other_than=replica) if waiting else None

@@ -263,10 +263,7 @@ class Scheduler:
         device = self._device_of[model]
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
-        for vanished in gone:
-            for bundle_id in list(vanished.bundles):
-                device.ended(bundle_id, now)
-                self._bundles.forget_ended(bundle_id)
+        self._let_go(gone, device, now)
         self._rescues.replicas_changed(now)
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
@@ -424,8 +421,11 @@ class Scheduler:
             for bundle_id in quarantined.bundles:
                 device.ended(bundle_id, now)
         abandoned = known.slots.quarantine(replica, now)
-        if abandoned is not None:
-            for bundle_id in list(abandoned.bundles):
+        self._let_go(() if abandoned is None else (abandoned,), device, now)
+
+    def _let_go(self, vanished: Iterable[Replica], device: Device, now: float) -> None:
+        for replica in vanished:
+            for bundle_id in list(replica.bundles):
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
@@ -665,9 +665,7 @@ class Scheduler:
         bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, rows, now)
         for entry in entries:
             entry.bundles += (bundle.id,)
-        model.slots.acquire(
-            replica, bundle.id, entries, predicted_s, now, tenants=model.queue.has_tenants
-        )
+        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, tenants=model.queue.has_tenants)
         self._bundles.add(bundle)
         exact = entries[0].lane != "" or model.has_limited_fallbacks
         overhead_s = model.overhead.seconds

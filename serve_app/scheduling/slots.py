@@ -143,7 +143,6 @@ class Slots:
         avoid: str | None = None,
         *,
         suspect: bool = False,
-        beside: Collection[Replica] = (),
     ) -> Replica | None:
         """The replica with room for more rows of a class where the next bundle should go, or ``None``.
 
@@ -155,7 +154,6 @@ class Slots:
             avoid: A replica not to choose, unless it is the only one that is not held.
             suspect: The bundle carries a retried entry: it goes where no other such bundle is in flight, so that
                 two suspects are never lost together.
-            beside: Where the bundle goes in any case: one more replica is wanted that may run it in their place.
         """
         if not self.replicas:
             return None if self._wake_up.bundles or self._wake_up.held_until is not None else self._wake_up
@@ -170,12 +168,24 @@ class Slots:
                 and replica.rows_before(priority) < most
                 and replica.name != avoid
                 and not (suspect and replica.suspects)
-                and (not beside or (replica not in beside and replica.linked))
             ):
                 begins = max(now, replica.free_at) + per_row_s * replica.rows_before(priority)
                 if (cost := (begins, replica.rows, replica.sent_at)) < least:
                     best, least = replica, cost
         return best
+
+    def beside(self, chosen: Replica, priority: Priority, max_rows: float, most: int) -> list[Replica]:
+        """The other linked replicas with room for rows of a class, at most so many, those with the fewest rows first."""
+        room = self.window * max_rows
+        others = [
+            replica
+            for replica in self.replicas.values()
+            if replica is not chosen
+            and replica.linked
+            and replica.held_until is None
+            and replica.rows_before(priority) < room
+        ]
+        return sorted(others, key=_rows)[:most] if len(others) > most else others
 
     def acquire(
         self,

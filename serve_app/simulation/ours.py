@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.entry import Entry
+from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 from serve_app.simulation.replica import SimulatedReplica
 from serve_app.simulation.router import SimulatedRouter

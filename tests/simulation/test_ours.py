@@ -205,11 +205,15 @@ def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
     assert result.total.server_s == pytest.approx(result.total.p50_s)
 
 
-def test_a_new_frame_takes_the_place_of_the_one_that_waits() -> None:
-    """Not of one that was sent already; where this is switched off, frames queue up."""
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_new_frame_takes_the_place_of_the_one_that_waits(window: int) -> None:
+    """In the queue or at a gate, and not of one that runs; where this is switched off, frames queue up."""
     stream = Stream("video", "m", streams=1, fps=30.0, timeout_s=0.5)
     scenario = make_scenario(
-        stream, models=(make_model(max_rows=1, curve=Affine(0.09, 0.0), slo_s=0.2, window=1),), routers=2
+        stream,
+        models=(make_model(max_rows=1, curve=Affine(0.09, 0.0), slo_s=0.2, window=window),),
+        routers=2,
+        overheads=Overheads(0.0005, 0.001, 0.001),
     )
     newest = simulate(scenario, ServeApp, 1)
     assert newest.total.replaced > 150
