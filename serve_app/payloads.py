@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -211,6 +211,7 @@ class WireEntry(NamedTuple):
         tenant: Who shares the class with others.
         weight: The tenant's weight.
         alone: Whether it shares no run, since it may be what a replica died of.
+        place: Its place in the router's table of ties, where other replicas have it, too; 0: none has.
     """
 
     priority: int
@@ -224,6 +225,17 @@ class WireEntry(NamedTuple):
     tenant: str = ""
     weight: float = 1.0
     alone: bool = False
+    place: int = 0
+
+
+class Ties(Protocol):
+    """Who runs an entry that several replicas have; see `serve_app.runtime.ties`."""
+
+    def taken(self, place: int) -> bool:
+        """Whether another replica runs it."""
+
+    def take(self, place: int) -> bool:
+        """Run it here, unless another replica does. Returns whether it may."""
 
 
 class Bundle(NamedTuple):
@@ -234,11 +246,13 @@ class Bundle(NamedTuple):
         sender: Names the router process.
         recalled: Positions of entries that the router does not wait for any more. A link adds to it while the bundle
             is at its replica; of what comes another way, nothing is recalled.
+        ties: The router's table of ties, as its replica sees it. It does not travel; ``None``: it runs all of them.
     """
 
     entries: list[WireEntry]
     sender: str = ""
     recalled: AbstractSet[int] = frozenset()
+    ties: Ties | None = None
 
 
 class Embeddings(NamedTuple):
@@ -274,7 +288,7 @@ class Failure(NamedTuple):
 
 EntryResult: TypeAlias = Success | Failure
 
-RETURNED = Failure("returned", "not run; it goes back to its router")
+RETURNED = Failure("returned", "not run here; it goes back to its router")
 """The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
 one that its router has recalled."""
 

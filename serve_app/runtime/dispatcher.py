@@ -25,6 +25,7 @@ from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import Recall, ReplicaLost, Send
 from serve_app.runtime.staged import NOT_IN_TIME
+from serve_app.runtime.ties import TieTable
 from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
@@ -65,6 +66,7 @@ class Dispatcher:
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
         recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
+        ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
     """
 
     def __init__(
@@ -74,12 +76,15 @@ class Dispatcher:
         observer: Observer,
         bundle_timeout_s: float,
         recall: Recall | None = None,
+        ties: TieTable | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._send = send
         self._observer = observer
         self._bundle_timeout_s = bundle_timeout_s
         self._recall = recall
+        self._ties = ties
+        self._places: dict[int, list[int]] = {}  # of a tied entry its place, and how many bundles carry it
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
@@ -215,6 +220,10 @@ class Dispatcher:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
 
+    def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
+        """Tell the scheduler whether a replica shares the table of ties."""
+        self._scheduler.on_linked(model, replica, linked=linked and self._ties is not None)
+
     def on_silent(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
         logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
@@ -262,7 +271,11 @@ class Dispatcher:
             else:
                 for entry in dispatch.entries:
                     self._dispatched_at[entry.id] = now
-                work = self._carry(dispatch, now)
+                tied = dispatch.entries if len(dispatch.entries[0].bundles) > 1 else ()
+                if tied and self._ties is not None:
+                    for entry in tied:
+                        self._places.setdefault(entry.id, [0, 0])[1] += 1
+                work = self._carry(dispatch, now, tied)
             # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
             # cancel everybody's bundle when that one client leaves.
             task = self._loop.create_task(work, context=self._context.copy())
@@ -343,7 +356,25 @@ class Dispatcher:
             requeue = self._scheduler.on_failed(dispatch.bundle_id, now, False)
         self._deal_with(requeue)
 
-    async def _carry(self, dispatch: Dispatch, sent_at: float) -> None:
+    def _place(self, entry: Entry) -> int:
+        """The place of a tied entry in the table of ties; 0 where it has none."""
+        if self._ties is None or (place := self._places.get(entry.id)) is None:
+            return 0
+        place[0] = place[0] or self._ties.place()
+        return place[0]
+
+    def _free_places(self, tied: Sequence[Entry]) -> None:
+        """One bundle with tied entries has ended."""
+        if self._ties is None:
+            return
+        for entry in tied:
+            place = self._places[entry.id]
+            place[1] -= 1
+            if not place[1]:
+                self._ties.free(place[0])
+                del self._places[entry.id]
+
+    async def _carry(self, dispatch: Dispatch, sent_at: float, tied: Sequence[Entry]) -> None:
         """Send one bundle and deal out what comes back."""
         entries = list(dispatch.entries)
         bundle = Bundle(
@@ -360,6 +391,7 @@ class Dispatcher:
                     entry.tenant,
                     entry.weight,
                     entry.attempts > 1,
+                    self._place(entry) if tied else 0,
                 )
                 for entry in entries
             ],
@@ -390,6 +422,7 @@ class Dispatcher:
         finally:
             watchdog.cancel()
             del self._sent[dispatch.bundle_id]
+            self._free_places(tied)
             self._schedule_pump()
 
     def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle:
@@ -411,8 +444,8 @@ class Dispatcher:
         self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
         pairs = list(zip(entries, result.results, strict=True))
         returned = [entry for entry, answer in pairs if _failed_as(answer, RETURNED.code)]
-        for entry in entries:
-            if entry.id in self._dispatched_at:
+        for entry, answer in pairs:
+            if entry.id in self._dispatched_at and (len(entry.bundles) == 1 or _has_run(answer)):
                 self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
         alive = self._scheduler.on_done(
             dispatch.bundle_id,

@@ -35,6 +35,7 @@ from serve_app.runtime.link_protocol import (
     check_peer,
     new_socket,
 )
+from serve_app.runtime.ties import Ties
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +121,9 @@ class LinkServer:
     async def _join(self, connection: socket.socket) -> None:
         try:
             check_peer(connection)
-            arena = await self._meet(connection)
+            ties, arena = await self._meet(connection)
             await self._loop.sock_sendall(connection, WELCOME)
-            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, arena), connection)
+            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
         except (OSError, ValueError, LinkError) as error:
             # Routers try again for as long as they live.
             reason = str(error)
@@ -137,7 +138,7 @@ class LinkServer:
             connection.close()
             raise
 
-    async def _meet(self, connection: socket.socket) -> ArenaReader | None:
+    async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
         """Hear who it is, and map the memory that it shares."""
         readable = asyncio.Event()
         self._loop.add_reader(connection.fileno(), readable.set)
@@ -145,14 +146,16 @@ class LinkServer:
             await readable.wait()
         finally:
             self._loop.remove_reader(connection.fileno())
-        hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 1)
+        hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 2)
         try:
             if len(hello) != HELLO.size:
                 raise LinkError("it hung up")
             version, nbytes = HELLO.unpack(hello)
             if version != VERSION:
                 raise LinkError(f"it is of version {version.rstrip(bytes(1)).decode()}, not {__version__}")
-            return ArenaReader(files[0], nbytes) if files else None
+            if not files:
+                raise LinkError("it shares no table of ties")
+            return Ties(files[0]), ArenaReader(files[1], nbytes) if len(files) > 1 else None
         finally:
             for file in files:
                 os.close(file)
@@ -206,9 +209,10 @@ class LinkServer:
 
 
 class _ServerLink(FramedProtocol):
-    def __init__(self, server: LinkServer, arena: ArenaReader | None) -> None:
+    def __init__(self, server: LinkServer, ties: Ties, arena: ArenaReader | None) -> None:
         super().__init__()
         self._server = server
+        self._ties = ties
         self._arena = arena
         self._tasks: set[asyncio.Task[None]] = set()
         self._bundles: dict[int, Bundle] = {}
@@ -225,7 +229,7 @@ class _ServerLink(FramedProtocol):
         if (positions := recalled(frame)) is not None:
             self._server.recall(call, self._bundles.get(call), positions)
             return
-        self._bundles[call] = bundle = decode_bundle(frame, self._arena)
+        self._bundles[call] = bundle = decode_bundle(frame, self._arena)._replace(ties=self._ties)
         self._server.started()
         task = self._server.new_task(self._answer(call, bundle))
         self._tasks.add(task)

@@ -27,6 +27,7 @@ from serve_app.runtime.link_protocol import (
 )
 from serve_app.runtime.liveness import Liveness, Watch
 from serve_app.runtime.send import ReplicaLost
+from serve_app.runtime.ties import TieTable
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class ReplicaLink(FramedProtocol):
 async def connect(
     address: str,
     name: str,
+    ties: TieTable,
     arena: Arena | None,
     on_lost: Callable[[], None],
     timeout_s: float = _WELCOME_TIMEOUT_S,
@@ -168,7 +170,8 @@ async def connect(
     Args:
         address: What its `LinkServer` is called.
         name: The replica's id, for messages.
-        arena: What to share with it.
+        ties: Who runs what several replicas have; it is shared with it.
+        arena: What else to share with it.
         on_lost: Called once, when the connection has ended.
         timeout_s: Longest wait for the replica's welcome, seconds.
 
@@ -181,7 +184,7 @@ async def connect(
         await loop.sock_connect(connection, abstract(address))
         process = check_peer(connection)
         hello = HELLO.pack(VERSION, 0 if arena is None else arena.nbytes)
-        socket.send_fds(connection, [hello], [] if arena is None else [arena.fd])
+        socket.send_fds(connection, [hello], [ties.fd] if arena is None else [ties.fd, arena.fd])
         async with asyncio.timeout(timeout_s):
             await _welcomed(connection)
         _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost, process), sock=connection)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, WireEntry
+from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
 from serve_app.runtime.joining import Joining
 from serve_app.scheduling.entry import Entry
 
@@ -56,6 +56,7 @@ class Staged:
         results: Per entry its outcome, filled in on the way.
         sender: Names the router that sent it.
         recalled: Positions of entries that its router does not wait for any more; see `serve_app.payloads.Bundle`.
+        ties: Who runs those of its entries that other replicas have, too; see `serve_app.payloads.Bundle`.
         waiting: Its entries at the gate, by position.
         chosen: Positions of the entries that the gate has let through, and that run.
         runs_on: The variant that they run on.
@@ -87,6 +88,7 @@ class Staged:
     results: list[EntryResult | None]
     sender: str = ""
     recalled: AbstractSet[int] = frozenset()
+    ties: Ties | None = None
     waiting: dict[int, Entry] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
     runs_on: str = ""

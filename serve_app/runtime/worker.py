@@ -123,6 +123,7 @@ class Worker:
             [None] * len(bundle.entries),
             sender=bundle.sender,
             recalled=bundle.recalled,
+            ties=bundle.ties,
         )
         await self._pool.preprocess(staged)
         preprocessed = time.monotonic()

@@ -27,10 +27,8 @@ _HOLD = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
 _COALESCE = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
-_COPIES = 8
 _TIED_FROM_S = 0.005
-"""Entries for a busy replica go to so many, unless an execution is shorter than that: a copy costs two processes a
-message, and saves a part of an execution."""
+"""Entries are tied where executions take as long: a copy costs two processes a message, and saves a part of one."""
 _PARTS = 2
 _FEWEST = 2
 """A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
@@ -124,17 +122,18 @@ class Alone:
                 if now < send_at:
                     self.open_at = send_at
                     return None  # what is less urgent does not go before it
-            tied = self._tied(priority, replica, now)
+            tied = self._tied(priority, replica)
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most), tied)
         return None
 
-    def _tied(self, priority: Priority, replica: Replica, now: float) -> Sequence[Replica]:
+    def _tied(self, priority: Priority, replica: Replica) -> Sequence[Replica]:
         """Where else entries go that this replica cannot begin at once, so that whoever is free first runs them."""
-        model = self._model
-        run_s = model.per_row_s * model.run_rows
-        if not replica.bundles or not replica.linked or run_s < _TIED_FROM_S:
+        model, copies = self._model, self._model.settings.copies
+        if not replica.bundles or not replica.linked or copies == 1:
             return ()
-        return model.slots.beside(replica, priority, model.settings.max_rows, _COPIES - 1)
+        if model.per_row_s * model.run_rows < _TIED_FROM_S:
+            return ()
+        return model.slots.beside(replica, priority, model.settings.max_rows, copies - 1)
 
     def _part(self) -> int:
         """Most rows of a bundle for a busy replica."""
@@ -191,7 +190,7 @@ class Alone:
             entries.append(following)
             rows += following.rows
             heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
-        return self._bundle(replica, entries, self._tied(priority, replica, now))
+        return self._bundle(replica, entries, self._tied(priority, replica))
 
     def _bundle(self, replica: Replica, entries: list[Entry], tied: Sequence[Replica] = ()) -> NextBundle:
         model = self._model

@@ -582,8 +582,8 @@ class Scheduler:
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
                     dispatches.append(self._launch(following, now))
-                    for other in following.tied:
-                        dispatches.append(self._launch_copy(following, other, now))
+                    if following.tied:
+                        dispatches += [self._launch_copy(following, other, now) for other in following.tied]
             else:
                 device.open_at = inf
             device.rest()

@@ -68,6 +68,7 @@ class ModelScheduling:
         bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
+        copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ModelScheduling:
     bytes_per_row: int = 0
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
+    copies: int = 8
 
 
 @dataclass(frozen=True, slots=True)

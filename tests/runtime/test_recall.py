@@ -23,6 +23,7 @@ from serve_app.runtime.frames import encode_recall
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.replica_link import ReplicaLink, connect
+from serve_app.runtime.ties import TieTable
 from serve_app.runtime.worker import Worker
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
@@ -242,7 +243,7 @@ async def linked(*workers: Worker) -> AsyncIterator[Ends]:
         told.release()
 
     servers = [LinkServer(MODEL, worker.run, partial(telling, worker)) for worker in workers]
-    links = [await connect(server.address, "r", None, lost.set) for server in servers]
+    links = [await connect(server.address, "r", TieTable(), None, lost.set) for server in servers]
     yield Ends(links, lost, told)
     for link in links:
         link.close()
