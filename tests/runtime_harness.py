@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.send import Recall
 from serve_app.runtime.staged import Staged
+from serve_app.runtime.ties import TieTable
 from serve_app.runtime.worker import RunBatch, RunOne, Worker
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -105,6 +106,8 @@ def make_dispatcher(
     replicas: tuple[str, ...] = ("a",),
     limits: dict[Priority, ClassSettings] | None = None,
     recall: Recall | None = None,
+    ties: TieTable | None = None,
+    executions: Sequence[tuple[int, int, float, str]] = (),
 ) -> tuple[Dispatcher, RouterMetrics]:
     """A dispatcher of one model with these replicas."""
     scheduler = Scheduler(
@@ -113,8 +116,11 @@ def make_dispatcher(
         ProcessLimits(total_bytes=10**9),
     )
     metrics = RouterMetrics(scheduler)
-    dispatcher = Dispatcher(scheduler, send, metrics, bundle_timeout_s, recall)
+    scheduler.seed(MODEL, executions)
+    dispatcher = Dispatcher(scheduler, send, metrics, bundle_timeout_s, recall, ties)
     dispatcher.on_replicas(MODEL, replicas)
+    for replica in replicas:
+        dispatcher.on_linked(MODEL, replica, linked=ties is not None)
     return dispatcher, metrics
 
 

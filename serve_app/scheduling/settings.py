@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+COPIES = 8
+"""Replicas that have an entry at once; half of a model's replicas gain little, all of them what one queue would."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClassSettings:
@@ -83,7 +86,7 @@ class ModelScheduling:
     bytes_per_row: int = 0
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
-    copies: int = 8
+    copies: int = COPIES
 
 
 @dataclass(frozen=True, slots=True)
