@@ -26,9 +26,13 @@ class Bundle:
         begins: When it was sent, seconds.
         settled: Whether no rescue of any of its entries is to be thought of any more.
         orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
+        recalled: Whether any of its entries was.
     """
 
-    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "orphaned", "replica", "rows", "settled")
+    __slots__ = (
+        "_by_deadline", "_due", "begins", "entries", "id", "model", "orphaned", "recalled", "replica", "rows",
+        "settled",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Bundle:
     ) -> None:
         self.begins = begins
         self.settled = False
-        self.orphaned = False
+        self.orphaned = self.recalled = False
         self.id = id
         self.model = model
         self.replica = replica
@@ -119,6 +123,7 @@ class BundlesInFlight:
         for bundle_id in entry.bundles:
             bundle = self._bundles.get(bundle_id)
             if bundle is not None and bundle.replica.name is not None:
+                bundle.recalled = True
                 self.recalls.setdefault(bundle_id, []).append(entry)
 
     def get(self, bundle_id: int) -> Bundle | None:

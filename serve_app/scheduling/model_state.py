@@ -125,7 +125,9 @@ class ModelState:
             # How long a replica was silent that has been given up tells nothing of the ways.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
-        self.slots.release(replica, bundle.id, now, answered=True, runs_s=runs_s, told_s=told_s)
+        # What is recalled comes back also from a session that hangs.
+        works = bool(executions) or not bundle.recalled
+        self.slots.release(replica, bundle.id, now, answered=works, runs_s=runs_s, told_s=told_s)
 
     @property
     def has_limited_fallbacks(self) -> bool:

@@ -242,11 +242,7 @@ class Scheduler:
         return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
-        """The client has gone.
-
-        A running entry is forgotten, and the next `decide` recalls it. Its bundle's slot stays taken until the bundle
-        is answered.
-        """
+        """The client has gone. A running entry is recalled by the next `decide`, and counts until it is answered."""
         if entry.state is _QUEUED:
             model = self._models[entry.model]
             model.queue.remove(entry)
@@ -609,9 +605,7 @@ class Scheduler:
         if self._displaced:
             refused += self._displaced
             self._displaced = []
-        recalls = self._bundles.recalls
-        if recalls:
-            self._bundles.recalls = {}
+        recalls, self._bundles.recalls = self._bundles.recalls, {}
         return Decisions(dispatches, expired, given_up, refused or (), changes or (), recalls)
 
     @property

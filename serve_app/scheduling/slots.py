@@ -247,7 +247,7 @@ class Slots:
             replica: Where it was.
             bundle_id: The bundle.
             now: Seconds.
-            answered: Whether it was answered.
+            answered: Whether it was answered, by a session that works.
             runs_s: Predicted time until what runs there has ended, seconds.
             told_s: See `Replica`.
         """
@@ -263,10 +263,10 @@ class Slots:
                 else:
                     replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
-        replica.heard_at = now
         replica.free_at = now + runs_s
         replica.told_s = told_s
         if answered:
+            replica.heard_at = now
             replica.failures = 0
             replica.held_until = replica.ejected_until
         elif replica.held_until == inf and not replica.bundles:

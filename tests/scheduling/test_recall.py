@@ -135,3 +135,39 @@ def test_whose_client_has_left_is_recalled_in_both_copies() -> None:
     scheduler.on_cancel(entry, 3.0)
 
     assert scheduler.decide(3.0).recalls == {first.bundle_id: [entry], second.bundle_id: second.entries}
+
+
+def test_a_replica_whose_session_hangs_stays_held_whatever_is_recalled_from_it() -> None:
+    """Its event loop gives back what waits; only what has run tells that it works."""
+    scheduler = make_scheduler(profile=AFFINE)
+    stuck = _sent(scheduler, make_entry(deadline=60.0))
+    behind, last = (_sent(scheduler, make_entry(deadline=60.0), now=now) for now in (0.1, 0.2))
+    scheduler.on_timeout(stuck.bundle_id, 30.0)
+    for bundle in (behind, last):
+        scheduler.on_cancel(bundle.entries[0], 31.0)
+        assert scheduler.decide(31.0).recalls == {bundle.bundle_id: bundle.entries}
+        scheduler.on_done(bundle.bundle_id, [], 31.0, returned=bundle.entries)
+        assert scheduler.snapshot()["m"]["held_replicas"] == ["a"]
+    scheduler.on_done(stuck.bundle_id, [(1, 0, 31.0, "")], 32.0)
+    assert scheduler.snapshot()["m"]["held_replicas"] == []
+
+
+def test_what_is_recalled_is_no_sign_that_the_rest_makes_progress() -> None:
+    """What the replica runs meanwhile is overdue when it was before."""
+    rescued = []
+    for leaves in (False, True):
+        scheduler = make_scheduler(profile=AFFINE)
+        stuck = _sent(scheduler, make_entry(deadline=1.0))
+        behind = _sent(scheduler, make_entry(deadline=60.0), now=0.01)
+        scheduler.on_replicas("m", ["a", "b"], 0.02)
+        if leaves:
+            scheduler.on_cancel(behind.entries[0], 0.9)
+            scheduler.on_done(behind.bundle_id, [], 0.9, returned=behind.entries)
+        now = 0.02
+        while not (sent := scheduler.decide(now).dispatches):
+            wake_at = scheduler.wake_at
+            assert wake_at is not None
+            now = max(now, wake_at)
+        assert [entry.id for entry in sent[0].entries] == [stuck.entries[0].id]
+        rescued.append(now)
+    assert rescued[0] == rescued[1]
