@@ -124,11 +124,11 @@ class Alone:
                 if now < send_at:
                     self.open_at = send_at
                     return None  # what is less urgent does not go before it
-            tied = self._tied(priority, replica, now)
+            tied = self._tied(priority, replica)
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most), tied)
         return None
 
-    def _tied(self, priority: Priority, replica: Replica, now: float) -> Sequence[Replica]:
+    def _tied(self, priority: Priority, replica: Replica) -> Sequence[Replica]:
         """Where else entries go that this replica cannot begin at once, so that whoever is free first runs them."""
         model = self._model
         run_s = model.per_row_s * model.run_rows
@@ -191,7 +191,7 @@ class Alone:
             entries.append(following)
             rows += following.rows
             heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
-        return self._bundle(replica, entries, self._tied(priority, replica, now))
+        return self._bundle(replica, entries, self._tied(priority, replica))
 
     def _bundle(self, replica: Replica, entries: list[Entry], tied: Sequence[Replica] = ()) -> NextBundle:
         model = self._model

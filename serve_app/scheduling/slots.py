@@ -66,8 +66,8 @@ class Replica:
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "linked", "listed", "name",
-        "sent_at", "suspects", "tenants", "told_s",
+        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "linked", "listed",
+        "name", "sent_at", "suspects", "tenants", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
@@ -175,7 +175,7 @@ class Slots:
         return best
 
     def beside(self, chosen: Replica, priority: Priority, max_rows: float, most: int) -> list[Replica]:
-        """The other linked replicas with room for rows of a class, at most so many, those with the fewest rows first."""
+        """The other linked replicas with room for rows of a class, at most so many: those with the fewest rows."""
         room = self.window * max_rows
         others = [
             replica
