@@ -314,8 +314,8 @@ class Scheduler:
             elif len(entry.bundles) > 1 and (entry in returned or entry in dropped):
                 self._leave(entry, bundle_id)
             elif returned and entry in returned:
-                if bundle.replica.name is not None and entry.avoid is None:
-                    entry.attempts -= 1  # a wake-up bundle was not counted, and of a replica that failed one stays
+                if bundle.replica.name is not None:  # a wake-up bundle was not counted
+                    self._untry(entry)
                 if not self._rescues.carried_elsewhere(entry):
                     self._requeue(entry, model)
             else:
@@ -383,8 +383,12 @@ class Scheduler:
             model.slots.fail(bundle.replica, now)
         if reached is not counted:
             for entry in bundle.entries:
-                if len(entry.bundles) == 1:
-                    entry.attempts += 1 if reached else -1
+                if len(entry.bundles) > 1:
+                    continue
+                if reached:
+                    entry.attempts += 1
+                else:
+                    self._untry(entry)
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
@@ -578,8 +582,7 @@ class Scheduler:
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
                     dispatches.append(self._launch(following, now))
-                    if following.tied:
-                        dispatches += [self._launch_copy(following, other, now) for other in following.tied]
+                    dispatches += [self._launch_copy(following, other, now) for other in following.tied]
             else:
                 device.open_at = inf
             device.rest()
@@ -700,6 +703,12 @@ class Scheduler:
                 if self._requeue(entry, model):
                     result.requeued.append(entry)
         return result
+
+    @staticmethod
+    def _untry(entry: Entry) -> None:
+        """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
+        if entry.attempts > 1 or entry.avoid is None:
+            entry.attempts -= 1
 
     @staticmethod
     def _leave(entry: Entry, bundle_id: int) -> None:

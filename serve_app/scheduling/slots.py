@@ -175,7 +175,7 @@ class Slots:
         return best
 
     def beside(self, chosen: Replica, priority: Priority, max_rows: float, most: int) -> list[Replica]:
-        """At most so many other linked replicas with room for rows of a class: those with the fewest rows in flight."""
+        """The other linked replicas with room for rows of a class, at most so many: those with the fewest rows."""
         room = self.window * max_rows
         others = [
             replica
