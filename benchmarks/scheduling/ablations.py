@@ -139,6 +139,7 @@ ABLATIONS: dict[str, Ablation] = {
         replaced=((gate.Gate, "_is_probe", _never), (Probes, "allow", _never)),
     ),
     "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
+    "fairness inside a class": Ablation("all requests count as one tenant's", arguments={"by_tenant": False}),
     "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
     "fallbacks": Ablation("no lighter variant stands in", _scheduling(fallbacks=())),
     "newest frame wins": Ablation("older frames stay queued", arguments={"newest_frame_wins": False}),
