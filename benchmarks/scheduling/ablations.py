@@ -140,6 +140,8 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
     "fairness inside a class": Ablation("all requests count as one tenant's", arguments={"by_tenant": False}),
+    "fairness over sizes": Ablation("requests that cost most are given up first", _scheduling(size_fairness=0.0)),
+    "passing over": Ablation("a batch ends at the first longer request", replaced=((composition, "_ASIDE", 0),)),
     "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
     "fallbacks": Ablation("no lighter variant stands in", _scheduling(fallbacks=())),
     "newest frame wins": Ablation("older frames stay queued", arguments={"newest_frame_wins": False}),

@@ -68,6 +68,7 @@ class ModelScheduling:
         bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
+        size_fairness: Least attainment of each size of request as a part of its class's mean, 0 to 1; 0: any.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ModelScheduling:
     bytes_per_row: int = 0
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
+    size_fairness: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

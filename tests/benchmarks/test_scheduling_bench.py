@@ -215,4 +215,4 @@ def test_a_polite_tenant_is_compared_with_being_alone(lab: Laboratory, monkeypat
 def test_every_size_of_request_is_counted(lab: Laboratory) -> None:
     """By rows and cost bucket."""
     found = fairness.sizes(lab)
-    assert list(found.tables[0].header[1:4]) == ["1x512", "4x2048", "8x8192"]
+    assert list(found.tables[0].header[2:5]) == ["1x512", "4x2048", "8x8192"]
