@@ -177,8 +177,8 @@ def settings(trace: Path | None) -> Iterator[Setting]:
     for count, shared in product((20, 100, 500), (False, True)):
         name = f"models/{count}/{'4 devices' if shared else 'own'}"
         yield Setting(name, partial(_models, count, shared), value=float(count))
-    for load in (0.5, 0.9, 1.3):
-        yield Setting(f"mixed/{load:g}", partial(_mixed, load), value=load)
+    for load in (0.5, 0.9, 1.3, 2.0):
+        yield Setting(f"mixed/{load:g}", partial(mixed, load), value=load)
     for name, scale in (("same", 8.0), ("tighter", 4.0), ("false", 2.0)):
         yield Setting(f"tenants/{name}", partial(_tenants, scale))
 
@@ -245,7 +245,8 @@ def _models(count: int, shared: bool, seconds: float) -> Scenario:
     )
 
 
-def _mixed(load: float, seconds: float) -> Scenario:
+def mixed(load: float, seconds: float) -> Scenario:
+    """Single rows, and requests of several longer ones."""
     parts = ((0.6, 1, 512), (0.3, 4, 2048), (0.1, 8, 8192))
     slo_s = 15.0 * L1_S
     model = one_model(slo_s, curve=_LENGTH)

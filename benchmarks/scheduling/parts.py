@@ -11,6 +11,7 @@ from benchmarks.scheduling.conditions import L1_S, LIGHT, MODEL, TYPICAL, one_mo
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.drawing import bars
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
+from benchmarks.scheduling.fairness import of_size, of_tenant
 from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.shared_device import SETTINGS, setting
 from benchmarks.scheduling.shares import low_share
@@ -110,6 +111,11 @@ def trials(lab: Laboratory) -> list[Trial]:
         Trial("guaranteed share", "saturating high, load 2", _saturated(lab), "low's part of server time", low_share),
         of_table("guaranteed share", "classes/r2/n1/0.8", "low in time", of_class("low")),
         of_table("guaranteed share", "classes/r2/n1/0.8", *weight),
+        of_table("fairness inside a class", "tenants/same", "calm in time", of_tenant("calm")),
+        of_table("fairness inside a class", "tenants/same"),
+        of_table("fairness over sizes", "mixed/2", "8 rows of 8192 in time", of_size("8x8192")),
+        of_table("fairness over sizes", "mixed/2"),
+        *(of_table("passing over", name) for name in ("mixed/0.9", "mixed/1.3", "mixed/2")),
         of_table("latency target", "classes/r1/n1/0.8"),
         of_table("probes", "noise/stalls/0.8"),
         of_table("probes", "noise/stalls/1.1"),

@@ -105,7 +105,7 @@ class Gate:
         self._settings = settings
         self._planned = planned
         self._timer_s = timer_s
-        self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES})
+        self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
         # How long a batch each entry of a class above `low` could have borne when it came.
@@ -152,6 +152,9 @@ class Gate:
             part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
             rows = self._queue.fresh[priority - 1].rows
             self._bears_s[entry] = claims.bears_s(entry, rows, latency, self._settings, now + self._pause.seconds, part)
+        own = self._queue.fresh[entry.priority - 1]
+        if own.is_under(entry.tenant):
+            own.service.claims(entry, self.latencies.of(entry.variant), self._settings.max_rows, now)
 
     def remove(self, entry: Entry, *, elsewhere: bool = False) -> bool:
         """Forget an entry. Returns whether it waited here.
@@ -315,7 +318,7 @@ class Gate:
         longest_s = (inf, inf, inf) if self._planned else self._claims.bounds_s(now)
         if spare_s < inf:
             longest_s = (min(spare_s, longest_s[0]), min(spare_s, longest_s[1]), min(spare_s, longest_s[2]))
-        room = Room(now, self._settings.max_rows, longest_s, owed)
+        room = Room(now, self._settings.max_rows, longest_s, owed, self._queue.fresh[chosen - 1].over_s(now))
         alone_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + alone_s > head.deadline and self._is_probe(now):
             head.probe = True

@@ -46,7 +46,7 @@ class ModelState:
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
         self.settings = settings
         self.full_rows = settings.max_rows
-        self.queue = ModelQueue(totals)
+        self.queue = ModelQueue(totals, settings.size_fairness)
         self.latencies = VariantLatency()
         self.overhead = Overhead(network_s)
         self.slots = Slots(settings.window, 1.0 if settings.breaker is None else settings.breaker.max_ejected)

@@ -72,6 +72,7 @@ class ModelScheduling:
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
         copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
+        size_fairness: Least attainment of each size of request as a part of its class's mean, 0 to 1; 0: any.
     """
 
     name: str
@@ -87,6 +88,7 @@ class ModelScheduling:
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
     copies: int = COPIES
+    size_fairness: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

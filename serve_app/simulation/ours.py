@@ -35,6 +35,7 @@ class ServeApp:
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
+        by_tenant: Whether it knows of tenants; otherwise all are one.
         rescue_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
@@ -49,10 +50,12 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
+        by_tenant: bool = True,
         rescue_share: float = 0.05,
     ) -> None:
         self._rescue = RescueSettings(share=rescue_share)
         self._co_schedule = co_schedule
+        self._by_tenant = by_tenant
         self._network_s = network_s
         self._bundle_timeout_s = bundle_timeout_s
         self._spread = spread
@@ -112,6 +115,8 @@ class ServeApp:
         """See `System.arrive`."""
         if (request.model, request.bucket) not in self._seeded:
             self._seed(request.model, request.bucket)
+        if not self._by_tenant:
+            request.tenant = ""
         routers = self._routers
         if len(routers) == 1:
             router = routers[0]

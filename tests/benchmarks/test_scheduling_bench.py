@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.scheduling import cases, memory, parts, shared_device, streams
+from benchmarks.scheduling import cases, fairness, memory, parts, shared_device, streams
 from benchmarks.scheduling.__main__ import EXPERIMENTS, write
 from benchmarks.scheduling.ablations import ABLATIONS, taken_away
 from benchmarks.scheduling.comparison import HEADER, look, run_group
@@ -16,7 +16,9 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, WIDE, one_model, rate_
 from benchmarks.scheduling.contenders import OURS, SLIDING, TRITON, Case, TritonWithoutCancels, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table
 from benchmarks.scheduling.laboratory import Laboratory
+from serve_app.scheduling.entry import Priority
 from serve_app.simulation.check import check
+from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import Scenario, Stream
 from serve_app.simulation.workloads import generate
@@ -192,3 +194,25 @@ def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
     assert written.index("## Title of poisson") < written.index("## Title of gamma")
     assert list(orjson.loads((tmp_path / "scheduling.json").read_bytes())["experiments"]) == ["poisson", "gamma"]
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}
+
+
+def test_a_polite_tenant_is_compared_with_being_alone(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests of the polite one everywhere; the server that knows no tenants still tells them apart."""
+    crowd = fairness.Crowd(0.3, 3.0, 5.0, 5.0, 1.0)
+    monkeypatch.setattr(fairness, "CROWDS", (crowd,))
+    found = fairness.tenants(lab)
+    (row,) = found.tables[0].rows
+    assert crowd.name == row[0]
+    values = found.data[crowd.name]
+    assert values["difference"]["mean"] == pytest.approx(values["polite"]["mean"] - values["alone"]["mean"])
+    offered = [
+        simulate(crowd.make(3.0, flood), ServeApp, 1).tenants[fairness.POLITE].offered
+        for flood in (Priority.NORMAL, Priority.LOW, None)
+    ]
+    assert len(set(offered)) == 1
+
+
+def test_every_size_of_request_is_counted(lab: Laboratory) -> None:
+    """By rows and cost bucket."""
+    found = fairness.sizes(lab)
+    assert list(found.tables[0].header[2:5]) == ["1x512", "4x2048", "8x8192"]

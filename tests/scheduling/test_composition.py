@@ -297,6 +297,17 @@ def test_larger_bucket_stays_out_when_padding_costs_the_deadline() -> None:
     assert left == 1
 
 
+def test_what_needs_a_larger_bucket_is_passed_over() -> None:
+    """What comes after it can still join; it stays queued."""
+    costly = [(rows, bucket, seconds + 0.02) for rows, bucket, seconds in _BUCKETS]
+    first, long, last = (
+        make_entry(deadline=deadline, bucket=bucket) for deadline, bucket in ((0.030, 16), (2.0, 128), (2.1, 16))
+    )
+    bundle, left = _compose(first, long, last, profile=costly)
+
+    assert ([first, last], [], 1) == (bundle.entries, bundle.given_up, left)
+
+
 def test_fill_never_needs_a_larger_bucket() -> None:
     """Riding along is free only in the same padding."""
     short, long = make_entry(HIGH, 1.0, bucket=16), make_entry(LOW, 2.0, bucket=128)
