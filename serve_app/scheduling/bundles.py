@@ -151,7 +151,7 @@ class BundlesInFlight:
         return inf
 
     def pop_due(self, now: float) -> list[Entry]:
-        """The running entries whose deadline has passed, each named once. The caller ends them."""
+        """The running entries whose deadline has passed, a tied one for each of its bundles. The caller ends them."""
         due = self._due
         expired: list[Entry] = []
         while due and due[0][0] <= now:

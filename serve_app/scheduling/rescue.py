@@ -160,6 +160,12 @@ class Rescues:
         self._allowances[bundle.model].earn(bundle.rows)
         self.check_at = min(self.check_at, self._overdue_at(bundle))
 
+    def left_to(self, bundle: Bundle, now: float) -> None:
+        """It is the last that has an entry which was tied: it may be rescued now."""
+        if bundle.settled:
+            bundle.settled = False
+            self.check_at = now
+
     def silent(self, replica: Replica, now: float) -> None:
         """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
         self.suspects.add(replica)

@@ -312,7 +312,7 @@ class Scheduler:
                 if entry.state is _RUNNING:
                     self._late.append(entry)
             elif len(entry.bundles) > 1 and (entry in returned or entry in dropped):
-                self._leave(entry, bundle_id)
+                self._leave(entry, bundle_id, now)
             elif returned and entry in returned:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
                     self._untry(entry)
@@ -512,9 +512,14 @@ class Scheduler:
         return len(self._models[model].slots.replicas)
 
     def load(self, model: str) -> int:
-        """Rows queued and rows running at usable replicas: what autoscaling counts."""
+        """Rows queued and rows running at usable replicas, as far as they are waited for: what autoscaling counts.
+
+        A tied entry counts once.
+        """
         known = self._models[model]
-        return known.queue.rows + known.slots.rows
+        sent = [bundle for at in known.slots.bundles if (bundle := self._bundles.get(at)) is not None]
+        running = {entry for bundle in sent for entry in bundle.entries if entry.state is _RUNNING}
+        return known.queue.rows + sum([entry.rows for entry in running])
 
     def served_s(self) -> Mapping[tuple[Priority, str], float]:
         """Server seconds of what was answered, by class and tenant; see `serve_app.scheduling.tenants`."""
@@ -687,7 +692,7 @@ class Scheduler:
             if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
                 continue
             if len(entry.bundles) > 1:
-                self._leave(entry, bundle.id)
+                self._leave(entry, bundle.id, now)
                 entry.avoid = bundle.replica.name if reached else entry.avoid
             elif entry.deadline <= now:
                 self._rescues.settle(entry, answered=False)
@@ -710,10 +715,11 @@ class Scheduler:
         if entry.attempts > 1 or entry.avoid is None:
             entry.attempts -= 1
 
-    @staticmethod
-    def _leave(entry: Entry, bundle_id: int) -> None:
+    def _leave(self, entry: Entry, bundle_id: int, now: float) -> None:
         """A replica will not run a tied entry: it is left to the others that have it."""
-        entry.bundles = tuple([other for other in entry.bundles if other != bundle_id])
+        entry.bundles = left = tuple([other for other in entry.bundles if other != bundle_id])
+        if len(left) == 1 and (last := self._bundles.get(left[0])) is not None:
+            self._rescues.left_to(last, now)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE

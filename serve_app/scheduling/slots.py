@@ -345,10 +345,15 @@ class Slots:
         return sum([r.tenants.get((priority, tenant), 0) for r in self.replicas.values() if r.held_until is None])
 
     @property
+    def bundles(self) -> list[int]:
+        """Bundles in flight, by id. Those at held and at vanished replicas do not count."""
+        at = [r for r in self.replicas.values() if r.held_until is None]
+        return [bundle_id for replica in (*at, self._wake_up) for bundle_id in replica.bundles]
+
+    @property
     def in_use(self) -> int:
-        """Bundles in flight. Those at held and at vanished replicas do not count."""
-        bundles = sum(len(r.bundles) for r in self.replicas.values() if r.held_until is None)
-        return bundles + len(self._wake_up.bundles)
+        """How many `bundles` there are."""
+        return len(self.bundles)
 
     def quickest(self, other_than: Replica | None = None) -> Replica | None:
         """The usable replica with the fewest rows in flight; ``None`` without one.
