@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
@@ -12,7 +12,6 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, one_model, rate_at, sc
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
-from serve_app.scheduling.entry import Priority
 from serve_app.simulation.report import Estimate
 from serve_app.simulation.results import Result
 from serve_app.simulation.scenario import Scenario, Stream
@@ -21,7 +20,7 @@ POLITE, FLOOD = "polite", "flood"
 UNFAIR = "everybody one tenant"
 FREE = "any size"
 _AIM = 0.02
-_SECONDS = 15.0
+_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,8 @@ class Crowd:
         deadlines = f"{self.deadline:g}x beside {self.deadline_of_flood:g}x"
         return f"{self.load:g} beside {self.flood:g}, {deadlines}, {gaps}"
 
-    def make(self, seconds: float, priority: Priority | None = Priority.NORMAL) -> Scenario:
-        """The scenario.
-
-        Args:
-            seconds: Its length.
-            priority: Class of the flood, the polite tenant's being `normal`; ``None``: there is no flood.
-        """
+    def make(self, seconds: float, *, alone: bool = False) -> Scenario:
+        """The scenario of so many seconds, with the flood or without."""
         model = one_model(max(self.deadline, self.deadline_of_flood) * L1_S)
         kind: Literal["poisson", "gamma"] = "poisson" if self.cv == 1.0 else "gamma"
 
@@ -63,16 +57,18 @@ class Crowd:
             return Stream(kind, MODEL, rate=rate_at(load, model), timeout_s=deadline * L1_S, cv=self.cv, tenant=tenant)
 
         streams = [stream(POLITE, self.load, self.deadline)]
-        if priority is not None:
-            streams.append(replace(stream(FLOOD, self.flood, self.deadline_of_flood), priority=priority))
+        if not alone:
+            streams.append(stream(FLOOD, self.flood, self.deadline_of_flood))
         return scenario(self.name, model, streams, seconds, min_share=0.0)
 
 
-CROWDS = tuple(
-    Crowd(load, flood, deadline, deadline_of_flood, cv)
-    for (load, flood), (deadline, deadline_of_flood), cv in product(
-        ((0.1, 3.0), (0.3, 3.0), (0.4, 1.6)), ((3.0, 3.0), (5.0, 5.0), (10.0, 10.0), (5.0, 3.0)), (1.0, 4.0)
-    )
+_DEADLINES = ((3.0, 3.0), (5.0, 5.0), (10.0, 10.0), (5.0, 3.0))
+CROWDS = (
+    *(
+        Crowd(load, flood, *deadlines, 1.0)
+        for (load, flood), deadlines in product(((0.1, 3.0), (0.3, 3.0), (0.4, 1.6)), _DEADLINES)
+    ),
+    *(Crowd(0.3, 3.0, *deadlines, 4.0) for deadlines in _DEADLINES),
 )
 MIXED_LOADS = (1.3, 1.5, 2.0, 3.0)
 
@@ -93,15 +89,14 @@ def tenants(lab: Laboratory) -> Experiment:
     cases = []
     for crowd in CROWDS:
         cases.append(Case(crowd.make(seconds), {OURS: ours(), UNFAIR: ours("fairness inside a class")}, ()))
-        cases.append(Case(crowd.make(seconds, None), tuned=()))
-        cases.append(Case(crowd.make(seconds, Priority.LOW), tuned=()))
+        cases.append(Case(crowd.make(seconds, alone=True), tuned=()))
     found = iter(lab.run(cases))
-    measured = [(crowd, next(found), next(found), next(found)) for crowd in CROWDS]
+    measured = [(crowd, next(found), next(found)) for crowd in CROWDS]
     polite = of_tenant(POLITE)
     lost: list[Estimate] = []
     costs: list[Estimate] = []
     rows = []
-    for crowd, both, alone, below in measured:
+    for crowd, both, alone in measured:
         lost.append(_difference(both, alone, polite))
         costs.append(both.gain(OURS, UNFAIR, in_time))
         rows.append(
@@ -110,7 +105,6 @@ def tenants(lab: Laboratory) -> Experiment:
                 percent(both.over(OURS, polite)),
                 percent(alone.over(OURS, polite)),
                 _points(lost[-1]),
-                percent(below.over(OURS, polite)),
                 percent(both.over(UNFAIR, polite)),
                 percent(both.over(OURS, of_tenant(FLOOD))),
                 percent(both.over(OURS, in_time)),
@@ -120,8 +114,8 @@ def tenants(lab: Laboratory) -> Experiment:
     return Experiment(
         "fairness",
         "A polite tenant beside a flood of its own class",
-        "Both have one class. `Alone`: the same requests without the flood. `Flood in low`: the flood is one class "
-        "lower, which is the most that priorities would do for the polite one. `Unfair`: the server takes all for one "
+        "Both have one class. `Alone`: the same requests without the flood. "
+        "`Unfair`: the server takes all for one "
         "tenant. Load 1 is what the server does within the longer deadline. A server beside a flood is never idle, so "
         "a run of at least L(1) has to end before a polite request that comes can be run: of a deadline of 3 x L(1) "
         "that leaves less than its own run and the ways.",
@@ -131,7 +125,7 @@ def tenants(lab: Laboratory) -> Experiment:
         ],
         [
             Table(
-                ["loads, deadlines in L(1), gaps", "polite", "alone", "difference", "flood in low", "unfair", "flood",
+                ["loads, deadlines in L(1), gaps", "polite", "alone", "difference", "unfair", "flood",
                  "all in time", "to unfair"],
                 rows,
             )
@@ -144,7 +138,7 @@ def tenants(lab: Laboratory) -> Experiment:
                 "in_time": as_values(both.over(OURS, in_time)),
                 "to_unfair": as_values(cost),
             }
-            for (crowd, both, alone, _), less, cost in zip(measured, lost, costs, strict=True)
+            for (crowd, both, alone), less, cost in zip(measured, lost, costs, strict=True)
         },
     )  # fmt: skip
 

@@ -16,7 +16,6 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, WIDE, one_model, rate_
 from benchmarks.scheduling.contenders import OURS, SLIDING, TRITON, Case, TritonWithoutCancels, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling.entry import Priority
 from serve_app.simulation.check import check
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import simulate
@@ -206,8 +205,7 @@ def test_a_polite_tenant_is_compared_with_being_alone(lab: Laboratory, monkeypat
     values = found.data[crowd.name]
     assert values["difference"]["mean"] == pytest.approx(values["polite"]["mean"] - values["alone"]["mean"])
     offered = [
-        simulate(crowd.make(3.0, flood), ServeApp, 1).tenants[fairness.POLITE].offered
-        for flood in (Priority.NORMAL, Priority.LOW, None)
+        simulate(crowd.make(3.0, alone=alone), ServeApp, 1).tenants[fairness.POLITE].offered for alone in (True, False)
     ]
     assert len(set(offered)) == 1
 
