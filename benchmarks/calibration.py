@@ -22,6 +22,7 @@ from benchmarks.calibration_results import Measured, Report, Run, disturbed
 from benchmarks.calibration_server import Cores, PinnedServer, with_routers
 from benchmarks.failure import BenchmarkError
 from benchmarks.machine import describe
+from benchmarks.niceness import go_first
 from benchmarks.open_loop_workload import Workload
 from benchmarks.publishing import folders, write_report
 from benchmarks.server import ROOT
@@ -139,6 +140,7 @@ def main(
         raise typer.BadParameter(f"no model {unknown[0]!r}; there are: {', '.join(_ROWS)}")
     with ending_in_order(console):
         quiet_machine(console)
+        go_first()
         with steps(console) as progress:
             chosen = (10.0, 1) if quick else (seconds, repetitions)
             report = calibrate(*chosen, list(dict.fromkeys(model or _ROWS)), progress, routers_only=routers_only)

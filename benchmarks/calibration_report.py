@@ -42,7 +42,7 @@ _METHOD = """\
 
 - **Two cores.** The replicas of the models are tied to one of them. The router, HAProxy, Ray's own processes and the
   load generator share the other, so latency holds their waiting for each other. Ray's workers run with niceness 0
-  (their default is 15).
+  (their default is 15). Where root runs this, the server and the generator get the processor before other programs.
 - One model is asked at a time; both are loaded. `benchmarks/calibration.yaml` is what was served, behind Serve's proxy
   with one router, or on the routers' own port where a workload names their number. There the kernel picks a router for
   every connection; servers with one and with two routers take turns.

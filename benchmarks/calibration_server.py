@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.niceness import session_first
 from benchmarks.server import DIRECT, SERVE_APP_RUN, Server, is_ready, role
 
 _START_WITHIN_S = 300.0
@@ -119,7 +120,7 @@ class PinnedServer(Server):
         return self.urls.get(DIRECT, self.url)
 
     def wait_ready(self) -> None:
-        """Wait until every model can take work, then tie every process to its core.
+        """Wait until every model can take work, then tie every process to its core, and put them before other programs.
 
         It starts on all cores: Serve gives up on a start that takes too long.
 
@@ -133,6 +134,7 @@ class PinnedServer(Server):
             raise BenchmarkError(f"no process of {self.name} is the {missing.pop()}")
         for process, what in processes.items():
             _pin(process.pid, self._cores.model if is_model(what) else self._cores.rest)
+            session_first(process.pid)
 
     def counters(self, model: str) -> Counters:
         """The model's counters, once nothing of it is queued or running.
