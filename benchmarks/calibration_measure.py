@@ -95,6 +95,7 @@ class Observed:
         cpu: Part of a core that every kind of process used.
         foreign: Part of the models' core and of the other that somebody else used: other programs, and other tenants
             of the machine.
+        first: Whether the server got the processor before them.
     """
 
     groups: dict[str, Group]
@@ -108,6 +109,7 @@ class Observed:
     generator_cpu: float
     cpu: dict[str, float]
     foreign: dict[str, float]
+    first: bool = False
 
 
 def measure_profile(config: Path, load: Load, cores: Cores, seconds: float) -> Profile:
@@ -216,6 +218,7 @@ def observe(server: PinnedServer, case: Case, workload: Workload, curve: Curve, 
         generator_cpu=result.cpu,
         cpu={role: seconds / case.seconds for role, seconds in spent.roles.items()},
         foreign=spent.foreign(),
+        first=server.first,
     )
 
 

@@ -42,7 +42,8 @@ _METHOD = """\
 
 - **Two cores.** The replicas of the models are tied to one of them. The router, HAProxy, Ray's own processes and the
   load generator share the other, so latency holds their waiting for each other. Ray's workers run with niceness 0
-  (their default is 15). Where root runs this, the server and the generator get the processor before other programs.
+  (their default is 15). Where root runs this, the server and the generator get the processor before other programs
+  (ten times their weight), and *others* used what was left over.
 - One model is asked at a time; both are loaded. `benchmarks/calibration.yaml` is what was served, behind Serve's proxy
   with one router, or on the routers' own port where a workload names their number. There the kernel picks a router for
   every connection; servers with one and with two routers take turns.
@@ -61,8 +62,8 @@ _EXPLANATION = """\
 What the simulator leaves out: processes that share a core and wait for each other, bundles that take the longer to
 travel the larger they are, and whatever else the machine did (*others*). The table shows how much of it there was;
 the columns of CPU are parts of one core, and *stalls* are how long the router let a question wait that costs nothing.
-*Again* is how many runs were thrown away and made again, since something else used over a tenth of a core meanwhile or
-the generator was late by over a fifth of the tightest deadline."""
+*Again* is how many runs were thrown away and made again, since the generator was late by over a fifth of the tightest
+deadline or, where the server does not come first, something else used over a tenth of a core."""
 
 
 def render(report: Report, plot: str) -> str:

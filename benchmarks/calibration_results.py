@@ -17,6 +17,8 @@ _LATE_LIMIT = 0.2
 """What the load generator may take of the tightest deadline: 99th percentile of a run. Latency counts from when a
 request was due, so what it is late shows in the real server's figures and not in the simulator's."""
 _FOREIGN_LIMIT = 0.1
+"""Of each core, where others have as good a right to it. Elsewhere they only get what is left over; that executions are
+slower beside them, since caches and memory are shared, is told to the simulator."""
 ALL = "all"
 
 
@@ -178,7 +180,7 @@ class Report:
 def disturbed(observed: Observed, case: Case) -> str:
     """What else than the server and the simulator a run's figures would be of; empty where it was quiet."""
     foreign, late = max(observed.foreign.values()), observed.late_p99_s / case.tightest_s
-    if foreign > _FOREIGN_LIMIT:
+    if foreign > _FOREIGN_LIMIT and not observed.first:
         return f"something else used {foreign:.0%} of a core; run this on a quiet machine"
     if late > _LATE_LIMIT:
         return f"the load generator was late by {late:.0%} of the tightest deadline (99th percentile)"

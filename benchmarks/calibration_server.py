@@ -107,11 +107,15 @@ class PinnedServer(Server):
 
     Ray starts its workers with niceness 15, so that whatever else runs on the machine would hold them up: here they
     are as nice as everybody.
+
+    Attributes:
+        first: Whether all of its processes get the processor before other programs, once it is ready.
     """
 
     def __init__(self, name: str, document: Mapping[str, Any], cores: Cores) -> None:
         super().__init__(name, document, ("env", "RAY_worker_niceness=0", *SERVE_APP_RUN))
         self._cores = cores
+        self.first = True
         self._models = [model["name"] for model in document["applications"][0]["args"]["models"]]
 
     @property
@@ -134,7 +138,7 @@ class PinnedServer(Server):
             raise BenchmarkError(f"no process of {self.name} is the {missing.pop()}")
         for process, what in processes.items():
             _pin(process.pid, self._cores.model if is_model(what) else self._cores.rest)
-            session_first(process.pid)
+            self.first = bool(session_first(process.pid)) and self.first
 
     def counters(self, model: str) -> Counters:
         """The model's counters, once nothing of it is queued or running.
