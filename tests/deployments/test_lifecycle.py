@@ -46,15 +46,16 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def slow_model(path: Path, size: int = 2048, layers: int = 24) -> None:
-    """A model that keeps a core busy for tens of milliseconds per row and answers its input's mean."""
+def slow_model(path: Path, size: int = 2048, layers: int = 24, rounds: int = 1) -> None:
+    """A model that keeps a core busy for tens of milliseconds per row and round and answers its input's mean."""
     rng = np.random.default_rng(7)
     nodes, weights, current = [], [], "x"
     for layer in range(layers):
         weight = rng.standard_normal((size, size)).astype(np.float32) / np.float32(np.sqrt(size))
         weights.append(numpy_helper.from_array(weight, f"w{layer}"))
-        nodes.append(helper.make_node("MatMul", [current, f"w{layer}"], [f"h{layer}"]))
-        current = f"h{layer}"
+    for step in range(rounds * layers):
+        nodes.append(helper.make_node("MatMul", [current, f"w{step % layers}"], [f"h{step}"]))
+        current = f"h{step}"
     nodes.append(helper.make_node("ReduceMean", [current], ["noise"], axes=[1], keepdims=1))
     nodes.append(helper.make_node("Mul", ["noise", "zero"], ["nothing"]))
     nodes.append(helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1))
@@ -352,7 +353,7 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     """`serve-app run` of two routers, beside another application. The last test stops it."""
     folder = tmp_path_factory.mktemp("two_routers")
     onnx_models.make(folder / "models" / "tiny" / "1" / "model.onnx", "add_one")
-    slow_model(folder / "models" / "slow" / "1" / "model.onnx")
+    slow_model(folder / "models" / "slow" / "1" / "model.onnx", rounds=4)
     (folder / "caller_app.py").write_text(CALLER)
     direct_port, direct_grpc_port = free_ports(2)
     models: list[dict[str, Any]] = [
@@ -453,12 +454,10 @@ def connect_to(router: psutil.Process, port: int) -> http.client.HTTPConnection:
             connection.close()
 
 
-def send_slow(connection: http.client.HTTPConnection, priority: str, timeout_s: float) -> None:
-    """Ask `slow` for a whole batch, and do not wait for the answer."""
-    shape = [SLOW_ROWS, 2048]
-    request = {"inputs": [{"name": "x", "shape": shape, "datatype": "FP32", "data": np.ones(shape).tolist()}]}
+def send_slow(connection: http.client.HTTPConnection, body: str, priority: str, timeout_s: float) -> None:
+    """Ask `slow`, and do not wait for the answer."""
     headers = {"X-Priority": priority, "X-Timeout-Ms": str(1000 * timeout_s), "Content-Type": "application/json"}
-    connection.request("POST", "/v2/models/slow/infer", json.dumps(request), headers)
+    connection.request("POST", "/v2/models/slow/infer", body, headers)
 
 
 def status(connection: http.client.HTTPConnection) -> int:
@@ -471,18 +470,23 @@ def status(connection: http.client.HTTPConnection) -> int:
 def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeProcess) -> None:
     """Its own connections are cut and no others; what of it waits at the replica's gate leaves at once."""
     direct = ways_in(two_routers)[0][-1]
+    shape = [SLOW_ROWS, 2048]
+    batch = {"name": "x", "shape": shape, "datatype": "FP32", "data": np.ones(shape).tolist()}
+    body = json.dumps({"inputs": [batch]})
     victim, survivor = two_routers.replica_processes("router")
     before = connect_to(survivor, direct)
-    send_slow(before, "normal", WAIT_S)
+    send_slow(before, body, "normal", WAIT_S)
     assert status(before) == 200
+    (statistics,) = httpx.get(f"{two_routers.url}/v2/models/slow/stats", timeout=30.0).json()["model_stats"]
+    run_s = max(run["compute_infer"]["ns"] / run["compute_infer"]["count"] for run in statistics["batch_stats"]) / 1e9
     ahead = [connect_to(victim, direct) for _ in range(16)]
     for connection in ahead:
-        send_slow(connection, "high", WAIT_S)
+        send_slow(connection, body, "high", WAIT_S)
     assert status(ahead[0]) == 200
-    send_slow(before, "high", WAIT_S)
+    send_slow(before, body, "high", WAIT_S)
     behind = connect_to(survivor, direct)
     victim.kill()
-    send_slow(behind, "low", 3.0)  # the rest of them would take longer, and go first
+    send_slow(behind, body, "low", 9 * run_s)  # one that runs, one of `high` and its own; the others would be 14 more
     assert [status(before), status(behind)] == [200, 200]
     for connection in ahead[-4:]:
         with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
