@@ -231,14 +231,14 @@ def _best_run(
             rows, bucket, end = head.rows, head.bucket, start + 1
         slack = head.deadline - slack_from
         alone = latency.predict(head.rows, head.bucket)
-        if alone > slack and settings.early_drop and not head.probe:
+        doubtful = alone > slack and (settings.early_drop or head.probe)
+        if doubtful and not head.probe and (settings.fallbacks or latency.typical(head.rows, head.bucket) > slack):
             rows -= head.rows
             start += 1
             if start < end and head.bucket == bucket > looked_at[start].bucket:
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
-        hopeless = alone > slack and head.probe
-        target = alone if hopeless else target_s(latency, settings, head.rows, head.bucket, slack)
+        target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
         capped = max(alone, min(target, room.longest_s[head.priority - 1]))
         limit = latency.rows_within(capped, bucket, most)
         last = False
@@ -269,7 +269,7 @@ def _best_run(
                 break
             rows, end = joined, end + 1
         seconds = latency.predict(rows, bucket)
-        rate = (end - start) / seconds if seconds > 0.0 else inf
+        rate = (0.5 if doubtful else 1.0) * (end - start) / seconds if seconds > 0.0 else inf  # half: may be in vain
         if best is None or rate > best_rate * _BETTER:
             best, best_rate = _Run(start, end, rows, bucket, limit, max(alone, target)), rate
         if last or not settings.early_drop or limit >= most or capped < slack or head.probe:
