@@ -166,7 +166,7 @@ def settings(trace: Path | None) -> Iterator[Setting]:
         (("poisson", 4.0, 0.8), ("poisson", 10.0, 0.9), ("gamma", 5.0, 0.7)), ((1, 2), (2, 2), (2, 4), (2, 8))
     ):
         make = partial(_one, kind, scale, load, replicas=replicas, routers=routers, **_CV[kind])  # type: ignore[arg-type]
-        yield Setting(f"replicas/{kind}/r{routers}/n{replicas}", make)
+        yield Setting(f"replicas/{kind}/{scale:g}x/r{routers}/n{replicas}", make)
     for load in (1.0, 1.5, 2.0, 3.0):
         yield Setting(f"overload/{load:g}", partial(_one, "poisson", 10.0, load), bound=True, value=load)
     for (name, noise), load in product(
