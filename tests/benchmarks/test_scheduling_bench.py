@@ -176,7 +176,7 @@ def test_an_experiment_gives_findings_a_table_and_a_figure(lab: Laboratory, monk
     monkeypatch.setattr("benchmarks.scheduling.comparison.settings", lambda _: iter(few))
     found = run_group("overload", lab)
     assert [finding.met is not None for finding in found.findings] == [True, True, True]
-    assert [row[0] for row in found.tables[0].rows] == ["overload/1"] * 3 + ["overload/2"] * 3
+    assert [row[0] for row in found.tables[0].rows] == ["overload/1"] * 4 + ["overload/2"] * 4
     assert list(found.figures) == [""]
     assert [finding.met for finding in run_group("azure", lab).findings] == [None]
 
