@@ -20,7 +20,7 @@ from benchmarks.open_loop_workload import Floats, Result, Workload
 from benchmarks.server import OUT, ROOT
 from serve_app.config.profile import Profile, read_profile
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Overheads
+from serve_app.simulation.scenario import Curve, Overheads
 
 _FOLDER = OUT / "calibration"
 _ALONE_PER_S = 10.0
@@ -34,13 +34,11 @@ class Around:
 
     Attributes:
         overheads: Of a request that meets an idle server.
-        between_s: From the end of one execution to the beginning of the next while requests wait.
-        slowdown: Time of a full batch while requests keep arriving, as a multiple of the profile's.
+        between_s: From the end of a full batch's execution to the beginning of the next while requests wait.
     """
 
     overheads: Overheads
     between_s: float
-    slowdown: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,8 @@ class Observed:
         groups: By class's label, and ``all``.
         batch_rows: Mean rows of an execution.
         utilisation: Part of the workload's time that the session ran.
-        executions: How many there were.
-        execution_s: Their time in sum.
+        runs: Executions, by their rows.
+        slowdown: Time of all executions as a multiple of the profile's.
         statuses: Requests by group and HTTP status; 0 where no answer came.
         stall_p99_s: What the router and its core made a question wait that costs nothing; 99th percentile.
         late_p99_s: How late the generator was.
@@ -97,19 +95,21 @@ class Observed:
         cpu: Part of a core that every kind of process used.
         foreign: Part of the models' core and of the other that somebody else used: other programs, and other tenants
             of the machine.
+        first: Whether the server got the processor before them.
     """
 
     groups: dict[str, Group]
     batch_rows: float
     utilisation: float
-    executions: int
-    execution_s: float
+    runs: dict[int, int]
+    slowdown: float
     statuses: dict[str, dict[str, int]]
     stall_p99_s: float
     late_p99_s: float
     generator_cpu: float
     cpu: dict[str, float]
     foreign: dict[str, float]
+    first: bool = False
 
 
 def measure_profile(config: Path, load: Load, cores: Cores, seconds: float) -> Profile:
@@ -162,15 +162,28 @@ def measure_around(server: PinnedServer, load: Load, profile: Profile, cores: Co
     many = max(4 * load.max_rows // load.rows, round(seconds * load.capacity(curve)))
     arrival_s: Floats = np.linspace(0.0, seconds / _OVERLOAD, many, endpoint=False)
     result, counted = _patient(server, load, arrival_s, cores)
-    execution_s = counted.execution_s / counted.executions
-    # All but the first batch follow another; the first requests' way in and the last answers' way out cancel out.
-    period_s = float(result.latency_s[-1] + arrival_s[-1] - result.latency_s[0]) / max(1.0, counted.executions - 1)
-    slowdown = execution_s / curve(round(counted.rows / counted.executions), load.bucket)
-    return Around(overheads, max(0.0, period_s - execution_s), slowdown)
+    # From the first answer, of a request that ran alone, to the last: the ways in and out cancel out.
+    span_s = float(result.latency_s[-1] + arrival_s[-1] - result.latency_s[0])
+    alone_s = curve(load.rows, load.bucket) * slowdown(counted, load, curve)
+    pauses_s = span_s - (counted.execution_s - alone_s)
+    return Around(overheads, max(0.0, pauses_s) * load.max_rows / (counted.rows - load.rows))
 
 
-def observe(server: PinnedServer, case: Case, workload: Workload, cores: Cores) -> Observed:
+def slowdown(counted: Counters, load: Load, curve: Curve) -> float:
+    """Time of executions as a multiple of the profile's; 1.0 where there were none."""
+    expected_s = sum(count * curve(rows, load.bucket) for rows, count in counted.runs.items())
+    return counted.execution_s / expected_s if expected_s else 1.0
+
+
+def observe(server: PinnedServer, case: Case, workload: Workload, curve: Curve, cores: Cores) -> Observed:
     """Put one workload on the real server.
+
+    Args:
+        server: Ready and idle.
+        case: The workload.
+        workload: Its requests.
+        curve: What the model's batches cost by its profile.
+        cores: Where the generator runs.
 
     Raises:
         BenchmarkError: The server or the generator failed.
@@ -197,14 +210,15 @@ def observe(server: PinnedServer, case: Case, workload: Workload, cores: Cores) 
         groups=groups,
         batch_rows=counted.rows / counted.executions if counted.executions else 0.0,
         utilisation=counted.execution_s / case.seconds,
-        executions=round(counted.executions),
-        execution_s=counted.execution_s,
+        runs=dict(counted.runs),
+        slowdown=slowdown(counted, case.load, curve),
         statuses=statuses,
         stall_p99_s=float(np.quantile(result.probe_s, 0.99)) if len(result.probe_s) else 0.0,
         late_p99_s=result.late_p99_s,
         generator_cpu=result.cpu,
         cpu={role: seconds / case.seconds for role, seconds in spent.roles.items()},
         foreign=spent.foreign(),
+        first=server.first,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from benchmarks.calibration_cases import Case
@@ -18,19 +17,20 @@ from serve_app.simulation.workloads import Arrivals
 _SAME_MOMENT_S = 1e-9
 
 
-def scenario_of(case: Case, file: ServeFile, profile: Profile, around: Around) -> Scenario:
+def scenario_of(case: Case, file: ServeFile, profile: Profile, around: Around, slowdown: float = 1.0) -> Scenario:
     """The scenario of a case, with the server's own settings and what was measured.
 
     Args:
         case: The workload.
         file: What the server serves.
         profile: Of the model.
-        around: Of the model.
+        around: Of the model. The pause after a batch is part of the batch, in proportion to its rows.
+        slowdown: Time of executions as a multiple of the profile's.
     """
-    curve, slowdown = profile.curve(), around.slowdown
+    curve, pause_s = profile.curve(), around.between_s / case.load.max_rows
 
     def slowed(rows: int, bucket: int) -> float:
-        return curve(rows, bucket) * slowdown
+        return curve(rows, bucket) * slowdown + pause_s * rows
 
     return Scenario(
         name=case.title,
@@ -38,13 +38,21 @@ def scenario_of(case: Case, file: ServeFile, profile: Profile, around: Around) -
         workload=(case.stream,),
         duration_s=case.seconds,
         classes=file.args.class_settings(),
-        overheads=replace(around.overheads, between_s=around.between_s),
+        overheads=around.overheads,
         noise=profile.noise(),
         routers=case.routers,
     )
 
 
-def predict(case: Case, file: ServeFile, profile: Profile, around: Around, arrivals: Arrivals, seed: int) -> Predicted:
+def predict(
+    case: Case,
+    file: ServeFile,
+    profile: Profile,
+    around: Around,
+    arrivals: Arrivals,
+    seed: int,
+    slowdown: float = 1.0,
+) -> Predicted:
     """Simulate serve_app.
 
     Args:
@@ -54,6 +62,7 @@ def predict(case: Case, file: ServeFile, profile: Profile, around: Around, arriv
         around: Of the model, measured just before.
         arrivals: As they were sent.
         seed: Of the noise.
+        slowdown: Of the executions in the real run.
 
     Raises:
         ConfigError: The scenario is impossible.
@@ -63,9 +72,13 @@ def predict(case: Case, file: ServeFile, profile: Profile, around: Around, arriv
     network_s = max(0.0, file.args.process_limits().network_s - around.overheads.request_s)
     # The kernel picks a router for every connection.
     system = partial(ServeApp, network_s=network_s, spread="random")
-    result = simulate(scenario_of(case, file, profile, around), system, seed, arrivals=arrivals)
+    result = simulate(scenario_of(case, file, profile, around, slowdown), system, seed, arrivals=arrivals)
     groups = {"all": _group(result.total), **{name: _group(tally) for name, tally in result.classes.items()}}
-    return Predicted(groups=groups, batch_rows=result.batch_rows, utilisation=result.utilisation)
+    # The pauses are no part of the real executions.
+    pause_s = around.between_s * result.batch_rows / case.load.max_rows
+    executing_s = slowdown * profile.curve()(max(1, round(result.batch_rows)), case.load.bucket)
+    utilisation = result.utilisation * executing_s / (executing_s + pause_s)
+    return Predicted(groups=groups, batch_rows=result.batch_rows, utilisation=utilisation)
 
 
 def _group(tally: Tally) -> Group:

@@ -31,14 +31,19 @@ _MEASURED = """\
 
 Measured anew before every repetition (means here): the cost of a batch by `serve-app profile` on the model's core
 without a server; the ways of single requests through the idle server; and, with more requests than the model can do,
-the pause between two batches and how much slower they run beside a busy router than alone."""
+the pause after a full batch. The pause after a smaller one is taken to be smaller in proportion.
+
+One thing is told of the run itself: *slower* below, the time of its executions as a multiple of the profile's. The
+machine's speed changes by more from minute to minute than what is compared here. So this shows how well the simulator
+knows what the scheduler makes of a model of known speed, and not how well it knows the speed."""
 
 _METHOD = """\
 ### How it was measured
 
 - **Two cores.** The replicas of the models are tied to one of them. The router, HAProxy, Ray's own processes and the
   load generator share the other, so latency holds their waiting for each other. Ray's workers run with niceness 0
-  (their default is 15).
+  (their default is 15). Where root runs this, the server and the generator get the processor before other programs
+  (ten times their weight), and *others* used what was left over.
 - One model is asked at a time; both are loaded. `benchmarks/calibration.yaml` is what was served, behind Serve's proxy
   with one router, or on the routers' own port where a workload names their number. There the kernel picks a router for
   every connection; servers with one and with two routers take turns.
@@ -57,8 +62,8 @@ _EXPLANATION = """\
 What the simulator leaves out: processes that share a core and wait for each other, bundles that take the longer to
 travel the larger they are, and whatever else the machine did (*others*). The table shows how much of it there was;
 the columns of CPU are parts of one core, and *stalls* are how long the router let a question wait that costs nothing.
-*Slower* is the time of executions as a multiple of the profile's: the simulator was told the one in the table above, so
-what counts is where it differs from that."""
+*Again* is how many runs were thrown away and made again, since the generator was late by over a fifth of the tightest
+deadline or, where the server does not come first, something else used over a tenth of a core."""
 
 
 def render(report: Report, plot: str) -> str:
@@ -174,7 +179,7 @@ def _comparison(report: Report, compared: list[Compared]) -> str:
 
 def _measured(report: Report) -> str:
     header = ["model, routers", "1 row, ms", "request, ms", "full batch, ms", "scatter"]
-    header += ["way there, ms", "to the replica, ms", "back, ms", "pause, ms", "slower"]
+    header += ["way there, ms", "to the replica, ms", "back, ms", "pause, ms"]
     rows = []
     for name in dict.fromkeys(each.server for each in report.measured):
         found = [each for each in report.measured if each.server == name]
@@ -192,7 +197,6 @@ def _measured(report: Report) -> str:
                 f"{1000 * _mean([way.send_s for way in ways]):.1f}",
                 f"{1000 * _mean([way.answer_s for way in ways]):.1f}",
                 f"{1000 * _mean([each.around.between_s for each in found]):.1f}",
-                f"{_mean([each.around.slowdown for each in found]):.2f}",
             ]
         )
     return table(header, rows)
@@ -208,15 +212,24 @@ def _contention(report: Report) -> str:
         return models, foreign["model"], router, *others, foreign["rest"]
 
     header = ["workload", "session busy: real / simulated", "slower", "model's core: replica", "others"]
-    header += ["other core: router", "proxy and Ray", "generator", "others", "generator late, p99 ms", "stalls, p99 ms"]
+    header += [
+        "other core: router",
+        "proxy and Ray",
+        "generator",
+        "others",
+        "generator late, p99 ms",
+        "stalls, p99 ms",
+        "again",
+    ]
     rows = [
         [
             title,
             " / ".join(f"{_mean([each.utilisation for each in sides]):.0%}" for sides in _sides(runs)),
-            f"{_mean([run.slowdown for run in runs]):.2f}",
+            f"{_mean([run.observed.slowdown for run in runs]):.2f}",
             *(f"{_mean(parts):.0%}" for parts in zip(*(cpu(run) for run in runs), strict=True)),
             f"{1000 * max(run.observed.late_p99_s for run in runs):.1f}",
             f"{1000 * _mean([run.observed.stall_p99_s for run in runs]):.1f}",
+            f"{sum(run.disturbed for run in runs)}",
         ]
         for title, runs in report.by_case().items()
     ]

@@ -17,6 +17,8 @@ _LATE_LIMIT = 0.2
 """What the load generator may take of the tightest deadline: 99th percentile of a run. Latency counts from when a
 request was due, so what it is late shows in the real server's figures and not in the simulator's."""
 _FOREIGN_LIMIT = 0.1
+"""Of each core, where others have as good a right to it. Elsewhere they only get what is left over; that executions are
+slower beside them, since caches and memory are shared, is told to the simulator."""
 ALL = "all"
 
 
@@ -58,8 +60,7 @@ class Measured:
         return (
             f"{self.server}: {most} rows take {1000 * self.batch_s[most]:.1f} ms +-{self.scatter:.0%};"
             f" request {1000 * ways.request_s:.1f} ms, send {1000 * ways.send_s:.1f} ms,"
-            f" answer {1000 * ways.answer_s:.1f} ms; between batches {1000 * self.around.between_s:.1f} ms,"
-            f" slower by {self.around.slowdown:.2f} under load"
+            f" answer {1000 * ways.answer_s:.1f} ms; after a full batch {1000 * self.around.between_s:.1f} ms"
         )
 
 
@@ -72,14 +73,14 @@ class Run:
         repetition: Counted from 0.
         observed: What became of it on the server.
         predicted: What became of it in the simulator.
-        slowdown: Time of the server's executions as a multiple of what the profile says for their mean rows.
+        disturbed: How often it was served before, and something disturbed it.
     """
 
     case: Case
     repetition: int
     observed: Observed
     predicted: Predicted
-    slowdown: float
+    disturbed: int = 0
 
     def line(self) -> str:
         """For people."""
@@ -88,7 +89,7 @@ class Run:
             f"{self.case.title:>24}: in time {real.attainment:7.2%} real, {simulated.attainment:7.2%} simulated;"
             f" p99 {_ms(real.p99_s)} and {_ms(simulated.p99_s)} ms; rows {self.observed.batch_rows:.1f}"
             f" and {self.predicted.batch_rows:.1f}; busy {self.observed.utilisation:.0%} and"
-            f" {self.predicted.utilisation:.0%}; slower by {self.slowdown:.2f};"
+            f" {self.predicted.utilisation:.0%}; slower by {self.observed.slowdown:.2f};"
             f" generator late {_ms(self.observed.late_p99_s)} ms; others used {self.observed.foreign['model']:.0%}"
             f" and {self.observed.foreign['rest']:.0%}"
         )
@@ -168,18 +169,22 @@ class Report:
 
     def unsound(self) -> str:
         """Why the figures are worth nothing; empty when they are sound."""
-        late = max(run.observed.late_p99_s / run.case.tightest_s for run in self.runs)
         lost = sum(run.observed.statuses[ALL].get("0", 0) for run in self.runs)
         offered = sum(run.observed.groups[ALL].offered for run in self.runs)
-        foreign = max(max(run.observed.foreign.values()) for run in self.runs)
-        reasons = []
-        if foreign > _FOREIGN_LIMIT:
-            reasons.append(f"something else used up to {foreign:.0%} of a core; run this on a quiet machine")
-        if late > _LATE_LIMIT:
-            reasons.append(f"the load generator was late by {late:.0%} of the tightest deadline (99th percentile)")
+        reasons = list(dict.fromkeys(found for run in self.runs if (found := disturbed(run.observed, run.case))))
         if lost > offered / 1000:
             reasons.append(f"{lost} of {offered} requests got no answer at all")
         return "; ".join(reasons)
+
+
+def disturbed(observed: Observed, case: Case) -> str:
+    """What else than the server and the simulator a run's figures would be of; empty where it was quiet."""
+    foreign, late = max(observed.foreign.values()), observed.late_p99_s / case.tightest_s
+    if foreign > _FOREIGN_LIMIT and not observed.first:
+        return f"something else used {foreign:.0%} of a core; run this on a quiet machine"
+    if late > _LATE_LIMIT:
+        return f"the load generator was late by {late:.0%} of the tightest deadline (99th percentile)"
+    return ""
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.failure import BenchmarkError
+from benchmarks.niceness import session_first
 from benchmarks.server import DIRECT, SERVE_APP_RUN, Server, is_ready, role
 
 _START_WITHIN_S = 300.0
@@ -60,21 +60,19 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Cumulative numbers of one model, as the router's metrics page and V2 statistics have them. Times in seconds.
+    """Cumulative numbers of one model over all routers, from its V2 statistics. Times in seconds.
 
     Attributes:
-        executions: Runs of the model.
+        runs: Runs of the model, by their rows.
         execution_s: Their time in the session.
-        rows: Rows that ran.
         answered: Requests answered.
         total_s: Time of those requests from the scheduler's door to the answer, in sum.
         queue_s: The part of it in the router's queue.
         compute_s: The part of it in the session.
     """
 
-    executions: float
+    runs: Mapping[int, int]
     execution_s: float
-    rows: float
     answered: float
     total_s: float
     queue_s: float
@@ -86,10 +84,22 @@ class Counters:
         Raises:
             BenchmarkError: They began anew meanwhile, because the router was replaced.
         """
-        added = Counters(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
-        if added.executions < 0 or added.answered < 0:
-            raise BenchmarkError("the router was replaced while it was measured; its log says why")
-        return added
+        times = (f.name for f in fields(self) if f.name != "runs")
+        added = {name: getattr(self, name) - getattr(before, name) for name in times}
+        runs = {rows: self.runs.get(rows, 0) - before.runs.get(rows, 0) for rows in {**before.runs, **self.runs}}
+        if min(runs.values(), default=0) < 0 or added["answered"] < 0:
+            raise BenchmarkError("a router was replaced while it was measured; its log says why")
+        return Counters({rows: runs[rows] for rows in sorted(runs) if runs[rows]}, **added)
+
+    @property
+    def executions(self) -> int:
+        """Runs of the model."""
+        return sum(self.runs.values())
+
+    @property
+    def rows(self) -> int:
+        """Rows that ran."""
+        return sum(rows * count for rows, count in self.runs.items())
 
 
 class PinnedServer(Server):
@@ -97,11 +107,15 @@ class PinnedServer(Server):
 
     Ray starts its workers with niceness 15, so that whatever else runs on the machine would hold them up: here they
     are as nice as everybody.
+
+    Attributes:
+        first: Whether all of its processes get the processor before other programs, once it is ready.
     """
 
     def __init__(self, name: str, document: Mapping[str, Any], cores: Cores) -> None:
         super().__init__(name, document, ("env", "RAY_worker_niceness=0", *SERVE_APP_RUN))
         self._cores = cores
+        self.first = True
         self._models = [model["name"] for model in document["applications"][0]["args"]["models"]]
 
     @property
@@ -110,7 +124,7 @@ class PinnedServer(Server):
         return self.urls.get(DIRECT, self.url)
 
     def wait_ready(self) -> None:
-        """Wait until every model can take work, then tie every process to its core.
+        """Wait until every model can take work, then tie every process to its core, and put them before other programs.
 
         It starts on all cores: Serve gives up on a start that takes too long.
 
@@ -124,6 +138,7 @@ class PinnedServer(Server):
             raise BenchmarkError(f"no process of {self.name} is the {missing.pop()}")
         for process, what in processes.items():
             _pin(process.pid, self._cores.model if is_model(what) else self._cores.rest)
+            self.first = bool(session_first(process.pid)) and self.first
 
     def counters(self, model: str) -> Counters:
         """The model's counters, once nothing of it is queued or running.
@@ -137,7 +152,7 @@ class PinnedServer(Server):
                 state = client.get(f"{self.url}/status").json()["models"][model]
                 if not state["running_rows"] and not any(queue["rows"] for queue in state["queues"].values()):
                     stats = client.get(f"{self.url}/v2/models/{model}/stats").json()["model_stats"][0]
-                    return _counters(client.get(f"{self.url}/metrics").text, stats, model)
+                    return _counters(stats)
                 time.sleep(_ASK_EVERY_S)
         raise BenchmarkError(f"{model} is still busy {_SETTLE_WITHIN_S:.0f} s after the last request")
 
@@ -155,17 +170,13 @@ def is_model(role: str) -> bool:
     return role.startswith("replica of ") and role != "replica of router"
 
 
-def _counters(page: str, stats: Mapping[str, Any], model: str) -> Counters:
-    sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.labels.get("model") == model:
-                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+def _counters(stats: Mapping[str, Any]) -> Counters:
+    """From an object of V2's ``model_stats``. Runs that bundles or routers share are counted once there."""
     times = stats["inference_stats"]
+    runs = {each["batch_size"]: each["compute_infer"] for each in stats["batch_stats"]}
     return Counters(
-        executions=sums.get("serve_app_execution_seconds_count", 0.0),
-        execution_s=sums.get("serve_app_execution_seconds_sum", 0.0),
-        rows=sums.get("serve_app_batch_rows_sum", 0.0),
+        runs={rows: run["count"] for rows, run in runs.items()},
+        execution_s=sum(run["ns"] for run in runs.values()) / 1e9,
         answered=times["success"]["count"],
         total_s=times["success"]["ns"] / 1e9,
         queue_s=times["queue"]["ns"] / 1e9,

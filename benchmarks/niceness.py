@@ -10,7 +10,7 @@ from pathlib import Path
 
 _USUAL = os.getpriority(os.PRIO_PROCESS, 0)
 _FIRST = -10
-_SESSION = Path("/proc/self/autogroup")
+_SESSION = "/proc/{}/autogroup"
 """Linux shares the processor among sessions first and then, by niceness, inside them: autogroups, sched(7)."""
 
 
@@ -25,12 +25,21 @@ def go_first() -> bool:
         os.setpriority(os.PRIO_PROCESS, 0, _FIRST)  # 0: on Linux the calling thread
     except PermissionError:
         return False
-    with suppress(OSError):  # a kernel without autogroups, or one that lets nobody change this one
-        of_session = _SESSION.read_text().split()
-        if of_session:  # nothing is said of the group of who has no session of its own
-            _SESSION.write_text(str(_FIRST))
-            atexit.register(_SESSION.write_text, of_session[-1])
+    before = session_first("self")
+    if before:
+        atexit.register(Path(_SESSION.format("self")).write_text, before)
     return True
+
+
+def session_first(pid: int | str) -> str:
+    """Give the session of a process the processor before others, where that may be. Returns what it had; empty: not."""
+    with suppress(OSError):  # a kernel without autogroups, or one that lets nobody change this one
+        session = Path(_SESSION.format(pid))
+        found = session.read_text().split()
+        if found:  # nothing is said of the group of who has no session of its own
+            session.write_text(str(_FIRST))
+            return found[-1]
+    return ""
 
 
 @contextmanager

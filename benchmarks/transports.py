@@ -33,6 +33,7 @@ from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
 from serve_app.runtime.arena import Arena
 from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.replica_link import connect
+from serve_app.runtime.ties import TieTable
 
 _WAYS = {
     "value": "Serve, by value (gRPC)",
@@ -145,7 +146,7 @@ class Sender:
 
             return send, lambda: None
         arena = None if way == "link" else self._arena
-        link = await connect(await self._replica.address.remote(), "echo", arena, lambda: None)
+        link = await connect(await self._replica.address.remote(), "echo", TieTable(), arena, lambda: None)
         return link.call, link.close
 
     def _placed(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

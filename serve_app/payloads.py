@@ -6,7 +6,8 @@ Everything here is a plain tuple underneath: cheap to build and to pickle, and w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -210,6 +211,7 @@ class WireEntry(NamedTuple):
         tenant: Who shares the class with others.
         weight: The tenant's weight.
         alone: Whether it shares no run, since it may be what a replica died of.
+        place: Its place in the router's table of ties, where other replicas have it, too; 0: none has.
     """
 
     priority: int
@@ -223,6 +225,17 @@ class WireEntry(NamedTuple):
     tenant: str = ""
     weight: float = 1.0
     alone: bool = False
+    place: int = 0
+
+
+class Ties(Protocol):
+    """Who runs an entry that several replicas have; see `serve_app.runtime.ties`."""
+
+    def taken(self, place: int) -> bool:
+        """Whether another replica runs it."""
+
+    def take(self, place: int) -> bool:
+        """Run it here, unless another replica does. Returns whether it may."""
 
 
 class Bundle(NamedTuple):
@@ -231,10 +244,15 @@ class Bundle(NamedTuple):
     Attributes:
         entries: The entries.
         sender: Names the router process.
+        recalled: Positions of entries that the router does not wait for any more. A link adds to it while the bundle
+            is at its replica; of what comes another way, nothing is recalled.
+        ties: The router's table of ties, as its replica sees it. It does not travel; ``None``: it runs all of them.
     """
 
     entries: list[WireEntry]
     sender: str = ""
+    recalled: AbstractSet[int] = frozenset()
+    ties: Ties | None = None
 
 
 class Embeddings(NamedTuple):
@@ -270,8 +288,9 @@ class Failure(NamedTuple):
 
 EntryResult: TypeAlias = Success | Failure
 
-RETURNED = Failure("returned", "not run; it goes back to its router")
-"""The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it."""
+RETURNED = Failure("returned", "not run here; it goes back to its router")
+"""The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
+one that its router has recalled."""
 
 
 class Execution(NamedTuple):

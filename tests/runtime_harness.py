@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Payload, Success, Tensors
+from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
 from serve_app.protocols.service import Answer
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.metrics import RouterMetrics
+from serve_app.runtime.send import Recall
 from serve_app.runtime.staged import Staged
+from serve_app.runtime.ties import TieTable
 from serve_app.runtime.worker import RunBatch, RunOne, Worker
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -59,6 +62,35 @@ class Sent:
         self.answer.set_result(BundleResult(list(results), executions, 0.0, 0.0, 0.0))
 
 
+class Paced:
+    """A backend whose runs are let go one by one."""
+
+    signature = ModelSignature((), ())
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.runs: list[list[float]] = []
+        self.threads: list[int] = []
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Note the first value of every row, and wait."""
+        self.runs.append(inputs["x"].reshape(len(inputs["x"]), -1)[:, 0].tolist())
+        self.threads.append(threading.get_ident())
+        self.begun.release()
+        assert self.go.acquire(timeout=30.0)
+        return {"y": inputs["x"] + 1}
+
+    run_whole = run
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 def classes(**changes: Any) -> dict[Priority, ClassSettings]:
     """Generous limits for every class."""
     settings: dict[str, Any] = {"queue_entries": 1000, "queue_bytes": 10**9, "timeout_s": 30.0, **changes}
@@ -73,6 +105,9 @@ def make_dispatcher(
     bundle_timeout_s: float = 60.0,
     replicas: tuple[str, ...] = ("a",),
     limits: dict[Priority, ClassSettings] | None = None,
+    recall: Recall | None = None,
+    ties: TieTable | None = None,
+    executions: Sequence[tuple[int, int, float, str]] = (),
 ) -> tuple[Dispatcher, RouterMetrics]:
     """A dispatcher of one model with these replicas."""
     scheduler = Scheduler(
@@ -81,8 +116,11 @@ def make_dispatcher(
         ProcessLimits(total_bytes=10**9),
     )
     metrics = RouterMetrics(scheduler)
-    dispatcher = Dispatcher(scheduler, send, metrics, bundle_timeout_s)
+    scheduler.seed(MODEL, executions)
+    dispatcher = Dispatcher(scheduler, send, metrics, bundle_timeout_s, recall, ties)
     dispatcher.on_replicas(MODEL, replicas)
+    for replica in replicas:
+        dispatcher.on_linked(MODEL, replica, linked=ties is not None)
     return dispatcher, metrics
 
 

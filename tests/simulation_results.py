@@ -43,6 +43,7 @@ def result(
         classes={"high": tally(*high, latency_s), "low": tally(*low, latency_s)},
         models={"model": total},
         tenants={},
+        sizes={},
         goodput=in_time / 10,
         weighted_goodput=(100 * high[1] + low[1]) / 10,
         offered_weight=(100 * high[0] + low[0]) / 10,

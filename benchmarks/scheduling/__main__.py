@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.machine import revision
-from benchmarks.scheduling import flash_crowd, frontier, parts, shared_device, shares, speed, streams
+from benchmarks.scheduling import caps, fairness, flash_crowd, frontier, parts, shared_device, shares, speed, streams
 from benchmarks.scheduling.cases import GROUPS, settings
 from benchmarks.scheduling.comparison import BEST, look, run_group
 from benchmarks.scheduling.contenders import OURS
@@ -34,7 +34,10 @@ EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "flash_crowd": flash_crowd.run,
     "streams": streams.run,
     "shares": shares.run,
+    "fairness": fairness.tenants,
+    "sizes": fairness.sizes,
     "shared_device": shared_device.run,
+    "caps": caps.run,
     "frontier": frontier.run,
     "parts": parts.run,
     "speed": speed.run,

@@ -109,6 +109,12 @@ def _slack_alone(latency: LatencyModel, _: ModelScheduling, rows: int, bucket: i
     return slack_s if latency.predict(rows, bucket) <= slack_s else inf
 
 
+def _in_one_process(scenario: Scenario) -> Scenario:
+    overheads = scenario.overheads
+    answer_s = max(0.0, overheads.answer_s - overheads.send_s)
+    return replace(scenario, overheads=replace(overheads, send_s=0.0, answer_s=answer_s, router_s=0.0))
+
+
 ABLATIONS: dict[str, Ablation] = {
     "early drop": Ablation("entries that cannot be in time are run all the same", _scheduling(early_drop=False)),
     "best run": Ablation(
@@ -139,7 +145,12 @@ ABLATIONS: dict[str, Ablation] = {
         replaced=((gate.Gate, "_is_probe", _never), (Probes, "allow", _never)),
     ),
     "learned overhead": Ablation("the configured allowance stays", replaced=((Overhead, "observe", _nothing),)),
+    "fairness inside a class": Ablation("all requests count as one tenant's", arguments={"by_tenant": False}),
+    "fairness over sizes": Ablation("requests that cost most are given up first", _scheduling(size_fairness=0.0)),
+    "passing over": Ablation("a batch ends at the first longer request", replaced=((composition, "_ASIDE", 0),)),
     "device groups": Ablation("every model is scheduled for itself", arguments={"co_schedule": False}),
+    "ties": Ablation("entries are bound to a replica when they are sent", _scheduling(copies=1)),
+    "ways to replicas": Ablation("routers cost nothing, and are where the replicas are", _in_one_process),
     "fallbacks": Ablation("no lighter variant stands in", _scheduling(fallbacks=())),
     "newest frame wins": Ablation("older frames stay queued", arguments={"newest_frame_wins": False}),
 }

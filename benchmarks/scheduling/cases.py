@@ -19,6 +19,7 @@ from benchmarks.scheduling.conditions import (
     MODEL,
     NOISE,
     OVERHEADS,
+    TYPICAL,
     WIDE,
     ByLength,
     classes,
@@ -39,6 +40,7 @@ _MOST_PER_S = 300.0
 """Workloads with more requests per second are shorter, so that they have as many."""
 _LENGTH = ByLength(0.025, 0.005, 2048)
 _BUCKETS = (256, 512, 1024, 2048, 4096, 8192)
+_CV: Mapping[str, dict[str, float]] = {"poisson": {}, "gamma": {"cv": 6.0}}
 _DRIFT = replace(NOISE, drift=1.5, drift_every_s=8.0, drift_s=3.0)
 _STALLS = replace(NOISE, stall_every_s=10.0, stall_s=0.2)
 
@@ -92,6 +94,10 @@ GROUPS: Mapping[str, tuple[str, str]] = {
             "10% high with 3 x L(1), 60% normal with 8 x, 30% low with 30 x. Baselines have one process, so routers "
             "make no difference to them."
         ),
+    ),
+    "replicas": (
+        "Several replicas, one class",
+        "Poisson and gamma arrivals (CV 6), one and two routers. Baselines have one queue for all replicas.",
     ),
     "overload": ("Overload", "Poisson arrivals, deadline 10 x L(1), up to three times of what the server can do."),
     "noise": (
@@ -156,6 +162,11 @@ def settings(trace: Path | None) -> Iterator[Setting]:
     for routers, replicas, load in product((1, 2, 4), (1, 2), (0.3, 0.5, 0.8, 0.9, 1.5, 3.0)):
         make = partial(_classes, load, routers, replicas)
         yield Setting(f"classes/r{routers}/n{replicas}/{load:g}", make, value=load)
+    for (kind, scale, load), (routers, replicas) in product(
+        (("poisson", 4.0, 0.8), ("poisson", 10.0, 0.9), ("gamma", 5.0, 0.7)), ((1, 2), (2, 2), (2, 4), (2, 8))
+    ):
+        make = partial(_one, kind, scale, load, replicas=replicas, routers=routers, **_CV[kind])  # type: ignore[arg-type]
+        yield Setting(f"replicas/{kind}/{scale:g}x/r{routers}/n{replicas}", make)
     for load in (1.0, 1.5, 2.0, 3.0):
         yield Setting(f"overload/{load:g}", partial(_one, "poisson", 10.0, load), bound=True, value=load)
     for (name, noise), load in product(
@@ -166,8 +177,8 @@ def settings(trace: Path | None) -> Iterator[Setting]:
     for count, shared in product((20, 100, 500), (False, True)):
         name = f"models/{count}/{'4 devices' if shared else 'own'}"
         yield Setting(name, partial(_models, count, shared), value=float(count))
-    for load in (0.5, 0.9, 1.3):
-        yield Setting(f"mixed/{load:g}", partial(_mixed, load), value=load)
+    for load in (0.5, 0.9, 1.3, 2.0):
+        yield Setting(f"mixed/{load:g}", partial(mixed, load), value=load)
     for name, scale in (("same", 8.0), ("tighter", 4.0), ("false", 2.0)):
         yield Setting(f"tenants/{name}", partial(_tenants, scale))
 
@@ -181,16 +192,18 @@ def _one(
     curve: Curve | None = None,
     max_rows: int = MAX_ROWS,
     noise: Noise = NOISE,
+    replicas: int = 1,
+    routers: int = 1,
     **of_stream: float,
 ) -> Scenario:
-    """One model, one class, one replica."""
-    model = one_model(L1_S, max_rows=max_rows) if curve is None else one_model(L1_S, curve=curve, max_rows=max_rows)
+    """One model, one class."""
+    model = one_model(L1_S, curve=TYPICAL if curve is None else curve, max_rows=max_rows, replicas=replicas)
     slo_s = scale * model.curve(1, 0)
     model = replace(model, scheduling=replace(model.scheduling, slo_s=slo_s))
     rate = rate_at(load, model)
     stream = Stream(kind, MODEL, rate=rate, timeout_s=slo_s, **of_stream)  # type: ignore[arg-type]
     seconds *= min(1.0, _MOST_PER_S / rate)
-    return scenario(f"{kind} {scale:g}x load {load:g}", model, [stream], seconds, noise=noise)
+    return scenario(f"{kind} {scale:g}x load {load:g}", model, [stream], seconds, noise=noise, routers=routers)
 
 
 def _classes(load: float, routers: int, replicas: int, seconds: float) -> Scenario:
@@ -232,7 +245,8 @@ def _models(count: int, shared: bool, seconds: float) -> Scenario:
     )
 
 
-def _mixed(load: float, seconds: float) -> Scenario:
+def mixed(load: float, seconds: float) -> Scenario:
+    """Single rows, and requests of several longer ones."""
     parts = ((0.6, 1, 512), (0.3, 4, 2048), (0.1, 8, 8192))
     slo_s = 15.0 * L1_S
     model = one_model(slo_s, curve=_LENGTH)

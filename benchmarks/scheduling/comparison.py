@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.scheduling.cases import GROUPS, Setting, settings
-from benchmarks.scheduling.contenders import BASELINES, OURS, SLIDING, TRITON, Case, ours
+from benchmarks.scheduling.contenders import BASELINES, IN_PROCESS, OURS, SLIDING, TRITON, Case, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
@@ -56,7 +56,10 @@ def run_group(group: str, lab: Laboratory) -> Experiment:
         group,
         title,
         text,
-        [_finding(group, other, chosen, measured) for other in BEST],
+        [
+            *[_finding(group, other, chosen, measured) for other in BEST],
+            *([_finding(group, SLIDING, chosen, measured, IN_PROCESS)] if group != "models" else []),
+        ],
         [
             Table(
                 HEADER, [line for setting, each in zip(chosen, measured, strict=True) for line in _lines(setting, each)]
@@ -113,7 +116,10 @@ def case_of(setting: Setting, seconds: float) -> Case:
     """A workload with those who meet it in the report."""
     others = (*BEST, *BASELINES) if setting.everybody else BEST
     tune_s = _TUNE_S if setting.group != "models" else _TUNE_MANY_S
-    return Case(setting.make(seconds), {OURS: ours()}, others, setting.bound, setting.value, tune_s=tune_s)
+    contenders = {OURS: ours()}
+    if setting.group != "models":
+        contenders[IN_PROCESS] = ours("ways to replicas")
+    return Case(setting.make(seconds), contenders, others, setting.bound, setting.value, tune_s=tune_s)
 
 
 def _lines(setting: Setting, measured: Measured) -> list[list[str]]:
@@ -163,17 +169,20 @@ def _percent_of(measured: Measured, system: str, value: Callable[[Result], float
     return f"{100 * measured.over(system, value).mean:.1f}"
 
 
-def _finding(group: str, other: str, chosen: Sequence[Setting], measured: Sequence[Measured]) -> Finding:
+def _finding(
+    group: str, other: str, chosen: Sequence[Setting], measured: Sequence[Measured], ours: str = OURS
+) -> Finding:
     """Where serve_app loses to a baseline, if anywhere."""
     gains: list[tuple[Estimate, str]] = [
-        (each.gain(OURS, other, weighted), setting.name) for setting, each in zip(chosen, measured, strict=True)
+        (each.gain(ours, other, weighted), setting.name) for setting, each in zip(chosen, measured, strict=True)
     ]
     lost = [gain for gain, _ in gains if gain.high < 0.0 and gain.mean < -_NOISE]
     least, where = min(gains, key=lambda pair: pair[0].mean)
     most, there = max(gains, key=lambda pair: pair[0].mean)
     return Finding(
         group,
-        f"loses to tuned `{other}` nowhere by more than the noise (weighted goodput, in points of what was offered)",
+        f"{'' if ours == OURS else ours + ' '}loses to tuned `{other}` nowhere by more than the noise (weighted"
+        " goodput, in points of what was offered)",
         f"from {100 * least.mean:+.2f} ±{100 * least.half_width:.2f} ({where}) to {100 * most.mean:+.2f} "
         f"±{100 * most.half_width:.2f} ({there}); {len(lost)} of {len(gains)} workloads lost",
         not lost,

@@ -15,6 +15,8 @@ from serve_app.simulation.scenario import Scenario
 from serve_app.simulation.system import Request
 
 OURS = "serve-app"
+IN_PROCESS = "serve-app in process"
+"""As if routers were where the replicas are: what the ways between them cost."""
 TRITON = "triton"
 SLIDING = "sliding"
 BASELINES = ("ray-serve", "clipper", "clockwork", "nexus", "symphony")

@@ -11,6 +11,7 @@ from benchmarks.scheduling.conditions import L1_S, LIGHT, MODEL, TYPICAL, one_mo
 from benchmarks.scheduling.contenders import OURS, Case, ours
 from benchmarks.scheduling.drawing import bars
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
+from benchmarks.scheduling.fairness import of_size, of_tenant
 from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.shared_device import SETTINGS, setting
 from benchmarks.scheduling.shares import low_share
@@ -104,12 +105,21 @@ def trials(lab: Laboratory) -> list[Trial]:
         ),
         Trial("cap on lower classes", "shared device, 60/s", shared, *high),
         Trial("cap on lower classes", "shared device, heavy too long", harsh, *high),
+        *(of_table("ties", name) for name in ("replicas/poisson/4x/r2/n4", "replicas/gamma/5x/r2/n4")),
+        of_table("ties", "classes/r2/n2/0.8", *high),
+        of_table("ties", "classes/r2/n2/0.8", *weight),
+        *(of_table("ways to replicas", name) for name in ("poisson/4x/0.8", "gamma/3x/0.9", "curves/minilm/5x/0.7")),
         Trial("holding back", "shared device, 60/s", shared, *high),
         Trial("holding back", "shared device, heavy too long", harsh, *high),
         Trial("holding back", "shared device, heavy too long", harsh, "low in time", of_class("low")),
         Trial("guaranteed share", "saturating high, load 2", _saturated(lab), "low's part of server time", low_share),
         of_table("guaranteed share", "classes/r2/n1/0.8", "low in time", of_class("low")),
         of_table("guaranteed share", "classes/r2/n1/0.8", *weight),
+        of_table("fairness inside a class", "tenants/same", "calm in time", of_tenant("calm")),
+        of_table("fairness inside a class", "tenants/same"),
+        of_table("fairness over sizes", "mixed/2", "8 rows of 8192 in time", of_size("8x8192")),
+        of_table("fairness over sizes", "mixed/2"),
+        *(of_table("passing over", name) for name in ("mixed/0.9", "mixed/1.3", "mixed/2")),
         of_table("latency target", "classes/r1/n1/0.8"),
         of_table("probes", "noise/stalls/0.8"),
         of_table("probes", "noise/stalls/1.1"),

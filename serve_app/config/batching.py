@@ -28,6 +28,12 @@ class BatchingConfig(Section):
     Otherwise they fail at their deadlines, and those that a batch can still take are executed in vain.
     """
 
+    size_fairness: float = Field(default=0.5, ge=0.0, le=0.9)
+    """Least part of its class's mean attainment that each size of request, rows by cost bucket, is to have in overload.
+
+    0: requests of many rows or long sequences are the first to be given up, since they cost most.
+    """
+
     max_rows: Positive = 32
     """Most rows in one batch."""
 
@@ -51,6 +57,7 @@ class BatchingConfig(Section):
             window=self.window,
             policy=self.policy,
             early_drop=self.early_drop,
+            size_fairness=self.size_fairness,
             fallbacks=fallbacks,
         )
 

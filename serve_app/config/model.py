@@ -48,8 +48,9 @@ from serve_app.inference.signature import ROWS_FIRST, Layout
 from serve_app.inference.warmup import row_buckets, spaced_rows
 from serve_app.payloads import TENSORS, ModelSignature
 from serve_app.processors import PROCESSOR_OPTIONS, create_processor
+from serve_app.processors.options import AudioOptions, ImageOptions
 from serve_app.processors.processor import Processor
-from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.settings import COPIES, ModelScheduling
 
 
 class HealthConfig(Section):
@@ -259,6 +260,8 @@ class ModelConfig(Section):
             bytes_per_row=int(self.resources.memory_per_row or 0),
             variants=tuple(variant.name for variant in self.variants),
             breaker=self.breaker.settings(),
+            # Every replica that has a picture or a sound decodes it, before anybody knows who runs it.
+            copies=1 if isinstance(self.processor, ImageOptions | AudioOptions) else COPIES,
         )
 
     def onnx_settings(self, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST) -> OnnxSettings:

@@ -148,7 +148,7 @@ class ModelDeployment:
             gauge.set_default_tags({"model": named})  # which Serve adds its own to
         tracer = configured_tracer()
         self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
-        self._links = LinkServer(config.name, self._run) if LinkServer.supported() else None
+        self._links = LinkServer(config.name, self._run, self._worker.recall) if LinkServer.supported() else None
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 

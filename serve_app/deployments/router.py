@@ -46,6 +46,7 @@ from serve_app.runtime.liveness import Watch
 from serve_app.runtime.metrics import RouterMetrics, merge_pages
 from serve_app.runtime.service import Service
 from serve_app.runtime.statistics import Statistics
+from serve_app.runtime.ties import TieTable
 from serve_app.runtime.trail import Trails, configured_tracer
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -100,14 +101,17 @@ class RouterDeployment:
             scheduler.seed(model, prior)
         self._scheduler = scheduler
         self._metrics = RouterMetrics(scheduler)
-        self._dispatcher = Dispatcher(scheduler, self._send, self._metrics, config.router.bundle_timeout_s)
+        ties = TieTable() if Arena.supported() else None
+        self._dispatcher = Dispatcher(
+            scheduler, self._send, self._metrics, config.router.bundle_timeout_s, self._recall, ties
+        )
         watch = Watch(
             config.router.replica_silence_s,
             config.router.replica_kill_s,
             self._dispatcher.on_silent,
             self._dispatcher.on_heard,
         )
-        self._links = Links(self._arena, self._on_link, watch)
+        self._links = Links(ties, self._arena, self._on_link, watch)
         caches = config.cache_settings(identities)
         self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self._metrics)
         if self._cache is not None:
@@ -363,14 +367,21 @@ class RouterDeployment:
             self._service.on_joinable(model, result.joinable)
         return result
 
+    def _recall(self, bundle: Bundle, replica: str | None, positions: Sequence[int]) -> None:
+        # A call by Serve's handle cannot be asked for a part of it: what it carries runs.
+        if (link := self._links.find(replica)) is not None:
+            link.recall(bundle, positions)
+
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
         """Memory for a large body: where replicas can read it, as long as there is room."""
         before = -aligned_at % ALIGNMENT
         block = None if self._arena is None else self._arena.allocate(before + nbytes)
         return allocate(nbytes, aligned_at) if block is None else block.data[before:]
 
-    def _on_link(self, replica: str) -> None:
-        logger.info("Bundles for replica %s travel by a link", replica)
+    def _on_link(self, model: str, replica: str, up: bool) -> None:
+        if up:
+            logger.info("Bundles for replica %s travel by a link", replica)
+        self._dispatcher.on_linked(model, replica, linked=up)
 
     def _on_replicas(self, deployment: str, replicas: Replicas) -> None:
         # May come from the handle's own thread.
@@ -391,6 +402,9 @@ class RouterDeployment:
         self._service.on_warm_up(model, [metadata.get(NOT_WARMED) for metadata in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
+        for replica in addresses:
+            if self._links.find(replica) is not None:
+                self._dispatcher.on_linked(model, replica, linked=True)
         self.grpc_app.changed()
         if self._service.ready():
             self._direct.open()

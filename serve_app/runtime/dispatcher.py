@@ -14,7 +14,7 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -23,8 +23,9 @@ from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Fail
 from serve_app.protocols.service import Answer
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
-from serve_app.runtime.send import ReplicaLost, Send
+from serve_app.runtime.send import Recall, ReplicaLost, Send
 from serve_app.runtime.staged import NOT_IN_TIME
+from serve_app.runtime.ties import TieTable
 from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
@@ -64,13 +65,26 @@ class Dispatcher:
         observer: Is told what happens.
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
+        recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
+        ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
     """
 
-    def __init__(self, scheduler: Scheduler, send: Send, observer: Observer, bundle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        send: Send,
+        observer: Observer,
+        bundle_timeout_s: float,
+        recall: Recall | None = None,
+        ties: TieTable | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._send = send
         self._observer = observer
         self._bundle_timeout_s = bundle_timeout_s
+        self._recall = recall
+        self._ties = ties
+        self._places: dict[int, list[int]] = {}  # of a tied entry its place, and how many bundles carry it
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex
         self._loop = asyncio.get_running_loop()
@@ -81,6 +95,7 @@ class Dispatcher:
         self._dispatched_at: dict[int, float] = {}
         self._wake_ups: dict[str, Dispatch] = {}
         self._bundles: set[asyncio.Task[None]] = set()
+        self._sent: dict[int, tuple[Dispatch, Bundle]] = {}
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
@@ -205,6 +220,10 @@ class Dispatcher:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
 
+    def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
+        """Tell the scheduler whether a replica shares the table of ties."""
+        self._scheduler.on_linked(model, replica, linked=linked and self._ties is not None)
+
     def on_silent(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
         logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
@@ -252,15 +271,28 @@ class Dispatcher:
             else:
                 for entry in dispatch.entries:
                     self._dispatched_at[entry.id] = now
-                work = self._carry(dispatch, now)
+                tied = dispatch.entries if len(dispatch.entries[0].bundles) > 1 else ()
+                if tied and self._ties is not None:
+                    for entry in tied:
+                        self._places.setdefault(entry.id, [0, 0])[1] += 1
+                work = self._carry(dispatch, now, tied)
             # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
             # cancel everybody's bundle when that one client leaves.
             task = self._loop.create_task(work, context=self._context.copy())
             self._bundles.add(task)
             task.add_done_callback(self._bundles.discard)
+        if decisions.recalls and self._recall is not None:
+            self._recall_all(decisions.recalls, self._recall)
         if self._recovery.pending:
             self._recovery.check(now)
         self._set_timer()
+
+    def _recall_all(self, recalls: Mapping[int, Sequence[Entry]], recall: Recall) -> None:
+        """Ask replicas for entries back."""
+        for bundle_id, entries in recalls.items():
+            if (sent := self._sent.get(bundle_id)) is not None:
+                dispatch, bundle = sent
+                recall(bundle, dispatch.replica, [dispatch.entries.index(entry) for entry in entries])
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
         """Say whose fault it is that nothing was done about an entry in time."""
@@ -324,7 +356,25 @@ class Dispatcher:
             requeue = self._scheduler.on_failed(dispatch.bundle_id, now, False)
         self._deal_with(requeue)
 
-    async def _carry(self, dispatch: Dispatch, sent_at: float) -> None:
+    def _place(self, entry: Entry) -> int:
+        """The place of a tied entry in the table of ties; 0 where it has none."""
+        if self._ties is None or (place := self._places.get(entry.id)) is None:
+            return 0
+        place[0] = place[0] or self._ties.place()
+        return place[0]
+
+    def _free_places(self, tied: Sequence[Entry]) -> None:
+        """One bundle with tied entries has ended."""
+        if self._ties is None:
+            return
+        for entry in tied:
+            place = self._places[entry.id]
+            place[1] -= 1
+            if not place[1]:
+                self._ties.free(place[0])
+                del self._places[entry.id]
+
+    async def _carry(self, dispatch: Dispatch, sent_at: float, tied: Sequence[Entry]) -> None:
         """Send one bundle and deal out what comes back."""
         entries = list(dispatch.entries)
         bundle = Bundle(
@@ -341,11 +391,13 @@ class Dispatcher:
                     entry.tenant,
                     entry.weight,
                     entry.attempts > 1,
+                    self._place(entry) if tied else 0,
                 )
                 for entry in entries
             ],
             self._name,
         )
+        self._sent[dispatch.bundle_id] = dispatch, bundle
         nbytes = sum(entry.nbytes for entry in entries)
         watchdog = self._watch(dispatch)
         try:
@@ -369,6 +421,8 @@ class Dispatcher:
             self._on_result(dispatch, entries, result)
         finally:
             watchdog.cancel()
+            del self._sent[dispatch.bundle_id]
+            self._free_places(tied)
             self._schedule_pump()
 
     def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle:
@@ -390,8 +444,8 @@ class Dispatcher:
         self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
         pairs = list(zip(entries, result.results, strict=True))
         returned = [entry for entry, answer in pairs if _failed_as(answer, RETURNED.code)]
-        for entry in entries:
-            if entry.id in self._dispatched_at:
+        for entry, answer in pairs:
+            if entry.id in self._dispatched_at and (len(entry.bundles) == 1 or _has_run(answer)):
                 self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
         alive = self._scheduler.on_done(
             dispatch.bundle_id,

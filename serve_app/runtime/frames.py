@@ -42,7 +42,7 @@ Buffer: TypeAlias = list[Part]
 PREFIX: Final = struct.Struct("<IIQ")
 _ALIGNMENT: Final = 64
 _PADDING: Final = bytes(_ALIGNMENT)
-_TENSORS, _PICKLED = 0, 1
+_TENSORS, _PICKLED, _RECALL = 0, 1, 2
 _COPYING_IS_DEAR: Final = 16 * 1024
 """Bytes per entry above which it pays to look whether they lie in one piece already."""
 
@@ -94,7 +94,7 @@ def decode_bundle(frame: Frame, arena: ArenaReader | None, clock: Callable[[], f
         sent_at, bundle = rest[0]
         passed_s = max(0.0, clock() - sent_at)
         left = [entry._replace(budget_s=max(0.0, entry.budget_s - passed_s)) for entry in bundle.entries]
-        return Bundle(left, bundle.sender)
+        return Bundle(left, bundle.sender, set())
     sent_at, sender, facts, columns, told = rest
     passed_s = max(0.0, clock() - sent_at)
     payloads = _unpack(columns, frame.buffers, len(facts), arena)
@@ -103,7 +103,7 @@ def decode_bundle(frame: Frame, arena: ArenaReader | None, clock: Callable[[], f
         WireEntry(priority, max(0.0, budget_s - passed_s), rows, variant, payload, origin, *more)
         for (priority, budget_s, rows, variant, *more), payload, origin in zip(facts, payloads, origins, strict=True)
     ]
-    return Bundle(entries, sender)
+    return Bundle(entries, sender, set())
 
 
 def encode_result(call: int, result: BundleResult) -> list[Part]:
@@ -133,6 +133,17 @@ def decode_result(frame: Frame) -> BundleResult:
     failed = {index: Failure(*failure) for index, failure in failures}
     results: list[EntryResult] = [failed[index] if index in failed else Success(next(values)) for index in range(count)]
     return BundleResult(results, [Execution(*execution) for execution in executions], *more)
+
+
+def encode_recall(call: int, positions: Sequence[int]) -> list[Part]:
+    """Make the frame that asks for entries of a call's bundle back, as far as they wait."""
+    return _frame((call, _RECALL, tuple(positions)), [])
+
+
+def recalled(frame: Frame) -> Sequence[int] | None:
+    """The positions that such a frame names; ``None`` for any other frame."""
+    positions: Sequence[int] | None = frame.header[2] if frame.header[1] == _RECALL else None
+    return positions
 
 
 def encode_failure(call: int, failure: Failure) -> list[Part]:

@@ -30,7 +30,10 @@ from serve_app.runtime.frames import PREFIX, Frame, Part
 logger = logging.getLogger(__name__)
 
 HELLO: Final = struct.Struct("<32sQ")
-"""What a router says first: the version of this package, and the size of the arena whose file comes with it."""
+"""What a router says first: the version of this package, and the size of its arena.
+
+With it come two files: the router's table of ties, and the arena if it has one.
+"""
 
 VERSION: Final = __version__.encode()[:32].ljust(32, b"\0")
 """This package's version, as it stands in a hello."""

@@ -8,14 +8,23 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from serve_app import __version__
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.runtime.arena import Arena, ArenaReader
-from serve_app.runtime.frames import Frame, Part, decode_bundle, encode_failure, encode_ping, encode_result, is_ping
+from serve_app.runtime.frames import (
+    Frame,
+    Part,
+    decode_bundle,
+    encode_failure,
+    encode_ping,
+    encode_result,
+    is_ping,
+    recalled,
+)
 from serve_app.runtime.link_protocol import (
     HELLO,
     VERSION,
@@ -26,10 +35,12 @@ from serve_app.runtime.link_protocol import (
     check_peer,
     new_socket,
 )
+from serve_app.runtime.ties import Ties
 
 logger = logging.getLogger(__name__)
 
 Run = Callable[[Bundle], Awaitable[BundleResult]]
+Recall = Callable[[Bundle], None]
 
 
 class LinkServer:
@@ -38,11 +49,13 @@ class LinkServer:
     Args:
         name: The model's name, for messages.
         run: Runs one bundle; raises only for bugs.
+        recall: Is told of one that runs when more of its entries are ``recalled``.
     """
 
-    def __init__(self, name: str, run: Run) -> None:
+    def __init__(self, name: str, run: Run, recall: Recall | None = None) -> None:
         self._name = name
         self._run = run
+        self._recall = recall
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
         self._open: set[_ServerLink] = set()
@@ -108,9 +121,9 @@ class LinkServer:
     async def _join(self, connection: socket.socket) -> None:
         try:
             check_peer(connection)
-            arena = await self._meet(connection)
+            ties, arena = await self._meet(connection)
             await self._loop.sock_sendall(connection, WELCOME)
-            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, arena), connection)
+            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
         except (OSError, ValueError, LinkError) as error:
             # Routers try again for as long as they live.
             reason = str(error)
@@ -125,7 +138,7 @@ class LinkServer:
             connection.close()
             raise
 
-    async def _meet(self, connection: socket.socket) -> ArenaReader | None:
+    async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
         """Hear who it is, and map the memory that it shares."""
         readable = asyncio.Event()
         self._loop.add_reader(connection.fileno(), readable.set)
@@ -133,14 +146,16 @@ class LinkServer:
             await readable.wait()
         finally:
             self._loop.remove_reader(connection.fileno())
-        hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 1)
+        hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 2)
         try:
             if len(hello) != HELLO.size:
                 raise LinkError("it hung up")
             version, nbytes = HELLO.unpack(hello)
             if version != VERSION:
                 raise LinkError(f"it is of version {version.rstrip(bytes(1)).decode()}, not {__version__}")
-            return ArenaReader(files[0], nbytes) if files else None
+            if not files:
+                raise LinkError("it shares no table of ties")
+            return Ties(files[0]), ArenaReader(files[1], nbytes) if len(files) > 1 else None
         finally:
             for file in files:
                 os.close(file)
@@ -164,6 +179,22 @@ class LinkServer:
             logger.exception("A bundle failed as a whole")
             return encode_failure(call, Failure(InferenceFailed.code, f"model {self._name} failed on this request"))
 
+    def recall(self, call: int, bundle: Bundle | None, positions: Sequence[int]) -> None:
+        """A router does not wait for some entries of a bundle any more. What has ended, or never was, is ignored."""
+        if bundle is None:
+            logger.debug("%s: call %d, some of which is recalled, has ended", self._name, call)
+            return
+        known = bundle.recalled
+        assert isinstance(known, set)
+        for position in positions:
+            if 0 <= position < len(bundle.entries):
+                known.add(position)
+            else:
+                logger.debug("%s: call %d has no entry %d to be recalled", self._name, call, position)
+        if self._recall is not None:
+            # In the next turn: the bundle may have come in this one, and its task must have begun.
+            self._loop.call_soon(self._recall, bundle)
+
     def new_task(self, work: Any) -> asyncio.Task[None]:
         """Start a bundle's task, in a context of its own."""
         return self._loop.create_task(work, context=self._context.copy())
@@ -178,11 +209,13 @@ class LinkServer:
 
 
 class _ServerLink(FramedProtocol):
-    def __init__(self, server: LinkServer, arena: ArenaReader | None) -> None:
+    def __init__(self, server: LinkServer, ties: Ties, arena: ArenaReader | None) -> None:
         super().__init__()
         self._server = server
+        self._ties = ties
         self._arena = arena
         self._tasks: set[asyncio.Task[None]] = set()
+        self._bundles: dict[int, Bundle] = {}
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -192,9 +225,13 @@ class _ServerLink(FramedProtocol):
         if is_ping(frame):
             self.write(encode_ping())
             return
-        bundle = decode_bundle(frame, self._arena)
+        call = frame.header[0]
+        if (positions := recalled(frame)) is not None:
+            self._server.recall(call, self._bundles.get(call), positions)
+            return
+        self._bundles[call] = bundle = decode_bundle(frame, self._arena)._replace(ties=self._ties)
         self._server.started()
-        task = self._server.new_task(self._answer(frame.header[0], bundle))
+        task = self._server.new_task(self._answer(call, bundle))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -204,7 +241,9 @@ class _ServerLink(FramedProtocol):
             task.cancel()
 
     async def _answer(self, call: int, bundle: Bundle) -> None:
-        self.write(await self._server.answer(call, bundle))
+        parts = await self._server.answer(call, bundle)
+        del self._bundles[call]
+        self.write(parts)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -10,6 +10,7 @@ from serve_app.runtime.arena import Arena
 from serve_app.runtime.link_protocol import LinkError
 from serve_app.runtime.liveness import Watch
 from serve_app.runtime.replica_link import ReplicaLink, connect
+from serve_app.runtime.ties import TieTable
 
 logger = logging.getLogger(__name__)
 
@@ -21,14 +22,22 @@ class Links:
     """Links by replica.
 
     Args:
-        arena: What the router shares with its replicas.
-        on_up: Called with a replica's id when the link to it has been made.
+        ties: Who runs what several replicas have: the router shares it with them.
+        arena: What else it shares with them.
+        on_change: Called with a model, a replica's id and whether there is a link, when one has been made or has ended.
         watch: Who is told of replicas that do not answer; ``None``: nobody looks.
     """
 
-    def __init__(self, arena: Arena | None, on_up: Callable[[str], None], watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        ties: TieTable | None,
+        arena: Arena | None,
+        on_change: Callable[[str, str, bool], None],
+        watch: Watch | None = None,
+    ) -> None:
+        self._ties = ties
         self._arena = arena
-        self._on_up = on_up
+        self._on_change = on_change
         self._watch = watch
         self._links: dict[str, ReplicaLink] = {}
         self._wanted: dict[str, dict[str, str]] = {}
@@ -68,12 +77,13 @@ class Links:
 
     async def _keep(self, model: str, replica: str, address: str) -> None:
         """Make the link, and make it again when it has ended, with pauses that grow unless it has lasted."""
+        assert self._ties is not None  # where it is not supported no replica listens
         loop = asyncio.get_running_loop()
         pause_s, told = _FIRST_PAUSE_S, False
         while True:
             ended = asyncio.Event()
             try:
-                link = await connect(address, replica, self._arena, ended.set)
+                link = await connect(address, replica, self._ties, self._arena, ended.set)
             except LinkError as error:
                 # E.g. a replica that has just died, or one of another version during a redeploy. Serve's way is open.
                 logger.log(logging.DEBUG if told else logging.INFO, "No link to replica %s: %s", replica, error)
@@ -83,10 +93,11 @@ class Links:
                 self._links[replica] = link
                 if self._watch is not None:
                     link.watch(model, self._watch)
-                self._on_up(replica)
+                self._on_change(model, replica, True)
                 await ended.wait()
                 if self._links.get(replica) is link:
                     del self._links[replica]
+                    self._on_change(model, replica, False)
                 if loop.time() - up_since > _LONGEST_PAUSE_S:  # else it is made and lost over and over
                     pause_s, told = _FIRST_PAUSE_S, False
             await asyncio.sleep(pause_s)

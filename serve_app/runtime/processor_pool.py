@@ -55,6 +55,8 @@ class ProcessorPool:
 
     def _preprocess_entry(self, staged: Staged, index: int) -> None:
         payload = staged.entries[index].payload
+        if index in staged.recalled:
+            return
         if staged.deadlines[index] <= time.monotonic():
             staged.tensors[index] = EXPIRED
             return

@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.runtime.arena import Arena
-from serve_app.runtime.frames import Frame, decode_result, encode_bundle, encode_ping
+from serve_app.runtime.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
 from serve_app.runtime.link_protocol import (
     HELLO,
     VERSION,
@@ -27,6 +27,7 @@ from serve_app.runtime.link_protocol import (
 )
 from serve_app.runtime.liveness import Liveness, Watch
 from serve_app.runtime.send import ReplicaLost
+from serve_app.runtime.ties import TieTable
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class ReplicaLink(FramedProtocol):
         self._arena = arena
         self._on_lost = on_lost
         self._ids = itertools.count(1)
-        # What an answer is waited for with, and the payload's arrays: the replica reads them where they lie.
-        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Any]] = {}
+        # What an answer is waited for with, the bundle, and its arrays: the replica reads them where they lie.
+        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Bundle, Any]] = {}
         self._retired = False
         self._process = process
         self._liveness: Liveness | None = None
@@ -100,7 +101,7 @@ class ReplicaLink(FramedProtocol):
         parts, kept = encode_bundle(call, bundle, self._arena)
         future: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
-        self._calls[call] = (future, kept)
+        self._calls[call] = (future, bundle, kept)
         self.write(parts)
         if self._liveness is not None:
             self._liveness.begin()
@@ -109,9 +110,16 @@ class ReplicaLink(FramedProtocol):
         finally:
             del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
 
+    def recall(self, bundle: Bundle, positions: Sequence[int]) -> None:
+        """Ask for entries of a bundle back: what of them still waits is not run. One that was answered is ignored."""
+        for call, (_, sent, _) in self._calls.items():
+            if sent is bundle:
+                self.write(encode_recall(call, positions))
+                return
+
     def on_frame(self, frame: Frame) -> None:
         """Take an answer."""
-        future, _ = self._calls.pop(frame.header[0], (None, None))
+        future, _, _ = self._calls.pop(frame.header[0], (None, None, None))
         if self._retired and not self._calls:
             self.close()
         if future is None or future.done():
@@ -131,7 +139,7 @@ class ReplicaLink(FramedProtocol):
         if self._liveness is not None:
             self._liveness.end()
         calls, self._calls = self._calls, {}
-        for future, _ in calls.values():
+        for future, _, _ in calls.values():
             if not future.done():
                 reason = "" if exc is None else f" ({exc})"
                 future.set_exception(ReplicaLost(f"the link to replica {self._name} was cut{reason}"))
@@ -152,6 +160,7 @@ class ReplicaLink(FramedProtocol):
 async def connect(
     address: str,
     name: str,
+    ties: TieTable,
     arena: Arena | None,
     on_lost: Callable[[], None],
     timeout_s: float = _WELCOME_TIMEOUT_S,
@@ -161,7 +170,8 @@ async def connect(
     Args:
         address: What its `LinkServer` is called.
         name: The replica's id, for messages.
-        arena: What to share with it.
+        ties: Who runs what several replicas have; it is shared with it.
+        arena: What else to share with it.
         on_lost: Called once, when the connection has ended.
         timeout_s: Longest wait for the replica's welcome, seconds.
 
@@ -174,7 +184,7 @@ async def connect(
         await loop.sock_connect(connection, abstract(address))
         process = check_peer(connection)
         hello = HELLO.pack(VERSION, 0 if arena is None else arena.nbytes)
-        socket.send_fds(connection, [hello], [] if arena is None else [arena.fd])
+        socket.send_fds(connection, [hello], [ties.fd] if arena is None else [ties.fd, arena.fd])
         async with asyncio.timeout(timeout_s):
             await _welcomed(connection)
         _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost, process), sock=connection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from serve_app.payloads import Bundle, BundleResult
 
@@ -21,3 +21,7 @@ class ReplicaLost(Exception):
 
 Send = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
 """``send(model, bundle, replica, nbytes)``. Raises `ReplicaLost`, or a `ServeAppError` that concerns every entry."""
+
+Recall = Callable[[Bundle, str | None, Sequence[int]], None]
+"""``recall(bundle, replica, positions)`` asks for entries of a bundle back that was sent: what still waits there is not
+run. Where nobody can ask it does nothing."""

@@ -19,14 +19,14 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import NamedTuple, TypeAlias
 
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import RETURNED, Failure
+from serve_app.payloads import RETURNED, Failure, Ties, WireEntry
 from serve_app.runtime.execution import Executor, Ran
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import EXPIRED, NOT_IN_TIME, Job, Staged
@@ -107,6 +107,7 @@ class Session:
         self._waiting: dict[Staged, None] = {}
         self._busy = False
         self._granted_at = 0.0
+        self._tied: dict[Entry, tuple[Ties, int]] = {}  # what other replicas have, too, with its place among the ties
         self._held: set[Staged] = set()  # granted, and not run yet
         self._ended_now: list[Staged] = []  # of the latest turn
         self._closed = False
@@ -195,6 +196,8 @@ class Session:
                     if wire is not None:
                         here.lane = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
                         here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
+                        if wire.place and staged.ties is not None:
+                            self._tied[here] = staged.ties, wire.place
                     if staged.whole[index] or (wire is not None and wire.alone):
                         here.lane = ALONE
                     staged.waiting[index] = here
@@ -203,12 +206,68 @@ class Session:
         except Exception:
             self._fault()
 
+    def recall(self, entries: Sequence[WireEntry], positions: Iterable[int]) -> None:
+        """Take entries of a bundle from the gate; the bundle is answered without them, at once where none are left.
+
+        Args:
+            entries: The bundle's. One that does not wait here is ignored, as is one whose batch runs.
+            positions: Of those to be taken. What was taken before is ignored.
+        """
+        ended: list[Staged] = []
+        try:
+            with self._lock:
+                for staged in self._waiting:
+                    if staged.entries is entries:
+                        break
+                else:
+                    return
+                for index in positions:
+                    if (here := staged.waiting.pop(index, None)) is not None:
+                        self._tied.pop(here, None)
+                        self._gate.remove(here)
+                        staged.results[index] = RETURNED
+                if not staged.waiting:
+                    ended.append(staged)
+                    self._leave(staged, time.monotonic())
+            self._see(_Turn([], short=False, ended=ended))
+            self._let_in()
+        except Exception:
+            self._fault(ended)
+
+    def _leave(self, staged: Staged, now: float) -> None:
+        """Nothing of a bundle is left at the gate, and nothing of it will run. The lock is held."""
+        staged.executed_at = staged.finished_at = now  # it has waited until now
+        self._waiting.pop(staged, None)
+
     def _take_out(self, staged: Staged) -> None:
         """Take what is left of a bundle from the gate. The lock is held."""
         for here in staged.waiting.values():
+            self._tied.pop(here, None)
             self._gate.remove(here)
         staged.waiting.clear()
         self._waiting.pop(staged, None)
+
+    def _take_out_taken(self, ended: list[Staged], now: float) -> None:
+        """Take from the gate what another replica runs. The lock is held.
+
+        Args:
+            ended: Receives bundles of which nothing is left here.
+            now: Seconds.
+        """
+        for here, (ties, place) in list(self._tied.items()):
+            if ties.taken(place):
+                del self._tied[here]
+                self._gate.remove(here, elsewhere=True)
+                self._return(here, ended, now)
+
+    def _return(self, here: Entry, ended: list[Staged], now: float) -> None:
+        """An entry has left the gate, and goes back to its router."""
+        staged, index = here.payload
+        del staged.waiting[index]
+        staged.results[index] = RETURNED
+        if not staged.waiting:
+            ended.append(staged)
+            self._leave(staged, now)
 
     def close(self) -> None:
         """End the thread after its run. Idempotent."""
@@ -385,25 +444,40 @@ class Session:
         if self._busy or self._closed:
             return _NOTHING
         self._gate.latencies.whole = self._joinable.apart
-        self._ended_now = ended = []
+        ended: list[Staged] = []
+        self._ended_now = ended
         while self._waiting:
+            if self._tied:
+                self._take_out_taken(ended, now)
             turn = self._gate.next(now)
             for here in turn.dropped:
+                self._tied.pop(here, None)
                 staged, index = here.payload
                 del staged.waiting[index]
                 if staged.entries:
                     staged.results[index] = EXPIRED if here.deadline <= now else NOT_IN_TIME
                 if not staged.waiting:
-                    staged.executed_at = staged.finished_at = now  # it has waited until now
                     ended.append(staged)
-                    self._waiting.pop(staged, None)
+                    self._leave(staged, now)
             granted: dict[Staged, None] = {}
+            lost: list[Entry] = []
             for here in turn.entries:
+                tied = self._tied.pop(here, None)
+                if tied is not None and not tied[0].take(tied[1]):
+                    lost.append(here)  # another replica has taken it at this moment
+                    continue
                 staged, index = here.payload
                 del staged.waiting[index]
                 staged.chosen.append(index)
                 staged.runs_on = turn.variant
                 granted[staged] = None
+            for here in lost:
+                staged, index = here.payload
+                if staged in granted:
+                    del staged.waiting[index]
+                    staged.results[index] = RETURNED
+                else:
+                    self._return(here, ended, now)
             # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
             staying = [staged for staged in granted if not staged.left]
             self._held.update(staying)
@@ -417,7 +491,7 @@ class Session:
                 self._busy = True
                 short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
                 return _Turn(staying, short, ended)
-            if not granted:
+            if not granted and not lost:
                 return _Turn([], short=False, ended=ended, opens=turn.opens)
         return _Turn([], short=False, ended=ended)
 
@@ -444,7 +518,8 @@ class Session:
             with self._lock:
                 # With the lock: once they are granted, nothing may be prepared for them any more.
                 for staged in sorted(self._waiting, key=_urgency):
-                    if staged.job is None and rows + staged.rows <= self._max_rows:
+                    whole = len(staged.waiting) == len(staged.entries)  # nothing of it has failed, or was recalled
+                    if whole and rows + staged.rows <= self._max_rows:
                         upcoming.append(staged)
                         rows += staged.rows
                 self._ahead.want(upcoming)

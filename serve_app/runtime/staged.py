@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
-from serve_app.payloads import EntryResult, Execution, Failure, Tensors, WireEntry
+from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
 from serve_app.runtime.joining import Joining
 from serve_app.scheduling.entry import Entry
 
@@ -54,6 +55,8 @@ class Staged:
         tensors: Per entry its tensors, or why there are none.
         results: Per entry its outcome, filled in on the way.
         sender: Names the router that sent it.
+        recalled: Positions of entries that its router does not wait for any more; see `serve_app.payloads.Bundle`.
+        ties: Who runs those of its entries that other replicas have, too; see `serve_app.payloads.Bundle`.
         waiting: Its entries at the gate, by position.
         chosen: Positions of the entries that the gate has let through, and that run.
         runs_on: The variant that they run on.
@@ -84,6 +87,8 @@ class Staged:
     tensors: list[Tensors | Failure]
     results: list[EntryResult | None]
     sender: str = ""
+    recalled: AbstractSet[int] = frozenset()
+    ties: Ties | None = None
     waiting: dict[int, Entry] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
     runs_on: str = ""
@@ -127,6 +132,8 @@ class Staged:
         """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
         variant = self.entries[0].variant if self.entries else ""
         sound = True
+        for index in self.recalled:
+            self.tensors[index] = RETURNED
         counts, wholes = [], []
         for index, tensors in enumerate(self.tensors):
             rows, whole = 0, False

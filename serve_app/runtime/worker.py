@@ -122,6 +122,8 @@ class Worker:
             [_NOT_PREPROCESSED] * len(bundle.entries),
             [None] * len(bundle.entries),
             sender=bundle.sender,
+            recalled=bundle.recalled,
+            ties=bundle.ties,
         )
         await self._pool.preprocess(staged)
         preprocessed = time.monotonic()
@@ -146,6 +148,13 @@ class Worker:
             self._joining.news(staged.sender),
             staged.first,
         )
+
+    def recall(self, bundle: Bundle) -> None:
+        """More entries of a bundle are ``recalled``: those that wait at the gate will not run.
+
+        Those that have not come there yet never will; what runs already, and what has ended, is left alone.
+        """
+        self._session.recall(bundle.entries, bundle.recalled)
 
     def stalled_s(self) -> float:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""

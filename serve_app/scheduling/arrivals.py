@@ -55,8 +55,9 @@ class ArrivalPattern:
             self._recent = 1.0
             return
         gap = max(0.0, now - last)
-        # Many come in one turn of the event loop, at the same time.
         self._recent = 1.0 + (self._recent * exp(-gap / self._memory_s) if gap else self._recent)
+        if not gap:
+            return  # it came in the same bundle: that tells nothing of when the next one comes
         # The exponent of gap / shortest is the bin: (0, 1] -> 0, (1, 2] -> 1 and so on.
         at = 0 if gap <= _SHORTEST_S else min(_BINS - 1, frexp(gap / _SHORTEST_S)[1])
         self._counts[at] += 1.0

@@ -26,9 +26,13 @@ class Bundle:
         begins: When it was sent, seconds.
         settled: Whether no rescue of any of its entries is to be thought of any more.
         orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
+        recalled: Whether any of its entries was.
     """
 
-    __slots__ = ("_by_deadline", "_due", "begins", "entries", "id", "model", "orphaned", "replica", "rows", "settled")
+    __slots__ = (
+        "_by_deadline", "_due", "begins", "entries", "id", "model", "orphaned", "recalled", "replica", "rows",
+        "settled",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Bundle:
     ) -> None:
         self.begins = begins
         self.settled = False
-        self.orphaned = False
+        self.orphaned = self.recalled = False
         self.id = id
         self.model = model
         self.replica = replica
@@ -80,11 +84,15 @@ class BundlesInFlight:
 
     The heap holds pairs (deadline of a running entry, bundle id), one per bundle at a time; pairs of bundles that
     are done are dropped lazily, so that it has at most ``2 * bundles + 64`` of them.
+
+    Attributes:
+        recalls: By bundle, entries that nobody waits for any more; see `recall`.
     """
 
     def __init__(self) -> None:
         self._bundles: dict[int, Bundle] = {}
         self._due: list[tuple[float, int]] = []
+        self.recalls: dict[int, list[Entry]] = {}
 
     def __len__(self) -> int:
         return len(self._bundles)
@@ -103,10 +111,20 @@ class BundlesInFlight:
     def pop(self, bundle_id: int) -> Bundle | None:
         """A bundle was answered or failed; ``None`` when it is not known (any more)."""
         bundle = self._bundles.pop(bundle_id, None)
+        if self.recalls:
+            self.recalls.pop(bundle_id, None)
         if len(self._due) > 2 * len(self._bundles) + _STALE_ALLOWED:
             self._due[:] = [pair for pair in self._due if pair[1] in self._bundles]
             heapify(self._due)
         return bundle
+
+    def recall(self, entry: Entry) -> None:
+        """Nobody waits for a running entry any more: where it waits at a replica's gate, it need not run."""
+        for bundle_id in entry.bundles:
+            bundle = self._bundles.get(bundle_id)
+            if bundle is not None and bundle.replica.name is not None:
+                bundle.recalled = True
+                self.recalls.setdefault(bundle_id, []).append(entry)
 
     def get(self, bundle_id: int) -> Bundle | None:
         """The bundle of that id, if it is known."""
@@ -133,7 +151,7 @@ class BundlesInFlight:
         return inf
 
     def pop_due(self, now: float) -> list[Entry]:
-        """The running entries whose deadline has passed, each named once. The caller ends them."""
+        """The running entries whose deadline has passed, a tied one for each of its bundles. The caller ends them."""
         due = self._due
         expired: list[Entry] = []
         while due and due[0][0] <= now:

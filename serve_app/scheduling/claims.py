@@ -1,16 +1,15 @@
 """How long a batch may block: what more urgent classes are likely to need while it runs.
 
 An execution cannot be interrupted. A request of a more urgent class that comes while a batch of length L runs waits for
-what is left of it, and is in time only if that is no more than its slack: its budget less its own execution. How much
-is left when such requests come is learnt as a part of L: near to uniform where they come at any time to the only
-replica, and little where routers send them to the replica that is free first. So with a low quantile of the slacks and
-the largest of the parts lately, a batch with rows of a less urgent class, also of those that ride along with the class
-itself, takes no longer than
+what is left of it, a part u of L, and is in time only if that is no more than its slack: its budget less its own
+execution and the pause between two. So of every such request that has come, ``slack / u`` is the longest batch that it
+could have borne, and a low quantile of these is how long a batch with rows of a less urgent class may take, also of
+those that ride along with the class itself. Where a request was run by another replica that was free sooner, this one
+did not block it, however long its batch was: then it could have borne any.
 
-    slack / part
-
-unless such a request is hardly likely to come meanwhile. With a part of 1 that is the blocking term of non-preemptive
-scheduling (Jeffay, Stanat and Martel, RTSS 1991).
+With a slack of all the same and moments that are evenly spread that is close to the blocking term of non-preemptive
+scheduling (Jeffay, Stanat and Martel, RTSS 1991). It does not hold where such a request is hardly likely to come
+meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from serve_app.scheduling.overhead import Window
 from serve_app.scheduling.settings import ModelScheduling
 
 _REMEMBERED = 64
-_TIGHT = 0.1
+_BLOCKED = 0.05
 _UNLIKELY = 0.02
 _FORGOTTEN_S = 60.0
 _PROBABLE = 0.2
@@ -33,25 +32,17 @@ _PROBABLE = 0.2
 class _Claim:
     """What one class lately asked."""
 
-    __slots__ = ("_parts", "_slacks", "arrivals", "part", "slack_s")
+    __slots__ = ("_borne", "arrivals", "bears_s")
 
     def __init__(self) -> None:
         self.arrivals = ArrivalPattern()
-        self._slacks = Window(_REMEMBERED)
-        self._parts = Window(_REMEMBERED)
-        self.slack_s = inf
-        self.part = 1.0
+        self._borne = Window(_REMEMBERED)
+        self.bears_s = inf
 
-    def rate(self, now: float) -> float:
-        """Arrivals per second: the mean, or that of the last second if it is more."""
-        return max(self.arrivals.rate, self.arrivals.recent_rate(now))
-
-    def observe(self, slack_s: float, part: float) -> None:
-        """Note what an entry asks, and which part of a running batch was left when it came."""
-        slacks, parts = self._slacks.add(slack_s), self._parts.add(part)
-        self.slack_s = slacks[int(_TIGHT * (len(slacks) - 1))]
-        # Until enough have come, any moment is as likely as another.
-        self.part = parts[-1] if len(parts) == _REMEMBERED else 1.0
+    def observe(self, borne_s: float) -> None:
+        """Note the longest batch that an entry could have borne."""
+        borne = self._borne.add(borne_s)
+        self.bears_s = borne[int(_BLOCKED * (len(borne) - 1))]
 
     def likely_within(self, now: float, seconds: float) -> float:
         """How likely one comes so soon, 0 to 1; 0 when none has come for long."""
@@ -62,10 +53,8 @@ class _Claim:
 
     def bound_s(self, now: float) -> float:
         """How long what blocks this class may take, seconds; ``inf``: any time."""
-        slack_s = self.slack_s
-        if slack_s == inf or self.likely_within(now, 2.0 * slack_s) < _UNLIKELY:
-            return inf
-        return slack_s / self.part if self.part > 0.0 else inf
+        bears_s = self.bears_s
+        return inf if bears_s == inf or self.likely_within(now, 2.0 * bears_s) < _UNLIKELY else bears_s
 
 
 class Claims:
@@ -76,29 +65,37 @@ class Claims:
     def __init__(self) -> None:
         self._claims = {priority: _Claim() for priority in (Priority.HIGH, Priority.NORMAL)}
 
-    def observe(
-        self, entry: Entry, latency: LatencyModel, settings: ModelScheduling, now: float, part: float = 1.0
-    ) -> None:
-        """An entry has come.
+    def arrived(self, entry: Entry, now: float) -> None:
+        """An entry has come."""
+        if (claim := self._claims.get(entry.priority)) is not None:
+            claim.arrivals.observe(now)
+
+    def bears_s(
+        self, entry: Entry, rows: int, latency: LatencyModel, settings: ModelScheduling, now: float, part: float
+    ) -> float:
+        """The longest batch that an entry which comes now could bear, seconds; 0.0: not even the shortest.
 
         Args:
-            entry: Its budget, less the execution together with what else of its class comes within it, is its slack.
+            entry: Its budget, less the execution together with what waits of its class, is its slack.
+            rows: That waits of its class, with its own.
             latency: Predicts that execution.
             settings: Of its model.
             now: Seconds.
             part: Which part of the batch that runs is left to be waited for, 0 to 1; 0 when nothing runs.
         """
-        claim = self._claims.get(entry.priority)
-        if claim is None:
-            return
-        claim.arrivals.observe(now)
-        budget_s, rows, most = entry.deadline - now, entry.rows, settings.max_rows
+        budget_s, most = entry.deadline - now, settings.max_rows
         slack_s = budget_s - latency.predict(min(rows, most), entry.bucket)
-        if slack_s > 0.0 and rows < most:
-            together = min(most, rows + int(min(claim.rate(now) * slack_s, most)))
-            slack_s = budget_s - latency.predict(together, entry.bucket)
-        if slack_s > 0.0:
-            claim.observe(slack_s, part)
+        if slack_s <= 0.0 and rows > entry.rows:
+            slack_s = budget_s - latency.predict(min(entry.rows, most), entry.bucket)
+        if slack_s <= 0.0:
+            return 0.0
+        return slack_s / part if part > 0.0 else inf
+
+    def observe(self, priority: Priority, borne_s: float) -> None:
+        """An entry is run, or has gone: so long a batch it could have borne, seconds; see `bears_s`."""
+        claim = self._claims.get(priority)
+        if claim is not None and borne_s > 0.0:
+            claim.observe(borne_s)
 
     def bounds_s(self, now: float) -> tuple[float, float, float]:
         """Per class, the longest that an execution with rows of it may take, seconds; ``inf``: any time.
@@ -113,6 +110,6 @@ class Claims:
         for above, claim in self._claims.items():
             if above >= priority:
                 break
-            if claim.slack_s < seconds and claim.likely_within(now, seconds - claim.slack_s) > _PROBABLE:
+            if claim.bears_s < seconds and claim.likely_within(now, seconds - claim.bears_s) > _PROBABLE:
                 return True
         return False

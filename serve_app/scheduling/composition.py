@@ -2,7 +2,8 @@
 
 Entries queue by deadline. With the head in the bundle, the head's slack bounds how long the bundle may execute, and so
 how many can share it. Giving up the first few can make room for many: so of all runs of consecutive entries that
-execute before the deadline of their first, the one with the most answers per second of server time goes. It is found
+execute before the deadline of their first, the one with the most answers per second of server time goes. What would
+make the bundle dearer than a run of its own, since it is longer than all others, is passed over. It is found
 by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows no more rows
 or where nothing more is queued. Without a queue that cannot all be in time, that is simply the queue from its head on.
 
@@ -20,7 +21,7 @@ from serve_app.scheduling.batching import target_s
 from serve_app.scheduling.breaker import ALL
 from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import Merged, ModelQueue
+from serve_app.scheduling.queue import Merged, ModelQueue, OfSize
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.tenant_queue import TenantQueue
 from serve_app.scheduling.variants import VariantLatency
@@ -35,12 +36,14 @@ class Room(NamedTuple):
         longest_s: Per class, the longest predicted execution that its rows may be part of, so that no more urgent
             class is blocked too long; the head alone may take longer.
         owed: The class that fills the bundle up before all others.
+        over_s: The longest predicted execution that rows of tenants over their part of the class may be part of.
     """
 
     slack_from: float
     max_rows: int
     longest_s: tuple[float, float, float] = (inf, inf, inf)
     owed: Priority | None = None
+    over_s: float = inf
 
 
 class Composition(NamedTuple):
@@ -91,7 +94,8 @@ def compose(
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with what fits of the others.
 
-    All of one variant. An entry of a larger cost bucket joins only where that costs less than running it alone.
+    All of one variant, and of one size where one is short (`serve_app.scheduling.sizes`). An entry of a larger cost
+    bucket joins only where that costs less than running it alone; else it is passed over.
     Where the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else
     the last; a fallback that is to be probed gets no more entries than it has places for. The other classes follow,
     first one that is owed, then most urgent first, in order, where they need no larger bucket, the bundle still meets
@@ -104,9 +108,39 @@ def compose(
         latencies: Of the model.
         room: What bounds the bundle.
     """
-    own, rest = queue.fresh[priority - 1].turns()
+    of_class = queue.fresh[priority - 1]
+    own: TenantQueue | Merged | OfSize
+    own, rest = of_class.turns()
     head = own.head()
+    for size in of_class.sizes.short():
+        if (first := own.first_of(size)) is not None:
+            head, own = first, OfSize(own, size)
+            break
     assert head is not None
+    longest_s = room.longest_s[priority - 1]
+    if room.over_s < longest_s and not of_class.is_under(head.tenant):
+        bounds = list(room.longest_s)
+        bounds[priority - 1] = room.over_s
+        room = room._replace(longest_s=(bounds[0], bounds[1], bounds[2]))
+    composition = _compose(queue, priority, settings, latencies, room, own, rest, head)
+    if isinstance(own, OfSize):
+        own.restore()
+    queue.ended(composition.entries, ran=True)
+    queue.ended(composition.given_up, ran=False)
+    return composition
+
+
+def _compose(
+    queue: ModelQueue,
+    priority: Priority,
+    settings: ModelScheduling,
+    latencies: VariantLatency,
+    room: Room,
+    own: TenantQueue | Merged | OfSize,
+    rest: Sequence[TenantQueue],
+    head: Entry,
+) -> Composition:
+    """See `compose`; the bundle is made of ``own`` from its first entry on, and of ``rest``."""
     lane, variant = head.lane, head.variant
     latency = latencies.of(variant)
     if head.rows >= room.max_rows:
@@ -114,18 +148,19 @@ def compose(
         own.take_head(lane)
         return _alone(head, latencies, settings, room)
     looked_at: list[Entry] = []
+    aside: list[Entry] = []
     places = 1 if lane == ALONE else _places(latencies, variant, ALL)
-    run = _best_run(own, lane, looked_at, settings, latency, room, places)
+    run = _best_run(own, lane, looked_at, aside, settings, latency, room, places)
     if run.start and not lane:
         for fallback in settings.fallbacks:
             if latencies.has(fallback):
                 variant, latency = fallback, latencies.of(fallback)
                 places = _places(latencies, fallback, latencies.places(fallback))
-                run = _best_run(own, lane, looked_at, settings, latency, room, places)
+                run = _best_run(own, lane, looked_at, aside, settings, latency, room, places)
                 if not run.start:
                     break
     given_up = looked_at[: run.start]
-    for entry in looked_at[run.end :]:
+    for entry in (*looked_at[run.end :], *aside):
         own.push(entry)
     entries = looked_at[run.start : run.end]
     if not entries:
@@ -158,9 +193,10 @@ def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, r
 
 
 def _best_run(
-    own: TenantQueue | Merged,
+    own: TenantQueue | Merged | OfSize,
     lane: str,
     looked_at: list[Entry],
+    aside: list[Entry],
     settings: ModelScheduling,
     latency: LatencyModel,
     room: Room,
@@ -172,6 +208,7 @@ def _best_run(
         own: The class's queue. Entries that are looked at leave it.
         lane: The entries' lane.
         looked_at: Entries looked at so far, by deadline; grows.
+        aside: Those passed over, since they need a larger cost bucket than is worth it; grows.
         settings: Of the model.
         latency: Of the variant that is to run.
         room: What bounds the bundle.
@@ -194,14 +231,14 @@ def _best_run(
             rows, bucket, end = head.rows, head.bucket, start + 1
         slack = head.deadline - slack_from
         alone = latency.predict(head.rows, head.bucket)
-        if alone > slack and settings.early_drop and not head.probe:
+        doubtful = alone > slack and (settings.early_drop or head.probe)
+        if doubtful and not head.probe and (settings.fallbacks or latency.typical(head.rows, head.bucket) > slack):
             rows -= head.rows
             start += 1
             if start < end and head.bucket == bucket > looked_at[start].bucket:
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
-        hopeless = alone > slack and head.probe
-        target = alone if hopeless else target_s(latency, settings, head.rows, head.bucket, slack)
+        target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
         capped = max(alone, min(target, room.longest_s[head.priority - 1]))
         limit = latency.rows_within(capped, bucket, most)
         last = False
@@ -217,7 +254,11 @@ def _best_run(
                 together = latency.predict(joined, entry.bucket)
                 apart = latency.predict(rows, bucket) + latency.predict(entry.rows, entry.bucket)
                 if joined > most or together > min(capped, apart):
-                    last = True  # its turn comes as a head
+                    # Its turn comes as a head.
+                    if len(aside) < _ASIDE:
+                        aside.append(looked_at.pop(end))
+                        continue
+                    last = True
                     break
                 bucket = entry.bucket
                 limit = latency.rows_within(capped, bucket, most)
@@ -228,7 +269,7 @@ def _best_run(
                 break
             rows, end = joined, end + 1
         seconds = latency.predict(rows, bucket)
-        rate = (end - start) / seconds if seconds > 0.0 else inf
+        rate = (0.5 if doubtful else 1.0) * (end - start) / seconds if seconds > 0.0 else inf  # half: may be in vain
         if best is None or rate > best_rate * _BETTER:
             best, best_rate = _Run(start, end, rows, bucket, limit, max(alone, target)), rate
         if last or not settings.early_drop or limit >= most or capped < slack or head.probe:
@@ -267,8 +308,11 @@ def _fill(
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
+    over = most if room.over_s >= run.target else min(most, latency.rows_within(room.over_s, bucket, most))
     for tenant in rest:
-        rows, most = _fill_by(tenant, lane, entries, rows, most, bucket, latency, settings, room, given_up)
+        if rows >= over:
+            break
+        rows, most = _fill_by(tenant, lane, entries, rows, over, bucket, latency, settings, room, given_up)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
     if room.owed in others:
         others.insert(0, room.owed)
@@ -367,4 +411,6 @@ def _fill_from(
 
 
 _BETTER = 1.0 + 1e-9
+_ASIDE = 64
+"""Most entries that are passed over for one bundle."""
 _PRIORITIES = tuple(Priority)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from serve_app.scheduling.entry import Entry
@@ -81,6 +81,8 @@ class Decisions(NamedTuple):
         refused: Queued entries of a build whose circuit breaker has opened, and what to tell their clients. They are
             DONE.
         changes: What circuit breakers did since the last decision.
+        recalls: By bundle, entries that nobody waits for any more: their replica is to answer it without them, as far
+            as they still wait there.
     """
 
     dispatches: list[Dispatch]
@@ -88,6 +90,7 @@ class Decisions(NamedTuple):
     given_up: list[Entry]
     refused: Sequence[tuple[Entry, Rejection]] = ()
     changes: Sequence[Change] = ()
+    recalls: Mapping[int, Sequence[Entry]] = {}
 
 
 class Requeue(NamedTuple):

@@ -8,7 +8,7 @@ bundle of a lower class is cut short or held back when an urgent one is due.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
@@ -27,6 +27,8 @@ _HOLD = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
 _COALESCE = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
+_TIED_FROM_S = 0.005
+"""Entries are tied where executions take as long: a copy costs two processes a message, and saves a part of one."""
 _PARTS = 2
 _FEWEST = 2
 """A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
@@ -43,6 +45,8 @@ class NextBundle(NamedTuple):
     bucket: int
     variant: str
     predicted_s: float
+    tied: Sequence[Replica] = ()
+    """Other replicas that get the same entries: who is free first runs them."""
 
 
 class Alone:
@@ -118,8 +122,18 @@ class Alone:
                 if now < send_at:
                     self.open_at = send_at
                     return None  # what is less urgent does not go before it
-            return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most))
+            tied = self._tied(priority, replica)
+            return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most), tied)
         return None
+
+    def _tied(self, priority: Priority, replica: Replica) -> Sequence[Replica]:
+        """Where else entries go that this replica cannot begin at once, so that whoever is free first runs them."""
+        model, copies = self._model, self._model.settings.copies
+        if not replica.bundles or not replica.linked or copies == 1:
+            return ()
+        if model.per_row_s * model.run_rows < _TIED_FROM_S:
+            return ()
+        return model.slots.beside(replica, priority, model.settings.max_rows, copies - 1)
 
     def _part(self) -> int:
         """Most rows of a bundle for a busy replica."""
@@ -176,15 +190,15 @@ class Alone:
             entries.append(following)
             rows += following.rows
             heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
-        return self._bundle(replica, entries)
+        return self._bundle(replica, entries, self._tied(priority, replica))
 
-    def _bundle(self, replica: Replica, entries: list[Entry]) -> NextBundle:
+    def _bundle(self, replica: Replica, entries: list[Entry], tied: Sequence[Replica] = ()) -> NextBundle:
         model = self._model
         rows = sum([entry.rows for entry in entries])
         bucket = max([entry.bucket for entry in entries])
         head = entries[0]
         predicted_s = execution_s(model.latencies.of(head.variant), rows, bucket, model.settings.max_rows)
-        return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s)
+        return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s, tied)
 
 
 class _Candidate(NamedTuple):
@@ -264,7 +278,9 @@ class Shared:
 
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry of a member was accepted."""
-        self._claims.observe(entry, model.latencies.of(entry.variant), model.settings, now)
+        claims, latency = self._claims, model.latencies.of(entry.variant)
+        claims.arrived(entry, now)
+        claims.observe(entry.priority, claims.bears_s(entry, entry.rows, latency, model.settings, now, 1.0))
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""

@@ -52,7 +52,8 @@ class Entry:
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
         lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
         state: See `EntryState`; written by the scheduler only.
-        attempts: How many bundles have carried it to a replica.
+        attempts: How many times it has been tried: that other replicas have it as well is no other try.
+        bundles: Ids of the bundles in flight that carry it; more than one where it is tied to several replicas.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
@@ -61,25 +62,9 @@ class Entry:
     """
 
     __slots__ = (
-        "arrival",
-        "attempts",
-        "avoid",
-        "bucket",
-        "deadline",
-        "default_of",
-        "id",
-        "lane",
-        "model",
-        "nbytes",
-        "payload",
-        "priority",
-        "probe",
-        "rows",
-        "state",
-        "tenant",
-        "variant",
-        "weight",
-    )
+        "arrival", "attempts", "avoid", "bucket", "bundles", "deadline", "default_of", "id", "lane", "model", "nbytes",
+        "payload", "priority", "probe", "rows", "state", "tenant", "variant", "weight",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -112,6 +97,7 @@ class Entry:
         self.lane = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
+        self.bundles: tuple[int, ...] = ()
         self.avoid: str | None = None
         self.probe = False
         self.default_of = default_of

@@ -21,13 +21,14 @@ from serve_app.scheduling.batching import Waiting, open_at, target_s
 from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.overhead import Overhead
 from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.shares import Shares, riders_of
 from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
-_HIGH = Priority.HIGH
+_HIGH, _LOW = Priority.HIGH, Priority.LOW
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
 _BUSY_S = 2.0
@@ -74,10 +75,15 @@ class Gate:
 
     __slots__ = (
         "_arrivals",
+        "_backlogged",
+        "_bears_s",
         "_busy",
         "_busy_at",
         "_claims",
+        "_executed_s",
+        "_granted_at",
         "_idle_since",
+        "_pause",
         "_planned",
         "_queue",
         "_run_s",
@@ -99,9 +105,15 @@ class Gate:
         self._settings = settings
         self._planned = planned
         self._timer_s = timer_s
-        self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES})
+        self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
+        # How long a batch each entry of a class above `low` could have borne when it came.
+        self._bears_s: dict[Entry, float] = {}
+        self._pause = Overhead(0.0, 0.5)
+        self._backlogged = False
+        self._granted_at = 0.0
+        self._executed_s = 0.0
         self._idle_since: float | None = None
         self._run_s = 0.0
         self._runs_until = -inf
@@ -133,16 +145,30 @@ class Gate:
         self._queue.push(entry)
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
-        left_s = self._runs_until - now
-        part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
-        self._claims.observe(entry, self.latencies.of(entry.variant), self._settings, now, part)
+        if (priority := entry.priority) is not _LOW:
+            claims, latency = self._claims, self.latencies.of(entry.variant)
+            claims.arrived(entry, now)
+            left_s = self._runs_until - now
+            part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
+            rows = self._queue.fresh[priority - 1].rows
+            self._bears_s[entry] = claims.bears_s(entry, rows, latency, self._settings, now + self._pause.seconds, part)
+        own = self._queue.fresh[entry.priority - 1]
+        if own.is_under(entry.tenant):
+            own.service.claims(entry, self.latencies.of(entry.variant), self._settings.max_rows, now)
 
-    def remove(self, entry: Entry) -> bool:
-        """Forget an entry. Returns whether it waited here."""
+    def remove(self, entry: Entry, *, elsewhere: bool = False) -> bool:
+        """Forget an entry. Returns whether it waited here.
+
+        Args:
+            entry: The entry.
+            elsewhere: Whether another replica runs it, which was free sooner.
+        """
         if entry not in self._queue:
             return False
         self._queue.remove(entry)
         entry.state = EntryState.DONE
+        if self._bears_s.pop(entry, None) is not None and elsewhere:
+            self._claims.observe(entry.priority, inf)
         return True
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
@@ -150,6 +176,7 @@ class Gate:
         self._runs_until = -inf
         self.latencies.observe(rows, bucket, seconds, variant)
         self._busy += seconds
+        self._executed_s += seconds
 
     def busy(self, now: float) -> float:
         """Part of the last seconds in which the session has run, 0 to 1."""
@@ -161,6 +188,7 @@ class Gate:
     def ended(self) -> None:
         """The batch has run, however long that was predicted to take: the session is free."""
         self._runs_until = -inf
+        self._backlogged = bool(self._queue)
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
@@ -203,6 +231,7 @@ class Gate:
             head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
             if not paid and not self._planned and (opens := self._opens_at(head, ready, now)) > now:
+                self._backlogged = False
                 self._end(dropped)
                 return Turn((), 0, 0, "", 0.0, dropped, opens)
             composition = self._compose(chosen, head, owed, spare_s, now)
@@ -248,11 +277,17 @@ class Gate:
         now: float,
     ) -> Turn:
         """These run now."""
+        if self._backlogged:
+            self._pause.observe(now - self._granted_at - self._executed_s)
+            self._backlogged = False
+        self._granted_at = now
+        self._executed_s = 0.0
         self._idle_since = None
         self._run_s = predicted_s
         self._runs_until = now + predicted_s
         for entry in entries:
             entry.state = EntryState.RUNNING
+            self._note(entry)
         return Turn(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
@@ -283,7 +318,7 @@ class Gate:
         longest_s = (inf, inf, inf) if self._planned else self._claims.bounds_s(now)
         if spare_s < inf:
             longest_s = (min(spare_s, longest_s[0]), min(spare_s, longest_s[1]), min(spare_s, longest_s[2]))
-        room = Room(now, self._settings.max_rows, longest_s, owed)
+        room = Room(now, self._settings.max_rows, longest_s, owed, self._queue.fresh[chosen - 1].over_s(now))
         alone_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + alone_s > head.deadline and self._is_probe(now):
             head.probe = True
@@ -340,7 +375,11 @@ class Gate:
         rows, per_row_s = self.latencies.of(head.variant).best(head.bucket, settings.max_rows, settings.slo_s)
         return rows * per_row_s
 
-    @staticmethod
-    def _end(dropped: Iterable[Entry]) -> None:
+    def _end(self, dropped: Iterable[Entry]) -> None:
         for entry in dropped:
             entry.state = EntryState.DONE
+            self._note(entry)
+
+    def _note(self, entry: Entry) -> None:
+        if (borne_s := self._bears_s.pop(entry, None)) is not None:
+            self._claims.observe(entry.priority, borne_s)

@@ -39,22 +39,14 @@ class ModelState:
     """
 
     __slots__ = (
-        "breakers",
-        "full_rows",
-        "latencies",
-        "overhead",
-        "probes",
-        "queue",
-        "run_rows",
-        "settings",
-        "slots",
+        "breakers", "full_rows", "latencies", "overhead", "probes", "queue", "run_rows", "settings", "slots",
         "wasted_rows",
-    )
+    )  # fmt: skip
 
     def __init__(self, settings: ModelScheduling, totals: dict[Priority, Totals], network_s: float) -> None:
         self.settings = settings
         self.full_rows = settings.max_rows
-        self.queue = ModelQueue(totals)
+        self.queue = ModelQueue(totals, settings.size_fairness)
         self.latencies = VariantLatency()
         self.overhead = Overhead(network_s)
         self.slots = Slots(settings.window, 1.0 if settings.breaker is None else settings.breaker.max_ejected)
@@ -133,7 +125,9 @@ class ModelState:
             # How long a replica was silent that has been given up tells nothing of the ways.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
-        self.slots.release(replica, bundle.id, now, answered=True, runs_s=runs_s, told_s=told_s)
+        # What is recalled comes back also from a session that hangs.
+        works = bool(executions) or not bundle.recalled
+        self.slots.release(replica, bundle.id, now, answered=works, runs_s=runs_s, told_s=told_s)
 
     @property
     def has_limited_fallbacks(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.sizes import Size, Sizes, size_of
 from serve_app.scheduling.tenant_queue import Counts, TenantQueue, Totals
 from serve_app.scheduling.tenants import Service
 
@@ -55,6 +56,11 @@ class Merged:
             heapreplace(self._heads, (following.deadline, following.id, queue))
         return entry
 
+    def first_of(self, size: Size) -> Entry | None:
+        """As `TenantQueue.first_of`."""
+        found = [first for queue in self._queues.values() if (first := queue.first_of(size)) is not None]
+        return min(found, key=_order, default=None)
+
     def push(self, entry: Entry) -> None:
         """Give an entry back to its tenant's queue."""
         self._lane = None
@@ -65,21 +71,54 @@ class Merged:
         return _take(self, into, room, bucket, lane)
 
 
+class OfSize:
+    """The entries of one size in a queue, while a batch is put together; then the others are given back.
+
+    Args:
+        queue: Where they are.
+        size: Their size.
+    """
+
+    __slots__ = ("_passed_over", "_queue", "_size")
+
+    def __init__(self, queue: TenantQueue | Merged, size: Size) -> None:
+        self._queue = queue
+        self._size = size
+        self._passed_over: list[Entry] = []
+
+    def take_head(self, lane: str) -> Entry | None:
+        """As `TenantQueue.take_head`."""
+        while (entry := self._queue.take_head(lane)) is not None and size_of(entry) != self._size:
+            self._passed_over.append(entry)
+        return entry
+
+    def push(self, entry: Entry) -> None:
+        """Give an entry back."""
+        self._queue.push(entry)
+
+    def restore(self) -> None:
+        """Give everything back that was passed over."""
+        for entry in self._passed_over:
+            self._queue.push(entry)
+
+
 class ClassQueue(Counts):
     """Entries of one (model, class).
 
     Attributes:
+        sizes: What its sizes of requests had.
         service: What its tenants had.
     """
 
-    __slots__ = ("_sole", "_tenants", "service")
+    __slots__ = ("_sole", "_tenants", "service", "sizes")
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, size_fairness: float = 0.0) -> None:
         super().__init__(totals)
         self._tenants: dict[str, TenantQueue] = {}
         # The only tenant that counts, if there is one: then nothing is to be decided between tenants.
         self._sole: TenantQueue | None = None
         self.service = Service()
+        self.sizes = Sizes(size_fairness)
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
@@ -106,10 +145,6 @@ class ClassQueue(Counts):
     def waiting(self) -> list[TenantQueue]:
         """The queues of the tenants that have something queued."""
         return [queue for queue in self._tenants.values() if queue]
-
-    def of(self, tenant: str) -> TenantQueue | None:
-        """The queue of a tenant, or ``None``."""
-        return self._tenants.get(tenant)
 
     def push(self, entry: Entry) -> None:
         """Queue an entry. Raises ValueError when its id is queued here already."""
@@ -152,8 +187,11 @@ class ClassQueue(Counts):
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
+        before = len(into)
         for queue in self._tenants.values():
             queue.expire(now, into)
+        for entry in into[before:]:
+            self.sizes.ended(entry, ran=False)
 
     # ------------------------------------------------------------- tenants
 
@@ -178,6 +216,14 @@ class ClassQueue(Counts):
             first += 1
         return waiting[0] if first == 1 else Merged(waiting[:first]), waiting[first:]
 
+    def is_under(self, tenant: str) -> bool:
+        """Whether a tenant of several has had less than its part."""
+        return self._sole is None and self.service.is_under(tenant, self._most_weight())
+
+    def over_s(self, now: float) -> float:
+        """The longest that a batch with rows of tenants over their part may take, seconds; ``inf``: any time."""
+        return self.service.bound_s(self._most_weight(), now) if self._tenants else inf
+
     def served(self, entries: Sequence[Entry], seconds: float, part: float, priority: Priority) -> None:
         """Account for a batch that was composed.
 
@@ -196,12 +242,15 @@ class ClassQueue(Counts):
         for entry in entries:
             if entry.priority is priority:
                 rows[entry.tenant] = rows.get(entry.tenant, 0) + entry.rows
-        most = max([queue.weight for queue in self._tenants.values()])
+        most = self._most_weight()
         per_row_s = seconds * part / sum(rows.values())
         for tenant, of_tenant in rows.items():
             service.gave(tenant, per_row_s * of_tenant, self._tenants[tenant].weight, most)
         if waiting := self.waiting():
             service.reach(min([service.of(queue.tenant, most) for queue in waiting]))
+
+    def _most_weight(self) -> float:
+        return max([queue.weight for queue in self._tenants.values()])
 
     def _come(self, entry: Entry) -> TenantQueue:
         """A tenant that has no queue yet gets one."""
@@ -223,6 +272,10 @@ class ClassQueue(Counts):
             service.reach(service.of(queue.tenant, queue.weight))
             self._tenants = {queue.tenant: queue}
             self._sole = queue
+
+
+def _order(entry: Entry) -> tuple[float, int]:
+    return entry.deadline, entry.id
 
 
 def _earliest(queues: Iterable[TenantQueue], lane: str | None) -> Entry | None:
@@ -250,6 +303,10 @@ def _take(queue: ClassQueue | Merged, into: list[Entry], room: int, bucket: int,
 class ModelQueue:
     """Everything queued for one model.
 
+    Args:
+        totals: Queued per class, over all models.
+        size_fairness: See `ModelScheduling`.
+
     Attributes:
         fresh: Per class, in order of urgency: entries that no bundle has carried yet.
         retry: Per class: entries whose first bundle failed. They are kept apart because they travel alone.
@@ -257,8 +314,8 @@ class ModelQueue:
 
     __slots__ = ("_all", "fresh", "retry")
 
-    def __init__(self, totals: dict[Priority, Totals]) -> None:
-        self.fresh = tuple(ClassQueue(totals[priority]) for priority in Priority)
+    def __init__(self, totals: dict[Priority, Totals], size_fairness: float = 0.0) -> None:
+        self.fresh = tuple(ClassQueue(totals[priority], size_fairness) for priority in Priority)
         self.retry = tuple(ClassQueue(totals[priority]) for priority in Priority)
         self._all = (*self.fresh, *self.retry)
 
@@ -326,6 +383,11 @@ class ModelQueue:
             own -= part
             self.fresh[priority - 1].served(entries, seconds, part, priority)
         self.fresh[chosen - 1].served(entries, seconds, own, chosen)
+
+    def ended(self, entries: Iterable[Entry], *, ran: bool) -> None:
+        """Fresh entries were run, or given up; those that expire are counted already."""
+        for entry in entries:
+            self.fresh[entry.priority - 1].sizes.ended(entry, ran=ran)
 
     def next_deadline(self) -> float:
         """The earliest deadline of all entries; ``inf`` when empty."""

@@ -5,7 +5,7 @@ execution, the usual overhead and `RescueSettings.slack_s`: the replica hangs, o
 another replica is usable, an overdue one gets no new bundles until it answers something. Each of its entries becomes
 two at the last moment at which it can be in time elsewhere: the one that runs, and a *twin* that is queued as a retry,
 away from that replica. So nothing runs twice while the first answer may still come in time. The first answer counts;
-the other is waste.
+the other copy is recalled, and waste where it runs already.
 
 A replica that the runtime found *silent* is not waited for: all of its entries get their twin at once, as if it had
 died, but its answers still count if it comes back. So it is with one that is listed no more and still owes answers.
@@ -18,6 +18,7 @@ the long run; and one is made only where it would be in time behind all that wai
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -70,17 +71,15 @@ class Allowance:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class _Pair:
     """One request in two copies. ``lost`` tells of the original that its bundle has failed."""
 
-    __slots__ = ("allowance", "bundle", "lost", "original", "twin")
-
-    def __init__(self, original: Entry, bundle: Bundle, twin: Entry, allowance: Allowance) -> None:
-        self.allowance = allowance
-        self.original = original
-        self.bundle = bundle
-        self.twin = twin
-        self.lost = False
+    original: Entry
+    bundle: Bundle
+    twin: Entry
+    allowance: Allowance
+    lost: bool = False
 
 
 class Rescues:
@@ -160,6 +159,12 @@ class Rescues:
             return
         self._allowances[bundle.model].earn(bundle.rows)
         self.check_at = min(self.check_at, self._overdue_at(bundle))
+
+    def left_to(self, bundle: Bundle, now: float) -> None:
+        """It is the last that has an entry which was tied: it may be rescued now."""
+        if bundle.settled:
+            bundle.settled = False
+            self.check_at = now
 
     def silent(self, replica: Replica, now: float) -> None:
         """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
@@ -256,7 +261,11 @@ class Rescues:
                 return inf
             if (due := self._overdue_at(bundle)) > now:
                 return due
-        waiting = [e for e in bundle.entries if e.state is _RUNNING and e.attempts == 1 and e.id not in self.pairs]
+        waiting = [
+            e
+            for e in bundle.entries
+            if e.state is _RUNNING and e.attempts == len(e.bundles) == 1 and e.id not in self.pairs
+        ]
         self._agenda.touch(self._devices[bundle.model], model)
         slots.release_holds(now)
         other = slots.quickest(other_than=replica) if waiting else None
@@ -322,6 +331,8 @@ class Rescues:
             if copy in model.queue:
                 model.queue.remove(copy)
                 self._agenda.touch(self._devices[copy.model], model)
+        else:
+            self._bundles.recall(copy)
         copy.state = _DONE
         self._bounds.nbytes -= copy.nbytes
 

@@ -242,7 +242,7 @@ class Scheduler:
         return None
 
     def on_cancel(self, entry: Entry, now: float) -> None:  # noqa: ARG002 - every event carries its time
-        """The client has gone. A running entry is forgotten; its slot stays taken until the bundle is done."""
+        """The client has gone. A running entry is recalled by the next `decide`, and counts until it is answered."""
         if entry.state is _QUEUED:
             model = self._models[entry.model]
             model.queue.remove(entry)
@@ -250,6 +250,7 @@ class Scheduler:
             self._end(entry)
         elif entry.state is _RUNNING:
             self._rescues.settle(entry, answered=False)
+            self._bundles.recall(entry)
             self._end(entry)
 
     def on_replicas(self, model: str, replicas: Collection[str], now: float) -> None:
@@ -258,11 +259,13 @@ class Scheduler:
         device = self._device_of[model]
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
-        for vanished in gone:
-            for bundle_id in list(vanished.bundles):
-                device.ended(bundle_id, now)
-                self._bundles.forget_ended(bundle_id)
+        self._let_go(gone, device, now)
         self._rescues.replicas_changed(now)
+
+    def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
+        """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
+        if (known := self._models[model].slots.replicas.get(replica)) is not None:
+            known.linked = linked
 
     def on_done(
         self,
@@ -284,9 +287,9 @@ class Scheduler:
             waited_s: How long the bundle was at the replica's gate, seconds.
             runs_s: Predicted time until what runs at the replica has ended, seconds.
             told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
-            returned: Entries that were not run and come back. Those that are still waited for are queued again, as if
-                they had never been sent.
-            dropped: Entries that were not run and will not be.
+            returned: Entries that were not run there and come back. Those that are still waited for, and that no other
+                replica has, are queued again, as if they had never been sent.
+            dropped: Entries that were not run there and will not be.
 
         Returns:
             The entries to answer, now DONE. Those that expired, were cancelled, or came back are not among them.
@@ -308,9 +311,11 @@ class Scheduler:
                     vain += entry.rows
                 if entry.state is _RUNNING:
                     self._late.append(entry)
+            elif len(entry.bundles) > 1 and (entry in returned or entry in dropped):
+                self._leave(entry, bundle_id, now)
             elif returned and entry in returned:
-                if bundle.replica.name is not None:
-                    entry.attempts -= 1  # a wake-up bundle was not counted
+                if bundle.replica.name is not None:  # a wake-up bundle was not counted
+                    self._untry(entry)
                 if not self._rescues.carried_elsewhere(entry):
                     self._requeue(entry, model)
             else:
@@ -378,7 +383,12 @@ class Scheduler:
             model.slots.fail(bundle.replica, now)
         if reached is not counted:
             for entry in bundle.entries:
-                entry.attempts += 1 if reached else -1
+                if len(entry.bundles) > 1:
+                    continue
+                if reached:
+                    entry.attempts += 1
+                else:
+                    self._untry(entry)
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
@@ -411,8 +421,11 @@ class Scheduler:
             for bundle_id in quarantined.bundles:
                 device.ended(bundle_id, now)
         abandoned = known.slots.quarantine(replica, now)
-        if abandoned is not None:
-            for bundle_id in list(abandoned.bundles):
+        self._let_go(() if abandoned is None else (abandoned,), device, now)
+
+    def _let_go(self, vanished: Iterable[Replica], device: Device, now: float) -> None:
+        for replica in vanished:
+            for bundle_id in list(replica.bundles):
                 device.ended(bundle_id, now)
                 self._bundles.forget_ended(bundle_id)
 
@@ -499,9 +512,14 @@ class Scheduler:
         return len(self._models[model].slots.replicas)
 
     def load(self, model: str) -> int:
-        """Rows queued and rows running at usable replicas: what autoscaling counts."""
+        """Rows queued and rows running at usable replicas, as far as they are waited for: what autoscaling counts.
+
+        A tied entry counts once.
+        """
         known = self._models[model]
-        return known.queue.rows + known.slots.rows
+        sent = [bundle for at in known.slots.bundles if (bundle := self._bundles.get(at)) is not None]
+        running = {entry for bundle in sent for entry in bundle.entries if entry.state is _RUNNING}
+        return known.queue.rows + sum([entry.rows for entry in running])
 
     def served_s(self) -> Mapping[tuple[Priority, str], float]:
         """Server seconds of what was answered, by class and tenant; see `serve_app.scheduling.tenants`."""
@@ -569,10 +587,13 @@ class Scheduler:
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
                     dispatches.append(self._launch(following, now))
+                    dispatches += [self._launch_copy(following, other, now) for other in following.tied]
             else:
                 device.open_at = inf
             device.rest()
             self._agenda.note(device, device.wake_at)
+        if len(expired) > 1:
+            expired = list(dict.fromkeys(expired))  # a tied one is due in both of its bundles
         if rescues.pairs:
             expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
         if self._stranded:
@@ -592,7 +613,8 @@ class Scheduler:
         if self._displaced:
             refused += self._displaced
             self._displaced = []
-        return Decisions(dispatches, expired, given_up, refused or (), changes or ())
+        recalls, self._bundles.recalls = self._bundles.recalls, {}
+        return Decisions(dispatches, expired, given_up, refused or (), changes or (), recalls)
 
     @property
     def wake_at(self) -> float | None:
@@ -608,7 +630,7 @@ class Scheduler:
         return None if earliest == inf else earliest
 
     def _launch(self, following: NextBundle, now: float) -> Dispatch:
-        model, replica, entries, rows, bucket, variant, predicted_s = following
+        model, replica, entries, rows, bucket, variant, predicted_s, _ = following
         self._last_bundle += 1
         bundle_id = self._last_bundle
         suspect = entries[0].attempts > 0
@@ -619,6 +641,7 @@ class Scheduler:
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
+            entry.bundles = (bundle_id,)
             if entry.variant != variant:
                 entry.variant = entry.lane = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
@@ -637,6 +660,21 @@ class Scheduler:
             bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
         )
 
+    def _launch_copy(self, following: NextBundle, replica: Replica, now: float) -> Dispatch:
+        """Send what was just launched to another replica, too: who is free first takes each entry."""
+        model, _, entries, rows, bucket, variant, predicted_s, _ = following
+        self._last_bundle += 1
+        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, rows, now)
+        for entry in entries:
+            entry.bundles += (bundle.id,)
+        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, tenants=model.queue.has_tenants)
+        self._bundles.add(bundle)
+        exact = entries[0].lane != "" or model.has_limited_fallbacks
+        overhead_s = model.overhead.seconds
+        return Dispatch(
+            bundle.id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
+        )
+
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
         if model is None:
@@ -653,7 +691,10 @@ class Scheduler:
         for entry in bundle.entries:
             if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
                 continue
-            if entry.deadline <= now:
+            if len(entry.bundles) > 1:
+                self._leave(entry, bundle.id, now)
+                entry.avoid = bundle.replica.name if reached else entry.avoid
+            elif entry.deadline <= now:
                 self._rescues.settle(entry, answered=False)
                 self._end(entry)
                 result.expired.append(entry)
@@ -667,6 +708,18 @@ class Scheduler:
                 if self._requeue(entry, model):
                     result.requeued.append(entry)
         return result
+
+    @staticmethod
+    def _untry(entry: Entry) -> None:
+        """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
+        if entry.attempts > 1 or entry.avoid is None:
+            entry.attempts -= 1
+
+    def _leave(self, entry: Entry, bundle_id: int, now: float) -> None:
+        """A replica will not run a tied entry: it is left to the others that have it."""
+        entry.bundles = left = tuple([other for other in entry.bundles if other != bundle_id])
+        if len(left) == 1 and (last := self._bundles.get(left[0])) is not None:
+            self._rescues.left_to(last, now)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE

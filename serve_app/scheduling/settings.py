@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+COPIES = 8
+"""Replicas that have an entry at once; half of a model's replicas gain little, all of them what one queue would."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClassSettings:
@@ -68,6 +71,8 @@ class ModelScheduling:
         bytes_per_row: Memory that each row of a running batch takes in addition, on a shared device.
         variants: All variants that a request may name.
         breaker: When its circuit breakers open and close; ``None``: there are none.
+        copies: Most replicas that have an entry at once: who is free first runs it. 1: the one that was chosen.
+        size_fairness: Least attainment of each size of request as a part of its class's mean, 0 to 1; 0: any.
     """
 
     name: str
@@ -82,6 +87,8 @@ class ModelScheduling:
     bytes_per_row: int = 0
     variants: tuple[str, ...] = ()
     breaker: BreakerSettings | None = None
+    copies: int = COPIES
+    size_fairness: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,12 @@ class Replica:
         failures: Failures since its last answer.
         ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
         listed: Whether it is in the latest list of replicas.
+        linked: Whether it can agree with others at once on who runs an entry that several have.
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "listed", "name",
-        "sent_at", "suspects", "tenants", "told_s",
+        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "linked", "listed",
+        "name", "sent_at", "suspects", "tenants", "told_s",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
@@ -83,6 +84,7 @@ class Replica:
         self.failures = 0
         self.ejected_until: float | None = None
         self.listed = True
+        self.linked = False
 
     def __repr__(self) -> str:
         return f"<Replica {self.name} bundles={len(self.bundles)} held_until={self.held_until}>"
@@ -172,6 +174,19 @@ class Slots:
                     best, least = replica, cost
         return best
 
+    def beside(self, chosen: Replica, priority: Priority, max_rows: float, most: int) -> list[Replica]:
+        """The other linked replicas with room for rows of a class, at most so many: those with the fewest rows."""
+        room = self.window * max_rows
+        others = [
+            replica
+            for replica in self.replicas.values()
+            if replica is not chosen
+            and replica.linked
+            and replica.held_until is None
+            and replica.rows_before(priority) < room
+        ]
+        return sorted(others, key=_rows)[:most] if len(others) > most else others
+
     def acquire(
         self,
         replica: Replica,
@@ -232,7 +247,7 @@ class Slots:
             replica: Where it was.
             bundle_id: The bundle.
             now: Seconds.
-            answered: Whether it was answered.
+            answered: Whether it was answered, by a session that works.
             runs_s: Predicted time until what runs there has ended, seconds.
             told_s: See `Replica`.
         """
@@ -248,10 +263,10 @@ class Slots:
                 else:
                     replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
-        replica.heard_at = now
         replica.free_at = now + runs_s
         replica.told_s = told_s
         if answered:
+            replica.heard_at = now
             replica.failures = 0
             replica.held_until = replica.ejected_until
         elif replica.held_until == inf and not replica.bundles:
@@ -330,10 +345,15 @@ class Slots:
         return sum([r.tenants.get((priority, tenant), 0) for r in self.replicas.values() if r.held_until is None])
 
     @property
+    def bundles(self) -> list[int]:
+        """Bundles in flight, by id. Those at held and at vanished replicas do not count."""
+        at = [r for r in self.replicas.values() if r.held_until is None]
+        return [bundle_id for replica in (*at, self._wake_up) for bundle_id in replica.bundles]
+
+    @property
     def in_use(self) -> int:
-        """Bundles in flight. Those at held and at vanished replicas do not count."""
-        bundles = sum(len(r.bundles) for r in self.replicas.values() if r.held_until is None)
-        return bundles + len(self._wake_up.bundles)
+        """How many `bundles` there are."""
+        return len(self.bundles)
 
     def quickest(self, other_than: Replica | None = None) -> Replica | None:
         """The usable replica with the fewest rows in flight; ``None`` without one.

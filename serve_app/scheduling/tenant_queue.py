@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from serve_app.scheduling.calendar import Calendar, Pair
 from serve_app.scheduling.entry import Entry
+from serve_app.scheduling.sizes import Size, size_of
 
 _STALE_ALLOWED = 64
 
@@ -135,6 +136,11 @@ class TenantQueue:
         if len(calendars) == 1:
             self._head = head
         return head
+
+    def first_of(self, size: Size) -> Entry | None:
+        """The entry of a size with the earliest deadline, or ``None``."""
+        found = (entry for entry in self._entries.values() if size_of(entry) == size)
+        return min(found, key=lambda entry: (entry.deadline, entry.id), default=None)
 
     def pop(self) -> Entry:
         """Take the entry with the earliest deadline. Raises IndexError when empty."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 from serve_app.simulation.replica import SimulatedReplica
@@ -34,6 +35,7 @@ class ServeApp:
         policy: A batch policy for all models instead of their own.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
+        by_tenant: Whether it knows of tenants; otherwise all are one.
         rescue_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
@@ -48,10 +50,12 @@ class ServeApp:
         policy: str | None = None,
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
+        by_tenant: bool = True,
         rescue_share: float = 0.05,
     ) -> None:
         self._rescue = RescueSettings(share=rescue_share)
         self._co_schedule = co_schedule
+        self._by_tenant = by_tenant
         self._network_s = network_s
         self._bundle_timeout_s = bundle_timeout_s
         self._spread = spread
@@ -63,6 +67,7 @@ class ServeApp:
         self._replicas: dict[str, SimulatedReplica] = {}
         self._routers: list[SimulatedRouter] = []
         self._seeded: set[tuple[str, int]] = set()
+        self._taken: set[Entry] = set()
 
     def start(self, world: World) -> None:
         """See `System.start`."""
@@ -82,6 +87,7 @@ class ServeApp:
                 self._replicas,
                 self._bundle_timeout_s,
                 self._newest_frame_wins,
+                self._taken,
             )
             for _ in range(scenario.routers)
         ]
@@ -96,6 +102,7 @@ class ServeApp:
                     self._settings(known.scheduling),
                     name,
                     {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
+                    self._taken,
                     planned=known.device is not None and self._co_schedule,
                 )
                 for of, bucket in self._seeded:
@@ -108,6 +115,8 @@ class ServeApp:
         """See `System.arrive`."""
         if (request.model, request.bucket) not in self._seeded:
             self._seed(request.model, request.bucket)
+        if not self._by_tenant:
+            request.tenant = ""
         routers = self._routers
         if len(routers) == 1:
             router = routers[0]

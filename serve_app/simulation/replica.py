@@ -6,7 +6,7 @@ whose entries are in it are answered after it, and what else they brought goes b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import count
 from math import inf
@@ -35,14 +35,14 @@ class Sent:
         dropped: Entries of it that were not run and will not be.
         returned: Entries of it that were not run and go back to the router's queue.
         left: When its answer left the replica.
-        reached_at: When it was at the gate.
+        reaches: When it is at the replica.
         waited_s: How long it was here before its execution began, seconds.
         runs_s: Predicted time until what runs here has ended, seconds.
         told_s: Predicted time until all that is here is done, seconds.
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reached_at", "returned", "runs_s",
+        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reaches", "returned", "runs_s",
         "told_s", "waited_s", "waiting",
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ class Sent:
         self.dropped: list[Entry] = []
         self.returned: list[Entry] = []
         self.left = 0.0
-        self.reached_at = 0.0
+        self.reaches = 0.0
         self.runs_s = 0.0
         self.told_s = 0.0
         self.waited_s = 0.0
@@ -79,6 +79,7 @@ class SimulatedReplica:
         settings: ModelScheduling,
         name: str,
         min_share: Mapping[Priority, float],
+        taken: set[Entry],
         *,
         planned: bool,
     ) -> None:
@@ -89,13 +90,14 @@ class SimulatedReplica:
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
+        self._taken = taken
+        self._tied: dict[int, Entry] = {}
         self._busy = False
         self._reopening: Timer | None = None
 
     def arrive(self, sent: Sent) -> None:
         """A bundle has reached the replica. What travels is the budget left, so that the way does not count."""
         now = self._world.now
-        sent.reached_at = now
         for entry in sent.dispatch.entries:
             here = Entry(
                 next(self._ids),
@@ -116,8 +118,26 @@ class SimulatedReplica:
                 here.lane = ALONE
             sent.waiting[here.id] = here
             self._here[here.id] = sent
+            if len(entry.bundles) > 1:
+                self._tied[here.id] = here
             self.gate.add(here, now)
         self._open()
+
+    def recall(self, sent: Sent, entries: Collection[Entry]) -> None:
+        """A router does not wait for these entries of a bundle any more; those that wait here do not run."""
+        taken = [here for here in sent.waiting.values() if here.payload in entries]
+        for here in taken:
+            self._take_out(sent, here)
+        if taken and not sent.waiting:
+            self._reply(sent, sent.done)
+        self._open()
+
+    def _take_out(self, sent: Sent, here: Entry, *, elsewhere: bool = False) -> None:
+        """An entry goes back to its router."""
+        self.gate.remove(here, elsewhere=elsewhere)
+        self._tied.pop(here.id, None)
+        del self._here[here.id], sent.waiting[here.id]
+        sent.returned.append(here.payload)
 
     def _open(self) -> None:
         """Let the next batch begin if the session is free."""
@@ -126,9 +146,15 @@ class SimulatedReplica:
         if (ready := self._world.ready_at(self._name)) > self._world.now:
             self._reopen_at(ready)
             return
-        turn = self.gate.next(self._world.now)
         ended: dict[Sent, None] = {}
+        for here in [here for here in self._tied.values() if here.payload in self._taken]:
+            sent = self._here[here.id]
+            self._take_out(sent, here, elsewhere=True)
+            if not sent.waiting:
+                ended[sent] = None
+        turn = self.gate.next(self._world.now)
         for here in turn.dropped:
+            self._tied.pop(here.id, None)
             sent = self._here.pop(here.id)
             del sent.waiting[here.id]
             sent.dropped.append(here.payload)
@@ -161,14 +187,13 @@ class SimulatedReplica:
             del sent.waiting[here.id]
             bundles[sent] = None
             requests.append(here.payload.payload)
+            if self._tied.pop(here.id, None) is not None:
+                self._taken.add(here.payload)
         for sent in bundles:
-            sent.waited_s = now - sent.reached_at
+            sent.waited_s = now - sent.reaches
             sent.executions.append((0, 0, 0.0, ""))  # it is answered after the run
-            for here in sent.waiting.values():
-                self.gate.remove(here)
-                del self._here[here.id]
-                sent.returned.append(here.payload)
-            sent.waiting.clear()
+            for here in list(sent.waiting.values()):
+                self._take_out(sent, here)
         self._busy = True
         whole, rest = divmod(turn.rows, self._max_rows)
         pieces = [turn.rows] if turn.rows <= self._max_rows else [self._max_rows] * whole + ([rest] if rest else [])
@@ -207,6 +232,7 @@ class SimulatedReplica:
                 self.gate.remove(here)
             sent.waiting.clear()
         self._here.clear()
+        self._tied.clear()
         for sent in (*bundles, *waiting):
             self._reply(sent, sent.failed)
 

@@ -26,6 +26,7 @@ from serve_app.simulation.scenario import Scenario
 from serve_app.simulation.workloads import Arrivals
 
 UNFINISHED, IN_TIME, LATE, DROPPED, REPLACED = range(5)
+_MOST_SIZES = 16
 _QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -190,6 +191,7 @@ class Result:
         classes: Per class's label.
         models: Per model's name.
         tenants: Per tenant; empty where there are none.
+        sizes: Per rows and cost bucket, as ``8x2048``; empty where all requests are alike.
         goodput: Answers in time per second.
         weighted_goodput: The same, each worth the weight of its class.
         offered_weight: Weights of all that was offered, per second: the most that ``weighted_goodput`` could be.
@@ -213,6 +215,7 @@ class Result:
     classes: dict[str, Tally]
     models: dict[str, Tally]
     tenants: dict[str, Tally]
+    sizes: dict[str, Tally]
     goodput: float
     weighted_goodput: float
     offered_weight: float
@@ -242,7 +245,8 @@ class Result:
         found["attainment"] = self.attainment
         found["wasted"] = self.wasted
         found["total"]["attainment"] = self.total.attainment
-        for name, groups in (("classes", self.classes), ("models", self.models), ("tenants", self.tenants)):
+        groups_of = {"classes": self.classes, "models": self.models, "tenants": self.tenants, "sizes": self.sizes}
+        for name, groups in groups_of.items():
             for key, tally in groups.items():
                 found[name][key]["attainment"] = tally.attainment
         return found
@@ -313,6 +317,11 @@ def make_result(
     classes = {priority.label: tally(group) for priority, group in by_class.items() if group.any()}
     models = {name: tally(counted & (arrivals.model == place)) for place, name in enumerate(arrivals.models)}
     tenants = {name: tally(counted & (arrivals.tenant == place)) for place, name in enumerate(arrivals.tenants) if name}
+    kinds = sorted(set(zip(arrivals.rows.tolist(), arrivals.bucket.tolist(), strict=True)))
+    sizes = {
+        f"{rows}x{bucket}": tally(counted & (arrivals.rows == rows) & (arrivals.bucket == bucket))
+        for rows, bucket in kinds[:_MOST_SIZES] if len(kinds) > 1
+    }  # fmt: skip
     duration_s = scenario.duration_s - scenario.warm_up_s
     weights: Mapping[Priority, float] = scenario.weights
     present = [priority for priority in Priority if priority.label in classes]
@@ -327,6 +336,7 @@ def make_result(
         classes,
         models,
         tenants,
+        sizes,
         total.in_time / duration_s,
         worth / duration_s,
         offered / duration_s,

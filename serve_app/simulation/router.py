@@ -32,6 +32,7 @@ class SimulatedRouter:
         replicas: dict[str, SimulatedReplica],
         bundle_timeout_s: float,
         newest_frame_wins: bool,
+        taken: set[Entry],
     ) -> None:
         self.name = f"router-{next(_NUMBERS)}"
         self.scheduler = scheduler
@@ -44,7 +45,8 @@ class SimulatedRouter:
         self._in_flight: dict[int, Sent] = {}
         self._watchdog: Timer | None = None
         self._watched_until = 0.0
-        self._waiting_frames: dict[int, Entry] = {}
+        self._frames: dict[int, Entry] = {}
+        self._taken = taken
         self._pump_scheduled = False
         self._timer: Timer | None = None
         self._timer_at = 0.0
@@ -75,18 +77,27 @@ class SimulatedRouter:
             self._schedule_pump()
 
     def _replace(self, entry: Entry, stream: int) -> None:
-        """A new frame of a stream makes the one that still waits worthless."""
-        older = self._waiting_frames.get(stream)
-        if older is not None and older.state is EntryState.QUEUED:
-            self.scheduler.on_cancel(older, self._world.now)
+        """A new frame of a stream makes the one that still waits worthless, here or at a gate."""
+        older = self._frames.get(stream)
+        if older is not None:
             older.payload.replaced = True
-            self._world.drop(older.payload)
-            self._schedule_pump()
-        self._waiting_frames[stream] = entry
+            if older.state is EntryState.QUEUED:
+                self._drop_replaced(older)
+            for bundle_id in older.bundles:
+                if (sent := self._in_flight.get(bundle_id)) is not None:
+                    self._recall(sent, [older])
+        self._frames[stream] = entry
+
+    def _drop_replaced(self, entry: Entry) -> None:
+        self.scheduler.on_cancel(entry, self._world.now)
+        self._world.drop(entry.payload)
+        self._schedule_pump()
 
     def on_replicas(self, model: str, names: Sequence[str]) -> None:
         """The list of a model's replicas has changed. What waits for a first one is queued again when there is one."""
         self.scheduler.on_replicas(model, names, self._world.now)
+        for name in names:
+            self.scheduler.on_linked(model, name, linked=True)
         if names and (wake_up := self._wake_ups.pop(model, None)) is not None:
             self._deal_with(self.scheduler.on_timeout(wake_up.bundle_id, self._world.now))
         self._schedule_pump()
@@ -110,6 +121,9 @@ class SimulatedRouter:
             self._world.drop(entry.payload)
         for dispatch in decisions.dispatches:
             self._send(dispatch, now)
+        for bundle_id, entries in decisions.recalls.items():
+            if (sent := self._in_flight.get(bundle_id)) is not None:
+                self._recall(sent, entries)
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -131,6 +145,8 @@ class SimulatedRouter:
         if dispatch.replica is None:  # its entries wait here; the world starts replicas by what is queued
             self._wake_ups[dispatch.model] = dispatch
             return
+        if dispatch.entries[0].attempts > 1:
+            self._taken.difference_update(dispatch.entries)
         due = now + self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
         sent = Sent(dispatch, now, due, self.done, self.failed)
         self._in_flight[dispatch.bundle_id] = sent
@@ -141,10 +157,21 @@ class SimulatedRouter:
     def _travel(self, sent: Sent, replica: str) -> None:
         to = self._replicas[replica]
         way_s = self._world.way_s("send")
+        sent.reaches = self._world.now + way_s
         if way_s > 0.0:
-            self._world.at(self._world.now + way_s, partial(to.arrive, sent))
+            self._world.at(sent.reaches, partial(to.arrive, sent))
         else:
             to.arrive(sent)
+
+    def _recall(self, sent: Sent, entries: Sequence[Entry]) -> None:
+        """Ask for entries back. Messages do not overtake each other on their way."""
+        to = self._replicas[str(sent.dispatch.replica)]
+        way_s = self._world.way_s("send")
+        reaches = max(sent.reaches, self._world.now + way_s)
+        if reaches > self._world.now:
+            self._world.at(reaches, partial(to.recall, sent, entries))
+        else:
+            to.recall(sent, entries)
 
     def _watch(self, until: float) -> None:
         """Look at `until` for bundles that are not answered: one timer for all of them."""
@@ -183,6 +210,9 @@ class SimulatedRouter:
                 self._world.drop(entry.payload)
             else:
                 self._world.answer(entry.payload, way="direct")
+        for entry in sent.returned:
+            if entry.payload.replaced and entry.state is EntryState.QUEUED:
+                self._drop_replaced(entry)
         self._schedule_pump()
 
     def failed(self, sent: Sent) -> None:

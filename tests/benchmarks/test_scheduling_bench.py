@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.scheduling import cases, memory, parts, shared_device, streams
+from benchmarks.scheduling import cases, fairness, memory, parts, shared_device, streams
 from benchmarks.scheduling.__main__ import EXPERIMENTS, write
 from benchmarks.scheduling.ablations import ABLATIONS, taken_away
 from benchmarks.scheduling.comparison import HEADER, look, run_group
@@ -17,6 +17,7 @@ from benchmarks.scheduling.contenders import OURS, SLIDING, TRITON, Case, Triton
 from benchmarks.scheduling.experiment import Experiment, Finding, Table
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.simulation.check import check
+from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import Scenario, Stream
 from serve_app.simulation.workloads import generate
@@ -174,8 +175,8 @@ def test_an_experiment_gives_findings_a_table_and_a_figure(lab: Laboratory, monk
     few = [setting for setting in cases.settings(None) if setting.name in {"overload/1", "overload/2"}]
     monkeypatch.setattr("benchmarks.scheduling.comparison.settings", lambda _: iter(few))
     found = run_group("overload", lab)
-    assert [finding.met is not None for finding in found.findings] == [True, True]
-    assert [row[0] for row in found.tables[0].rows] == ["overload/1"] * 3 + ["overload/2"] * 3
+    assert [finding.met is not None for finding in found.findings] == [True, True, True]
+    assert [row[0] for row in found.tables[0].rows] == ["overload/1"] * 4 + ["overload/2"] * 4
     assert list(found.figures) == [""]
     assert [finding.met for finding in run_group("azure", lab).findings] == [None]
 
@@ -192,3 +193,24 @@ def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
     assert written.index("## Title of poisson") < written.index("## Title of gamma")
     assert list(orjson.loads((tmp_path / "scheduling.json").read_bytes())["experiments"]) == ["poisson", "gamma"]
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}
+
+
+def test_a_polite_tenant_is_compared_with_being_alone(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same requests of the polite one everywhere; the server that knows no tenants still tells them apart."""
+    crowd = fairness.Crowd(0.3, 3.0, 5.0, 5.0, 1.0)
+    monkeypatch.setattr(fairness, "CROWDS", (crowd,))
+    found = fairness.tenants(lab)
+    (row,) = found.tables[0].rows
+    assert crowd.name == row[0]
+    values = found.data[crowd.name]
+    assert values["difference"]["mean"] == pytest.approx(values["polite"]["mean"] - values["alone"]["mean"])
+    offered = [
+        simulate(crowd.make(3.0, alone=alone), ServeApp, 1).tenants[fairness.POLITE].offered for alone in (True, False)
+    ]
+    assert len(set(offered)) == 1
+
+
+def test_every_size_of_request_is_counted(lab: Laboratory) -> None:
+    """By rows and cost bucket."""
+    found = fairness.sizes(lab)
+    assert list(found.tables[0].header[2:5]) == ["1x512", "4x2048", "8x8192"]

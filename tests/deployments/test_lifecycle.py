@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import itertools
 import json
@@ -33,6 +34,7 @@ from serve_app.protocols.open_inference import inference_pb2 as pb
 pytestmark = pytest.mark.cluster
 
 WAIT_S = 240.0
+SLOW_ROWS = 64
 CERTIFICATES = ("CA_CERT", "SERVER_KEY", "SERVER_CERT")  # as gRPC takes them
 
 
@@ -44,15 +46,16 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def slow_model(path: Path, size: int = 2048, layers: int = 24) -> None:
-    """A model that keeps a core busy for tens of milliseconds per row and answers its input's mean."""
+def slow_model(path: Path, size: int = 2048, layers: int = 24, rounds: int = 1) -> None:
+    """A model that keeps a core busy for tens of milliseconds per row and round and answers its input's mean."""
     rng = np.random.default_rng(7)
     nodes, weights, current = [], [], "x"
     for layer in range(layers):
         weight = rng.standard_normal((size, size)).astype(np.float32) / np.float32(np.sqrt(size))
         weights.append(numpy_helper.from_array(weight, f"w{layer}"))
-        nodes.append(helper.make_node("MatMul", [current, f"w{layer}"], [f"h{layer}"]))
-        current = f"h{layer}"
+    for step in range(rounds * layers):
+        nodes.append(helper.make_node("MatMul", [current, f"w{step % layers}"], [f"h{step}"]))
+        current = f"h{step}"
     nodes.append(helper.make_node("ReduceMean", [current], ["noise"], axes=[1], keepdims=1))
     nodes.append(helper.make_node("Mul", ["noise", "zero"], ["nothing"]))
     nodes.append(helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1))
@@ -350,10 +353,19 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     """`serve-app run` of two routers, beside another application. The last test stops it."""
     folder = tmp_path_factory.mktemp("two_routers")
     onnx_models.make(folder / "models" / "tiny" / "1" / "model.onnx", "add_one")
+    slow_model(folder / "models" / "slow" / "1" / "model.onnx", rounds=4)
     (folder / "caller_app.py").write_text(CALLER)
     direct_port, direct_grpc_port = free_ports(2)
+    models: list[dict[str, Any]] = [
+        {"name": "tiny"},
+        {"name": "slow", "batching": {"max_rows": SLOW_ROWS, "slo_ms": 1000, "window": 16}},
+    ]
+    for model in models:
+        model["path"] = str(folder / "models" / str(model["name"]))
+        model["resources"] = {"cpus": 0.1}
     args = {
-        "models": [{"name": "tiny", "path": str(folder / "models" / "tiny")}],
+        "models": models,
+        "classes": {"low": {"queue": 512}},
         "router": {"replicas": 2, "cpus": 0.1, "direct_port": direct_port, "direct_grpc_port": direct_grpc_port},
     }
     server = ServeProcess(args, folder, env={"PYTHONPATH": f"{ROOT}:{folder}"}, graceful=True)
@@ -414,7 +426,7 @@ def test_no_port_is_open_to_the_network_but_those_that_have_to_be(two_routers: S
 
     wait_until(settled, "HAProxy, which hands its sockets over when it learns of a router")
     assert sorted(set(opened.pop("haproxy"))) == counters
-    named = {"serve-app:router": 2, "serve-app:tiny": 1, "caller:Caller": 1}
+    named = {"serve-app:router": 2, "serve-app:tiny": 1, "serve-app:slow": 1, "caller:Caller": 1}
     assert {name: len(ports) for name, ports in opened.items()} == {
         f"ray::ServeReplica:{name}": number for name, number in named.items()
     }
@@ -423,6 +435,70 @@ def test_no_port_is_open_to_the_network_but_those_that_have_to_be(two_routers: S
         assert answer_of(port, None) is grpc.StatusCode.UNAVAILABLE
         assert answer_of(port, grpc.ssl_channel_credentials(authority)) is grpc.StatusCode.UNAVAILABLE
         assert answer_of(port, grpc.ssl_channel_credentials(authority, *own)) is grpc.StatusCode.UNIMPLEMENTED
+
+
+def connect_to(router: psutil.Process, port: int) -> http.client.HTTPConnection:
+    """A connection that the kernel gives to this one of the processes that listen at the port."""
+    others = []
+    try:
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+            connection.request("GET", "/v2/health/live")  # whoever answers has it
+            connection.getresponse().read()
+            client = connection.sock.getsockname()[1]
+            if any(getattr(each.raddr, "port", None) == client for each in router.net_connections("tcp")):
+                return connection
+            others.append(connection)  # still open, so that its port is not taken again
+    finally:
+        for connection in others:
+            connection.close()
+
+
+def send_slow(connection: http.client.HTTPConnection, body: str, priority: str, timeout_s: float) -> None:
+    """Ask `slow`, and do not wait for the answer."""
+    headers = {"X-Priority": priority, "X-Timeout-Ms": str(1000 * timeout_s), "Content-Type": "application/json"}
+    connection.request("POST", "/v2/models/slow/infer", body, headers)
+
+
+def status(connection: http.client.HTTPConnection) -> int:
+    """Of the answer to what was sent."""
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeProcess) -> None:
+    """Its own connections are cut and no others; what of it waits at the replica's gate leaves at once."""
+    direct = ways_in(two_routers)[0][-1]
+    shape = [SLOW_ROWS, 2048]
+    batch = {"name": "x", "shape": shape, "datatype": "FP32", "data": np.ones(shape).tolist()}
+    body = json.dumps({"inputs": [batch]})
+    victim, survivor = two_routers.replica_processes("router")
+    before = connect_to(survivor, direct)
+    send_slow(before, body, "normal", WAIT_S)
+    assert status(before) == 200
+    (statistics,) = httpx.get(f"{two_routers.url}/v2/models/slow/stats", timeout=30.0).json()["model_stats"]
+    run_s = max(run["compute_infer"]["ns"] / run["compute_infer"]["count"] for run in statistics["batch_stats"]) / 1e9
+    ahead = [connect_to(victim, direct) for _ in range(16)]
+    for connection in ahead:
+        send_slow(connection, body, "high", WAIT_S)
+    assert status(ahead[0]) == 200
+    send_slow(before, body, "high", WAIT_S)
+    behind = connect_to(survivor, direct)
+    victim.kill()
+    send_slow(behind, body, "low", 9 * run_s)  # one that runs, one of `high` and its own; the others would be 14 more
+    assert [status(before), status(behind)] == [200, 200]
+    for connection in ahead[-4:]:
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+            connection.getresponse()
+    wait_until(
+        lambda: (
+            len(two_routers.replica_processes("router")) == 2
+            and victim not in two_routers.replica_processes("router")
+            and two_routers.application_status() in {"", "RUNNING"}
+        ),
+        "another router",
+    )
 
 
 def test_stopping_under_load_loses_nothing_and_leaves_nothing_behind(two_routers: ServeProcess) -> None:

@@ -17,6 +17,7 @@ from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.replica_link import connect
 from serve_app.runtime.send import ReplicaLost
+from serve_app.runtime.ties import TieTable
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling, ProcessLimits
@@ -86,7 +87,7 @@ async def test_what_a_lost_link_carried_is_freed_at_once() -> None:
     arena = Arena(1 << 20)
     server = LinkServer("m", never)
     lost = asyncio.Event()
-    link = await connect(server.address, "r", arena, lost.set)
+    link = await connect(server.address, "r", TieTable(), arena, lost.set)
 
     async def call() -> None:
         with pytest.raises(ReplicaLost):

@@ -35,7 +35,9 @@ from serve_app.runtime.frames import (
     Part,
     decode_result,
     encode_failure,
+    encode_recall,
     encode_result,
+    recalled,
 )
 
 # At one moment: budgets arrive as they were sent.
@@ -269,3 +271,13 @@ def test_bfloat16_lies_in_the_arena() -> None:
 
     assert len(kept) == 1
     assert same(got.entries[0].payload, {"x": x})
+
+
+@given(st.integers(1, 2**62), st.lists(st.integers(0, 2**31), max_size=9))
+def test_a_recall_names_a_call_and_positions(call: int, positions: list[int]) -> None:
+    """And no other frame does."""
+    frame = received(encode_recall(call, positions))
+    assert (frame.header[0], recalled(frame)) == (call, tuple(positions))
+    sent = Bundle([WireEntry(1, 1.0, 1, "", {"x": np.ones((1, 1))}), WireEntry(1, 1.0, 1, "", Texts(["a"], {}))])
+    for others in (sent, Bundle(sent.entries[:1]), Bundle([])):
+        assert recalled(received(encode_bundle(call, others, None)[0])) is None

@@ -22,6 +22,7 @@ from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.links import Links
 from serve_app.runtime.replica_link import ReplicaLink, connect
 from serve_app.runtime.send import ReplicaLost
+from serve_app.runtime.ties import TieTable
 
 pytestmark = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")
 
@@ -71,7 +72,7 @@ async def linked(
 ) -> tuple[LinkServer, ReplicaLink, asyncio.Event]:
     """Linked."""
     server, lost = LinkServer("m", run), asyncio.Event()
-    return server, await connect(server.address, "r1", arena, lost.set), lost
+    return server, await connect(server.address, "r1", TieTable(), arena, lost.set), lost
 
 
 SIZES = [(1, 64), (3, 2048), (1, 3, 224, 224), (40, 3, 224, 224)]
@@ -206,7 +207,7 @@ async def test_draining_answers_what_runs() -> None:
     await draining
     await lost.wait()
     with pytest.raises(LinkError):
-        await connect(server.address, "r1", None, lambda: None)
+        await connect(server.address, "r1", TieTable(), None, lambda: None)
 
 
 async def test_draining_ends_in_any_case() -> None:
@@ -259,14 +260,14 @@ async def test_another_version_is_not_linked(hello: bytes) -> None:
 async def test_nobody_listens() -> None:
     """Nobody listens."""
     with pytest.raises(LinkError):
-        await connect("serve-app-nobody", "r1", None, lambda: None)
+        await connect("serve-app-nobody", "r1", TieTable(), None, lambda: None)
 
 
 async def test_links_follow_the_replicas() -> None:
     """There is a link to every replica that is there, and to no other."""
     one, two = LinkServer("m", double), LinkServer("m", double)
     made: asyncio.Queue[str] = asyncio.Queue()
-    links = Links(None, made.put_nowait)
+    links = Links(TieTable(), None, lambda model, replica, up: made.put_nowait(replica) if up else None)
     links.update("m", {"a": one.address, "b": two.address})
     assert {await made.get(), await made.get()} == {"a", "b"}
     assert links.find(None) is None
@@ -285,7 +286,7 @@ async def test_a_lost_link_is_made_again() -> None:
     """Serve says that the replica is there, so the link is tried again."""
     server = LinkServer("m", double)
     made: asyncio.Queue[str] = asyncio.Queue()
-    links = Links(None, made.put_nowait)
+    links = Links(TieTable(), None, lambda model, replica, up: made.put_nowait(replica) if up else None)
     links.update("m", {"a": server.address})
     await made.get()
     first = links.find("a")
@@ -318,7 +319,7 @@ async def test_a_killed_replica_is_noticed_at_once() -> None:
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     process.start()
     address = await asyncio.to_thread(ours.recv)
-    link = await connect(address, "r1", Arena(1024**2), lambda: None)
+    link = await connect(address, "r1", TieTable(), Arena(1024**2), lambda: None)
     large = np.ones((1, 50000), np.float32)
     assert doubled(await link.call(bundle_of(large)), large)
     with pytest.raises(ReplicaLost):

@@ -19,6 +19,7 @@ from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.links import Links
 from serve_app.runtime.replica_link import connect
 from serve_app.runtime.send import ReplicaLost
+from serve_app.runtime.ties import TieTable
 
 pytestmark = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")
 
@@ -56,7 +57,7 @@ async def test_a_link_is_up_only_when_the_replica_has_agreed(caplog: pytest.LogC
 
     up: list[str] = []
     async with replica(refuse) as address:
-        links = Links(None, up.append)
+        links = Links(TieTable(), None, lambda model, replica, linked: up.append(replica) if linked else None)
         links.update("m", {"r": address})
         for _ in range(4):
             await attempts.get()
@@ -74,7 +75,7 @@ async def test_a_replica_that_does_not_answer() -> None:
 
     async with replica(silent) as address:
         with pytest.raises(LinkError, match="did not answer"):
-            await connect(address, "r", None, lambda: None, timeout_s=0.01)
+            await connect(address, "r", TieTable(), None, lambda: None, timeout_s=0.01)
 
 
 async def test_somebody_else_answers() -> None:
@@ -86,7 +87,7 @@ async def test_somebody_else_answers() -> None:
 
     async with replica(other) as address:
         with pytest.raises(LinkError, match="something else"):
-            await connect(address, "r", None, lambda: None)
+            await connect(address, "r", TieTable(), None, lambda: None)
 
 
 async def test_links_that_end_at_once_are_made_ever_less_often() -> None:
@@ -99,7 +100,7 @@ async def test_links_that_end_at_once_are_made_ever_less_often() -> None:
         writer.write(WELCOME)
 
     async with replica(leave) as address:
-        links = Links(None, lambda replica: None)
+        links = Links(TieTable(), None, lambda model, replica, up: None)
         links.update("m", {"r": address})
         first, _, third, fourth = [await attempts.get() for _ in range(4)]
         links.close()
@@ -123,7 +124,7 @@ async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
 
     lost = asyncio.Event()
     async with replica(nonsense) as address:
-        link = await connect(address, "r", None, lost.set)
+        link = await connect(address, "r", TieTable(), None, lost.set)
         async with asyncio.timeout(30.0):
             with pytest.raises(ReplicaLost):
                 await link.call(Bundle([WireEntry(1, 1.0, 1, "", {"x": np.zeros((1, 2), np.float32)})]))

@@ -21,6 +21,7 @@ from serve_app.runtime.link_server import LinkServer
 from serve_app.runtime.links import Links
 from serve_app.runtime.liveness import Liveness, Watch
 from serve_app.runtime.send import ReplicaLost
+from serve_app.runtime.ties import TieTable
 
 _DEADLY = 13.0
 _needs_links = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")
@@ -54,7 +55,9 @@ class _Fleet:
         self.processes: dict[str, multiprocessing.process.BaseProcess] = {}
         self._addresses: dict[str, str] = {}
         watch = Watch(silence_s, kill_s, self._silent, self._heard)
-        self.links = Links(None, self.up.put_nowait, watch)
+        self.links = Links(
+            TieTable(), None, lambda model, replica, up: self.up.put_nowait(replica) if up else None, watch
+        )
         self.dispatcher, self.metrics = make_dispatcher(self._send, replicas=())
 
     async def add(self, *names: str) -> None:

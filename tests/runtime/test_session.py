@@ -11,41 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import batch_same_turn, run_to_the_end, tensor
+from runtime_harness import Paced, batch_same_turn, run_to_the_end, tensor
 
-from serve_app.payloads import RETURNED, Bundle, Execution, Failure, ModelSignature, Success, Tensors, WireEntry
+from serve_app.payloads import RETURNED, Bundle, Execution, Failure, Success, Tensors, WireEntry
 from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
 from serve_app.scheduling.settings import ModelScheduling
-
-
-class Paced:
-    """A backend whose runs are let go one by one."""
-
-    signature = ModelSignature((), ())
-
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
-        self.runs: list[list[float]] = []
-        self.threads: list[int] = []
-        self.begun = threading.Semaphore(0)
-        self.go = threading.Semaphore(0)
-
-    def load(self) -> None:
-        """Nothing to load."""
-
-    def run(self, inputs: Tensors) -> Tensors:
-        """Note the first value of every row, and wait."""
-        self.runs.append(inputs["x"].reshape(len(inputs["x"]), -1)[:, 0].tolist())
-        self.threads.append(threading.get_ident())
-        self.begun.release()
-        assert self.go.acquire(timeout=30.0)
-        return {"y": inputs["x"] + 1}
-
-    run_whole = run
-
-    def close(self) -> None:
-        """Nothing to free."""
-
 
 MakeWorker = Callable[..., Worker]
 

@@ -133,12 +133,15 @@ def test_the_recent_rate_follows_and_fades() -> None:
     assert pattern.recent_rate(last + 0.5) == pytest.approx(100.0 / exp(1.0), rel=0.02)
 
 
-def test_arrivals_at_one_moment() -> None:
-    """Gaps of zero are legal: the next request is due at once, at any rate, and for no longer than the shortest bin."""
-    pattern = _observe([0.0] * 64)
+def test_what_comes_at_one_moment_tells_nothing_of_the_next() -> None:
+    """One bundle brings many: they are no gaps of zero, so the pattern is that of the moments; all count as recent."""
+    at_once, single = _observe([0.01, 0.0, 0.0, 0.0] * 100), _observe([0.01] * 100)
+    last = _last(single)
 
-    assert pattern.worth_waiting_until(0.0, 1e-9) == pytest.approx(1e-4)
-    assert pattern.probability_within(0.0, 0.001) == 1.0
+    assert (at_once.last, at_once.rate) == (single.last, single.rate)
+    assert at_once.probability_within(last, 0.005) == single.probability_within(last, 0.005)
+    assert at_once.worth_waiting_until(last, 0.1) == single.worth_waiting_until(last, 0.1)
+    assert at_once.recent_rate(last) == pytest.approx(4.0 * single.recent_rate(last), rel=0.05)
 
 
 @given(gaps=_GAPS, passed=st.floats(0.0, 30.0), horizon=st.floats(0.0, 30.0), more=st.floats(0.0, 30.0))

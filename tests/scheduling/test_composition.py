@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import pytest
@@ -29,6 +30,7 @@ def _compose(
     early_drop: bool = True,
     max_rows: int = 32,
     longest_s: tuple[float, float, float] = (inf, inf, inf),
+    observed: Sequence[float] = (),
 ) -> tuple[Composition, int]:
     """Compose from these entries at time 0; gives the bundle and how many entries stay queued."""
     queue = ModelQueue({p: Totals() for p in Priority})
@@ -37,6 +39,8 @@ def _compose(
     latencies = VariantLatency()
     for variant, points in ({"": AFFINE if profile is None else profile} | (variants or {})).items():
         latencies.seed((*point, variant) for point in points)
+    for seconds in observed:
+        latencies.observe(1, 0, seconds, "")
     settings = ModelScheduling("m", 32, slo_s, early_drop=early_drop, fallbacks=fallbacks)
     room = Room(0.0, max_rows, longest_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
@@ -90,6 +94,41 @@ def test_all_that_is_too_late_is_given_up() -> None:
     entries = [make_entry(deadline=0.001 * i) for i in range(1, 6)]
 
     assert _compose(*entries) == (Composition([], 0, 0, "", entries), 0)
+
+
+SCATTERED = [0.006] * 20 + [0.010] * 12
+"""What a row took lately: the prediction is 10 ms, the median 6."""
+
+
+def test_a_head_that_half_of_the_runs_would_serve_in_time_goes() -> None:
+    """As it is: more rows would make it later."""
+    head, later = make_entry(deadline=0.007), make_entry(deadline=0.0070001)
+    bundle, left = _compose(head, later, observed=SCATTERED)
+
+    assert (bundle.entries, bundle.given_up, left) == ([head], [], 1)
+
+
+def test_a_head_that_few_runs_would_serve_in_time_is_given_up() -> None:
+    """Its execution would most likely be in vain."""
+    head = make_entry(deadline=0.005)
+
+    assert _compose(head, observed=SCATTERED)[0].given_up == [head]
+
+
+def test_a_doubtful_head_is_given_up_for_more_answers_per_second() -> None:
+    """Where those behind it are served together instead."""
+    head, patient = make_entry(deadline=0.007), [make_entry(deadline=5.0) for _ in range(30)]
+    bundle, _ = _compose(head, *patient, observed=SCATTERED)
+
+    assert (bundle.entries, bundle.given_up) == (patient, [head])
+
+
+def test_a_fallback_takes_what_is_doubtful_for_the_exact_model() -> None:
+    """It is in time for certain."""
+    head = make_entry(deadline=0.007)
+    bundle, _ = _compose(head, observed=SCATTERED, variants={"half": [(1, 0, 0.003)]}, fallbacks=("half",))
+
+    assert (bundle.entries, bundle.variant) == ([head], "half")
 
 
 def test_heads_are_given_up_for_more_answers_per_second() -> None:
@@ -295,6 +334,17 @@ def test_larger_bucket_stays_out_when_padding_costs_the_deadline() -> None:
 
     assert bundle == Composition([short], 1, 16, "", [])
     assert left == 1
+
+
+def test_what_needs_a_larger_bucket_is_passed_over() -> None:
+    """What comes after it can still join; it stays queued."""
+    costly = [(rows, bucket, seconds + 0.02) for rows, bucket, seconds in _BUCKETS]
+    first, long, last = (
+        make_entry(deadline=deadline, bucket=bucket) for deadline, bucket in ((0.030, 16), (2.0, 128), (2.1, 16))
+    )
+    bundle, left = _compose(first, long, last, profile=costly)
+
+    assert ([first, last], [], 1) == (bundle.entries, bundle.given_up, left)
 
 
 def test_fill_never_needs_a_larger_bucket() -> None:

@@ -299,35 +299,92 @@ def test_a_fallback_stands_in_where_the_exact_model_is_late() -> None:
 # ------------------------------------------------------------------ blocking
 
 
-def _claimed_gate(budget_s: float, *, planned: bool = False) -> tuple[Gate, float]:
-    """A gate that class ``high`` asks 200 times a second, with so much time; and when the last one ran."""
+def _claimed_gate(budget_s: float, *, planned: bool = False, elsewhere: int = 0) -> tuple[Gate, float]:
+    """A gate that class ``high`` asks 50 times a second, with so much time, each time right when a batch has begun.
+
+    Of every sixteen another replica runs so many. Returns the gate, and when the last one ran.
+    """
     gate = make_gate(planned=planned)
     now = 0.0
-    for step in range(60):
-        now = 0.005 * step
-        gate.add(make_entry(HIGH, now + budget_s, arrival=now), now)
+    for step in range(64):
+        now = 0.02 * step
+        gate.add(make_entry(LOW, now + 60.0, arrival=now), now)
         assert gate.next(now).rows == 1
+        high = make_entry(HIGH, now + budget_s, arrival=now)
+        gate.add(high, now)
+        now += 0.006
+        gate.observe(1, 0, 0.006, "")
+        gate.ended()
+        if step % 16 < elsewhere:
+            assert gate.remove(high, elsewhere=True)
+        else:
+            assert gate.next(now).entries == [high]
+            now += 0.006
+            gate.observe(1, 0, 0.006, "")
+            gate.ended()
     return gate, now
 
 
+def _low_rows(gate: Gate, now: float) -> int:
+    """Rows of the batch that goes when 32 rows of the class ``low`` wait."""
+    for _ in range(32):
+        gate.add(make_entry(LOW, now + 60.0), now)
+    return gate.next(now).rows
+
+
 def test_a_low_batch_is_cut_to_what_a_high_request_can_bear() -> None:
-    """One with 25 ms leaves less than 19 for what runs when it comes, itself and what comes with it."""
-    for planned, whole in ((False, False), (True, True)):
-        gate, now = _claimed_gate(0.025, planned=planned)
-        for _ in range(32):
-            gate.add(make_entry(LOW, now + 60.0), now)
-        rows = gate.next(now).rows
-        assert (rows == 32) is whole
-        assert whole or 4 <= rows <= 14
+    """One with 25 ms leaves 19 for what runs when it comes, of which 5 are fixed."""
+    gate, now = _claimed_gate(0.025)
+    assert 11 <= _low_rows(gate, now) <= 14
+
+    gate, now = _claimed_gate(0.025, planned=True)
+    assert _low_rows(gate, now) == 32
+
+
+@pytest.mark.parametrize(("elsewhere", "cut"), [(8, True), (16, False)])
+def test_batches_may_be_longer_where_others_run_what_they_would_block(elsewhere: int, cut: bool) -> None:
+    """It still counts while half of them run here."""
+    gate, now = _claimed_gate(0.025, elsewhere=elsewhere)
+
+    assert (_low_rows(gate, now) < 15) is cut
+
+
+def test_what_goes_back_for_another_reason_says_nothing() -> None:
+    """Its client has gone, or its bundle was answered: it would have run here, and is no proof of anything."""
+    gate, now = _claimed_gate(0.025)
+    for _ in range(100):
+        gate.add(high := make_entry(HIGH, now + 0.025, arrival=now), now)
+        assert gate.remove(high)
+        assert not gate.remove(high, elsewhere=True)
+
+    assert _low_rows(gate, now) < 15
+
+
+def test_the_pause_between_two_executions_is_no_slack() -> None:
+    """12 ms between the end of one and the begin of the next: of 19 ms 7 are left, or 1 row."""
+    gate = make_gate()
+    now = 0.0
+    for step in range(64):
+        now = 0.04 * step
+        gate.add(make_entry(LOW, now + 60.0, arrival=now), now)
+        assert gate.next(now).rows == 1
+        gate.add(high := make_entry(HIGH, now + 0.025, arrival=now), now)
+        gate.observe(1, 0, 0.006, "")
+        gate.ended()
+        now += 0.018
+        assert gate.next(now).entries == [high]
+        now += 0.006
+        gate.observe(1, 0, 0.006, "")
+        gate.ended()
+
+    assert _low_rows(gate, now) <= 2
 
 
 def test_patient_high_requests_cut_nothing() -> None:
     """A second is enough for any batch."""
     gate, now = _claimed_gate(1.0)
-    for _ in range(32):
-        gate.add(make_entry(LOW, now + 60.0), now)
 
-    assert gate.next(now).rows == 32
+    assert _low_rows(gate, now) == 32
 
 
 # ------------------------------------------------------------------ waiting

@@ -148,6 +148,9 @@ class RescueMachine(RuleBasedStateMachine):
             self.end(entry)
         for entry in decisions.expired:
             assert entry.deadline <= self.now
+        for bundle_id, entries in decisions.recalls.items():
+            assert {entry.id for entry in entries} <= self.ended, "a copy is recalled when its request has ended"
+            assert bundle_id not in self.in_flight or set(entries) <= set(self.in_flight[bundle_id].entries)
         for dispatch in decisions.dispatches:
             assert dispatch.bundle_id not in self.in_flight
             self.in_flight[dispatch.bundle_id] = dispatch

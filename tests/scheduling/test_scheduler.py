@@ -135,7 +135,7 @@ def test_cancelling_a_running_entry_keeps_the_slot() -> None:
     scheduler.on_cancel(gone, 0.0)
 
     assert scheduler.totals()["bytes"] == 10
-    assert scheduler.decide(0.0) == Decisions([], [], [])
+    assert scheduler.decide(0.0) == Decisions([], [], [], recalls={bundle.bundle_id: [gone]})
     assert scheduler.on_done(bundle.bundle_id, [(2, 0, 0.05, "")], 0.1) == [stays]
     assert _dispatch(scheduler, 0.1).entries == [waits]
     assert scheduler.snapshot()["m"]["wasted_rows"] == 1
@@ -149,7 +149,7 @@ def test_queued_entry_expires_at_its_deadline_and_is_not_executed() -> None:
     scheduler.on_cancel(running, 0.0)
 
     assert scheduler.wake_at == 2.0
-    assert scheduler.decide(1.999) == Decisions([], [], [])
+    assert scheduler.decide(1.999) == Decisions([], [], [], recalls={bundle.bundle_id: [running]})
     assert scheduler.decide(2.0) == Decisions([], [waiting], [])
     assert waiting.state is EntryState.DONE
     scheduler.on_done(bundle.bundle_id, [], 3.0)

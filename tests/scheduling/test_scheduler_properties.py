@@ -499,6 +499,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.done(0, 0.0, 0.0, 0.0, 0, Verdict.ANSWERED)
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
+        self.now += 60.0  # a replica that only gave back what was recalled is held for a while
         assert self.ended == {e.id for e in self.accepted}
         assert self.scheduler.decide(self.now) == Decisions([], [], [])
         assert self.scheduler.wake_at is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import count
+from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
-from serve_app.scheduling.tenants import CREDIT_BATCHES, MOST_NAMED, OTHER, ServedSeconds
+from serve_app.scheduling.tenants import CREDIT_BATCHES, MOST_NAMED, OTHER, ServedSeconds, Service
 
 MODEL = "model"
 ROWS = 8
@@ -77,6 +80,40 @@ class TestTheGate:
         gate.add(_entry(next(numbers), "small", 900.0), 0.1)
         first = gate.next(0.1).entries
         assert "small" == first[0].tenant
+
+    @pytest.mark.parametrize(("budget_s", "longest"), [(0.0275, 6), (0.2, ROWS)])
+    def test_a_flood_runs_no_longer_than_a_polite_tenant_can_bear(self, budget_s: float, longest: int) -> None:
+        """A polite request comes in every fourth batch or so, with 11 ms for its own run."""
+        gate, rng = _gate(), Random(1)
+        numbers = count()
+        now = 0.0
+        rows: list[int] = []
+        for turn in range(300):
+            for _ in range(2 * ROWS):
+                gate.add(_entry(next(numbers), "flood", now + 0.1), now)
+            if rng.random() < 0.25:
+                gate.add(_entry(next(numbers), "polite", now + budget_s), now)
+            batch = gate.next(now)
+            if turn > 100 and "polite" not in _tenants(list(batch.entries)):
+                rows.append(batch.rows)
+            gate.ended()
+            now += batch.predicted_s
+        assert longest == max(rows)
+
+    @pytest.mark.parametrize(("gap_s", "bounds"), [(0.1, True), (0.002, False)])
+    def test_batches_so_short_that_the_polite_would_fill_half_of_them_help_nobody(
+        self, gap_s: float, bounds: bool
+    ) -> None:
+        """Of 500 requests per second 8 come within 16 ms: as many as the batch could hold."""
+        service, latency = Service(), LatencyModel()
+        latency.seed([(rows, 0, _seconds(rows)) for rows in (1, 2, 4, ROWS, 32)])
+        service.batch(0.02)
+        service.reach(1.0)
+        for number in range(100):
+            now = number * gap_s
+            service.claims(_entry(number, "polite", now + 0.030), latency, 32, now)
+        assert service.is_under("polite", 1.0)
+        assert bounds == (service.bound_s(1.0, now + 0.9 * gap_s) < inf)
 
     @pytest.mark.parametrize("weight", [1.0, 2.0, 4.0])
     def test_backlogged_tenants_share_by_weight(self, weight: float) -> None:

@@ -197,6 +197,19 @@ def test_it_hardly_matters_how_many_routers_there_are(rate: float) -> None:
         assert one.classes[name].attainment == pytest.approx(four.classes[name].attainment, abs=0.05)
 
 
+def test_who_waits_behind_busy_replicas_runs_at_whichever_is_free_first() -> None:
+    """Once: eight replicas run a hundred requests, and none is idle while one waits, however they were dealt out."""
+    scenario = make_scenario(
+        models=(make_model(curve=Affine(0.05, 0.0), replicas=8, slo_s=1.0, max_rows=1),), routers=3, duration_s=2.0
+    )
+    result, watch = _watched(scenario, *[(0.001 * number, 60.0) for number in range(100)])
+    assert 100 == result.total.in_time
+    assert Counter(ids for *_, ids in watch.batches) == Counter((number,) for number in range(100))
+    begins = sorted(begin for begin, *_ in watch.batches)
+    assert all(later - begin >= 0.05 - 1e-9 for begin, later in zip(begins, begins[8:], strict=False))
+    assert begins[-1] <= 0.05 * 12 + 0.01
+
+
 def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
     """And is answered once, after the last."""
     result, watch = _watched(make_scenario(), (1.0, 2.0), rows=19)
@@ -205,11 +218,15 @@ def test_a_request_larger_than_a_batch_runs_in_pieces() -> None:
     assert result.total.server_s == pytest.approx(result.total.p50_s)
 
 
-def test_a_new_frame_takes_the_place_of_the_one_that_waits() -> None:
-    """Not of one that was sent already; where this is switched off, frames queue up."""
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_new_frame_takes_the_place_of_the_one_that_waits(window: int) -> None:
+    """In the queue or at a gate, and not of one that runs; where this is switched off, frames queue up."""
     stream = Stream("video", "m", streams=1, fps=30.0, timeout_s=0.5)
     scenario = make_scenario(
-        stream, models=(make_model(max_rows=1, curve=Affine(0.09, 0.0), slo_s=0.2, window=1),), routers=2
+        stream,
+        models=(make_model(max_rows=1, curve=Affine(0.09, 0.0), slo_s=0.2, window=window),),
+        routers=2,
+        overheads=Overheads(0.0005, 0.001, 0.001),
     )
     newest = simulate(scenario, ServeApp, 1)
     assert newest.total.replaced > 150
