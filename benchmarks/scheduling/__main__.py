@@ -58,8 +58,8 @@ _LINES = (
     ),
     (
         "Unless said otherwise: a batch of b rows takes 25 ms + b x 5 ms, 32 rows at most, with 8% of scatter; L(1) is "
-        "30 ms. Ways are the medians that the calibration measured, lognormal with sigma 0.5: 1.6 ms to the system, "
-        "2.7 ms from a router to a replica and as much back, 1.6 ms back to the client, and 4.4 ms between two "
+        "30 ms. Ways are the medians that the calibration measured, lognormal with sigma 0.5: 1.9 ms to the system, "
+        "0.85 ms from a router to a replica and as much back, 1.85 ms back to the client, and 0.9 ms between two "
         "executions. Systems that compose batches in the server's process (Triton, the sliding window, Clipper, Nexus) "
         "pay no way from a router to a replica and back, and no 130 us of a router's processor per request; the bound "
         "pays neither."

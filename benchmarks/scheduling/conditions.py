@@ -32,20 +32,22 @@ def measured(points_ms: Sequence[tuple[int, float]]) -> MeasuredCurve:
 
 WIDE = measured(
     (
-        (1, 3.311), (2, 3.726), (3, 3.915), (4, 4.167), (6, 4.506), (8, 5.173), (12, 6.584), (16, 8.004),
-        (24, 11.165), (32, 13.628), (48, 19.915), (64, 25.499), (96, 37.19), (128, 48.788),
+        (1, 2.982), (2, 3.493), (3, 3.725), (4, 3.755), (6, 4.018), (8, 4.802), (12, 6.292), (16, 7.673),
+        (24, 11.035), (32, 13.638), (48, 19.799), (64, 26.089), (96, 38.072), (128, 51.824),
     )
 )  # fmt: skip
 """The benchmark model ``wide`` on one core: means of ``measured[].batch_s`` in `docs/benchmarks/calibration.json`."""
 MINILM = measured(
     (
-        (1, 5.403), (2, 9.258), (3, 12.558), (4, 16.141), (6, 23.614), (8, 30.881), (12, 45.113), (16, 59.363),
-        (24, 89.381), (32, 117.488),
+        (1, 5.5), (2, 9.389), (3, 13.207), (4, 17.131), (6, 25.006), (8, 32.13), (12, 47.603), (16, 63.059),
+        (24, 93.884), (32, 125.547),
     )
 )  # fmt: skip
 """The model ``minilm`` on one core, from the same file."""
 
-OVERHEADS = Overheads(request_s=0.0016, send_s=0.0027, answer_s=0.0043, between_s=0.0044, scatter=0.5, router_s=0.00013)
+OVERHEADS = Overheads(
+    request_s=0.0019, send_s=0.00085, answer_s=0.0027, between_s=0.0009, scatter=0.5, router_s=0.00013
+)
 """What a server with a router adds, from the calibration: ways and pauses are its means over both models.
 
 With sigma 0.5 the 99th percentile of a way is 3.2 times its median, which is about what the calibration's stalls at a
