@@ -30,6 +30,8 @@ _MAX_BUCKETS = 64
 _MEDIAN = 0.5
 _SAY = 2
 """A single ratio may be an outlier."""
+_OLD = 2
+"""What a cell has learned counts for so many windows of the bucket's executions without one of its own."""
 _FEW = 4
 """So many executions that all took less than profiled tell that the profile is wrong."""
 
@@ -40,10 +42,11 @@ _Sample: TypeAlias = tuple[int, float, float]
 class _Ratios:
     """The last executions of a cell or a bucket, and what they took over what the shape says."""
 
-    __slots__ = ("enough", "ranked", "samples")
+    __slots__ = ("enough", "latest", "ranked", "samples")
 
     def __init__(self, window: int) -> None:
         self.enough = window / 2
+        self.latest = 0  # the number of its bucket's execution that it learned from last
         self.samples: deque[_Sample] = deque(maxlen=window)
         # Their ratios, ascending.
         self.ranked: list[float] = []
@@ -94,10 +97,13 @@ class _Line:
 class _Curve:
     """Everything known of one cost bucket."""
 
-    __slots__ = ("cell_of", "cells", "corners", "pool", "profiled", "shape", "slope", "typical", "usual", "window")
+    __slots__ = (
+        "cell_of", "cells", "corners", "count", "pool", "profiled", "shape", "slope", "typical", "usual", "window",
+    )  # fmt: skip
 
     def __init__(self, quantile: float, window: int) -> None:
         self.window = window
+        self.count = 0
         self.cells: list[_Ratios | None] = [None] * _CELLS
         self.pool = _Ratios(window)
         self.profiled = False
@@ -111,9 +117,11 @@ class _Curve:
 
     def add(self, rows: int, seconds: float) -> None:
         at = _cell_of(rows)
-        cell = self.cells[at]
+        self.count += 1
+        cell = self._cell(at)
         if cell is None:
             cell = self.cells[at] = _Ratios(self.window)
+        cell.latest = self.count
         count = len(cell.samples)
         refits = not self.profiled and count < cell.enough and not count & (count + 1)
         sample = rows, seconds, 1.0 if refits else seconds / self.shape_at(rows)
@@ -123,6 +131,11 @@ class _Curve:
             self.fit(dict(each.middle() for each in self.cells if each is not None))
         else:
             self.learned()
+
+    def _cell(self, at: int) -> _Ratios | None:
+        """What a cell has learned lately. One that was slow once is not asked for any more, and would stay slow."""
+        cell = self.cells[at]
+        return None if cell is None or self.count - cell.latest > _OLD * self.window else cell
 
     def fit(self, points: Mapping[int, float]) -> None:
         """Lead the shape through the points, none below a smaller one.
@@ -167,7 +180,8 @@ class _Curve:
         elif len(pool) >= _FEW:
             floor = min(1.0, pool[-1])
         pooled = self.pool.quantile(quantile, floor)
-        ratios = [pooled if cell is None else cell.quantile(quantile, pooled) for cell in self.cells]
+        lately = [self._cell(at) for at in range(_CELLS)]
+        ratios = [pooled if cell is None else cell.quantile(quantile, pooled) for cell in lately]
         line.values = values = []
         highest = 0.0
         for seconds, cell in zip(self.shape, self.cell_of, strict=True):

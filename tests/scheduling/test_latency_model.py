@@ -375,3 +375,19 @@ def test_few_samples_never_undercut_the_profile_unless_all_do(few: list[tuple[in
     least = 1.0 if len(few) < 4 else min(1.0, max(ratio for _, ratio in few))
 
     assert latency.predict(rows) >= least * shape.predict(rows) * (1 - 1e-9)
+
+
+def test_sizes_that_do_not_run_any_more_do_not_stay_slow() -> None:
+    """Two stalls made batches of 8 look so long that none was tried again: after two windows they are judged anew."""
+    latency = LatencyModel()
+    latency.seed([(1, 0, 0.03), (8, 0, 0.065), (32, 0, 0.185)])
+    for _ in range(3):
+        latency.observe(8, 0, 0.26)
+    for _ in range(40):
+        latency.observe(4, 0, 0.045)
+    assert latency.predict(8) > 0.2
+    for _ in range(30):
+        latency.observe(4, 0, 0.045)
+    assert latency.predict(8) == pytest.approx(0.065, rel=0.1)
+    latency.observe(8, 0, 0.26)
+    assert latency.predict(8) == pytest.approx(0.065, rel=0.1)
