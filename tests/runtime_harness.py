@@ -205,3 +205,12 @@ def batch_same_turn(run_batch: RunBatch) -> RunOne:
         return await future
 
     return run_one
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    for _ in range(30_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came about")

@@ -586,8 +586,7 @@ class Scheduler:
                     breakers.changes.clear()
             if waiting:
                 while (following := device.next_bundle(now, given_up)) is not None:
-                    dispatches.append(self._launch(following, now))
-                    dispatches += [self._launch_copy(following, other, now) for other in following.tied]
+                    dispatches += self._launch(following, now)
             else:
                 device.open_at = inf
             device.rest()
@@ -629,10 +628,9 @@ class Scheduler:
             earliest = min(earliest, entry.deadline)
         return None if earliest == inf else earliest
 
-    def _launch(self, following: NextBundle, now: float) -> Dispatch:
-        model, replica, entries, rows, bucket, variant, predicted_s, _ = following
-        self._last_bundle += 1
-        bundle_id = self._last_bundle
+    def _launch(self, following: NextBundle, now: float) -> list[Dispatch]:
+        """Send a bundle to its replica, and to those that it is tied to: who is free first takes each entry."""
+        model, replica, entries, _, _, variant, _, tied = following
         suspect = entries[0].attempts > 0
         attempt = 1
         if replica.name is None:
@@ -641,39 +639,37 @@ class Scheduler:
         for entry in entries:
             entry.state = _RUNNING
             entry.attempts += attempt
-            entry.bundles = (bundle_id,)
+            entry.bundles = ()
             if entry.variant != variant:
                 entry.variant = entry.lane = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
-        device = self._device_of[model.settings.name]
-        bundle = Bundle(bundle_id, model.settings.name, replica, entries, rows, now)
-        device.launched(bundle_id, following, now)
-        tenants = model.queue.has_tenants
-        model.slots.acquire(replica, bundle_id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
-        self._bundles.add(bundle)
+        bundle = self._count_in(following, replica, now, suspect=suspect)
+        self._device_of[model.settings.name].launched(bundle.id, following, now)
         if attempt:
             self._rescues.launched(bundle)
+        bundles = [bundle, *(self._count_in(following, other, now) for other in tied)]
         exact = entries[0].lane != "" or model.has_limited_fallbacks
         overhead_s = model.overhead.seconds
-        return Dispatch(
-            bundle_id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
-        )
+        _, _, _, rows, bucket, _, predicted_s, _ = following
+        return [
+            Dispatch(
+                each.id, each.model, each.replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
+            )
+            for each in bundles
+        ]
 
-    def _launch_copy(self, following: NextBundle, replica: Replica, now: float) -> Dispatch:
-        """Send what was just launched to another replica, too: who is free first takes each entry."""
-        model, _, entries, rows, bucket, variant, predicted_s, _ = following
+    def _count_in(self, following: NextBundle, replica: Replica, now: float, *, suspect: bool = False) -> Bundle:
+        """One more bundle in flight, at one replica."""
+        model, entries, predicted_s = following.model, following.entries, following.predicted_s
         self._last_bundle += 1
-        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, rows, now)
+        bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, following.rows, now)
         for entry in entries:
             entry.bundles += (bundle.id,)
-        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, tenants=model.queue.has_tenants)
+        tenants = model.queue.has_tenants
+        model.slots.acquire(replica, bundle.id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
         self._bundles.add(bundle)
-        exact = entries[0].lane != "" or model.has_limited_fallbacks
-        overhead_s = model.overhead.seconds
-        return Dispatch(
-            bundle.id, bundle.model, replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
-        )
+        return bundle
 
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Paced, Transport, batch_same_turn, make_dispatcher, submit, tensor
+from runtime_harness import MODEL, Paced, Transport, batch_same_turn, make_dispatcher, submit, tensor, until
 
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Media, Success, Tensors, Texts, WireEntry
 from serve_app.processors.processor import Cost
@@ -308,15 +308,6 @@ def slots(dispatcher: Dispatcher) -> int:
     """Bundles in flight."""
     in_use: int = dispatcher.scheduler.snapshot()[MODEL]["slots_in_use"]
     return in_use
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    for _ in range(30_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came about")
 
 
 def by(links: Sequence[ReplicaLink]) -> dict[str, Any]:

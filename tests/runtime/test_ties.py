@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Paced, batch_same_turn, make_dispatcher, submit, tensor
+from runtime_harness import MODEL, Paced, batch_same_turn, make_dispatcher, submit, tensor, until
 
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Success, WireEntry
 from serve_app.protocols.service import Answer
@@ -149,15 +149,6 @@ async def linked(replicas: list[Replica], table: TieTable) -> AsyncIterator[list
         link.close()
     for server in servers:
         server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    for _ in range(30_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came about")
 
 
 def routed(links: list[ReplicaLink], table: TieTable) -> Dispatcher:
