@@ -51,7 +51,7 @@ help: ## List the targets
 # --- Environments ---------------------------------------------------------------------------------------------------
 
 .PHONY: env
-env: .venv/.made ## Make the environment of the server and its tools
+env: .venv/.made ## Make the environment of server, client and tools
 
 .venv-uv/.made: requirements/uv.txt
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else \
@@ -69,9 +69,10 @@ define make-environment
 	@$(UV) pip sync --quiet --require-hashes --python $(1)/bin/python $(2)
 endef
 
-.venv/.made: requirements/dev.txt pyproject.toml | .venv-uv/.made
+.venv/.made: requirements/dev.txt pyproject.toml client/pyproject.toml | .venv-uv/.made
 	$(call make-environment,.venv,$<)
-	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv/bin/python --editable .
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv/bin/python \
+		--editable . --editable client
 	@touch $@
 
 .venv-models/.made: requirements/models.txt | .venv-uv/.made
@@ -98,7 +99,7 @@ clients: .venv-clients/.made .venv-perf-analyzer/.made ## Make the environments 
 lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes newer versions)
 	@$(LOCK) --group bootstrap --output-file requirements/uv.txt
 	@$(LOCK) pyproject.toml --output-file requirements/serve.txt
-	@$(LOCK) pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
+	@$(LOCK) pyproject.toml client/pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
 	@$(LOCK) --group models --output-file requirements/models.txt
 	@$(LOCK) --group train --output-file requirements/train.txt
 	@for own in requirements/{peers,clients}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
@@ -111,6 +112,10 @@ PROTO := serve_app/protocols/open_inference
 proto: env ## Compile the definition of the gRPC interface again
 	@$(BIN)/python -m grpc_tools.protoc --proto_path=$(PROTO) --descriptor_set_out=$(PROTO)/inference.binpb \
 		--pyi_out=$(PROTO) inference.proto
+
+.PHONY: goldens
+goldens: env ## Write again what clients see: the answers that tests/wire compares with
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m wire
 
 # --- Models ---------------------------------------------------------------------------------------------------------
 
@@ -261,6 +266,6 @@ bench-preprocessing: env models ## Measure what decoding, resizing, tokenizing a
 
 .PHONY: clean
 clean: ## Remove environments, caches and built models
-	@rm -rf .venv .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	@rm -rf .venv .venv-* build *.egg-info client/build client/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		models/minilm models/minilm-int8 models/tiny models/wide models/resnet50 models/pool
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """An overload with the project's own client: 200 patient requests, then 20 urgent ones, all within one deadline.
 
-    python examples/client_async.py [URL]
+    python examples/client_async.py [URL]        needs: pip install ./client
 
 The urgent ones come last and are answered first: the server's queue is ordered by class and deadline.
 """
@@ -11,7 +11,7 @@ import sys
 from statistics import median
 from time import perf_counter
 
-from serve_app.client import AsyncClient, Priority, ServeAppClientError, deadline
+from serve_app_client import AsyncClient, Priority, ServeAppClientError, deadline
 
 URL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SERVE_APP_URL", "http://127.0.0.1:8000")
 TEXT = "The queue lives in one place and is ordered by class and deadline. " * 10

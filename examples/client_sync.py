@@ -1,6 +1,6 @@
 """The project's own client: a picture, a sound, text, embeddings and tensors.
 
-python examples/client_sync.py [URL]
+python examples/client_sync.py [URL]        needs: pip install ./client pillow
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from serve_app.client import Client, DeadlineExceeded
+from serve_app_client import Client, DeadlineExceeded
 
 URL = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("SERVE_APP_URL", "http://127.0.0.1:8000")
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"

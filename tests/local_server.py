@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,30 +18,22 @@ import onnx_models
 import tokenizers
 from runtime_harness import batch_same_turn
 
-from serve_app.app import model_info, read_models
-from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.composition import model_info, read_models, router_settings
+from serve_app.config import ModelConfig, parse_args
 from serve_app.config.identity import identities
 from serve_app.inference.backend import Backend
 from serve_app.inference.description import Description
 from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.processors.processor import Processor
-from serve_app.protocols.grpc_app import GrpcApp
-from serve_app.protocols.grpc_listener import GrpcListener
-from serve_app.protocols.http import HttpApp, HttpSettings, create_app
-from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.http import HttpApp, HttpSettings
 from serve_app.protocols.open_inference.sample import decode_sample
-from serve_app.runtime.cache import ResponseCache
-from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.router.router import Router
+from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
 from serve_app.runtime.joining import Joining
-from serve_app.runtime.key_metrics import KeysCollector
 from serve_app.runtime.key_watch import KeyWatch
-from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.replica_proof import Proofs, prove_replica
 from serve_app.runtime.replica_warm_up import ReplicaWarmUp, warm_up_replica
-from serve_app.runtime.service import Service
 from serve_app.runtime.worker import Worker
-from serve_app.scheduling.scheduler import Scheduler
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
@@ -126,15 +119,15 @@ class LocalServer:
 
     Attributes:
         url: Where it listens.
-        app: The HTTP application.
+        app: The HTTP application, as a server in front would ask it.
         grpc: Where it listens for gRPC.
         keys: Its API keys, where it has any.
     """
 
     url: str
+    app: HttpApp
     grpc: str
     keys: KeyWatch | None
-    app: HttpApp
 
     def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
         self._config = parse_args(args)
@@ -179,47 +172,42 @@ class LocalServer:
         described = read_models(self._config)
         started = {model.name: _worker(model, described[model.name]) for model in self._config.models}
         workers = {name: worker for name, (worker, _, _) in started.items()}
-        services: list[Service] = []
 
-        async def send(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
-            result = await workers[model].run(bundle)
-            if result.joinable is not None:
-                services[0].on_joinable(model, result.joinable)
-            return result
+        async def call(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
+            return await workers[model].run(bundle)
 
-        service, metrics, cache = _service(self._config, described, send)
-        services.append(service)
+        models = self._config.models
+        self._identities = {model.name: identities(model, model.locations()) for model in models if model.caches}
+        settings = self._router_settings(described)
+        self.keys = settings.keys
+        router = Router(settings, call)
+        self.app = router.app
         for name, (_, warm, joining) in started.items():
-            service.on_warm_up(name, [warm.reason])
-            service.on_joinable(name, joining.verdicts)
-        if cache is not None:
-            cache.start()
-        self.keys = self._config.router.watched_keys(self._config.classes.levels())
-        guard = None if self.keys is None else self.keys.guard
-        self.app = create_app(service, self._settings, guard=guard)
-        grpc = GrpcListener(
-            GrpcApp(service, self.app.bodies, guard, typed_answers=self._config.router.grpc_outputs == "as_inputs"),
-            "127.0.0.1",
-            0,
-        )
-        await grpc.start()
-        self.grpc = f"127.0.0.1:{grpc.port}"
-        if self.keys is not None:
-            metrics.registry.register(KeysCollector(self.keys.guard))
-            self.keys.start()
-        listener = Listener(self.app, bind("127.0.0.1", 0))
-        await listener.start()
-        self.url = f"http://127.0.0.1:{listener.port}"
+            report = ReplicaReport(
+                joinable=joining.verdicts, not_warmed=warm.reason, identities=self._identities.get(name, {})
+            )
+            router.on_replicas(name, {f"{name}-{_REPLICA}": report})
+        await router.opened()
+        assert router.http_address is not None
+        assert router.grpc_address is not None
+        self.url, self.grpc = "http://{}:{}".format(*router.http_address), "{}:{}".format(*router.grpc_address)
         self._started.set()
         await self._stop.wait()
-        if self.keys is not None:
-            self.keys.close()
-        await grpc.close(0.0)
-        await listener.close(1.0, grace_s=0.0)
-        if cache is not None:
-            await cache.close()
+        await router.close(1.0, grace_s=0.0)
         for worker in workers.values():
             worker.close()
+
+    def _router_settings(self, described: Mapping[str, Mapping[str, Description]]) -> RouterSettings:
+        config = self._config
+        infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
+        settings = router_settings(config, infos, priors={}, identities=self._identities)
+        return replace(
+            settings,
+            http=self._settings or HttpSettings(),
+            on_demand=frozenset(),
+            http_port=HttpPort("127.0.0.1", 0),
+            grpc_port=GrpcPort("127.0.0.1", 0),
+        )
 
 
 def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Worker, ReplicaWarmUp, Joining]:
@@ -252,44 +240,3 @@ def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Work
         refuse_non_finite=model.health.refuse_non_finite,
     )
     return worker, warm, joining
-
-
-def _service(
-    config: AppArgs, described: Mapping[str, Mapping[str, Description]], send: Any
-) -> tuple[Service, RouterMetrics, ResponseCache | None]:
-    infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
-    processors: dict[str, Processor] = {}
-    for model in config.models:
-        processor = model.make_processor(infos[model.name].signature, model.locations()[""])
-        if processor is not None:
-            processors[model.name] = processor
-    scheduling = config.model_scheduling()
-    scheduler = Scheduler(
-        scheduling.values(),
-        config.class_settings(),
-        config.process_limits(),
-        config.groups(),
-    )
-    metrics = RouterMetrics(scheduler)
-    dispatcher = Dispatcher(scheduler, send, metrics, config.router.bundle_timeout_s)
-    for name in infos:
-        dispatcher.on_replicas(name, [f"{name}-{_REPLICA}"])
-
-    async def page() -> str:
-        return metrics.render()
-
-    known = {model.name: identities(model, model.locations()) for model in config.models if model.caches}
-    caches = config.cache_settings(known)
-    cache = None if caches is None else ResponseCache(caches, dispatcher, metrics)
-
-    service = Service(
-        models=infos,
-        processors=processors,
-        dispatcher=dispatcher,
-        metrics=metrics,
-        on_demand=frozenset(),
-        metrics_page=page,
-        scheduling=scheduling,
-        cache=cache,
-    )
-    return service, metrics, cache

@@ -155,6 +155,19 @@ def submit(
     )
 
 
+def nothing_left(dispatcher: Dispatcher) -> bool:
+    """Whether nothing is queued, running or counted any more."""
+    totals, picture = dispatcher.scheduler.totals(), dispatcher.scheduler.snapshot()[MODEL]
+    queued = sum(each["entries"] for each in totals["classes"].values())
+    return (queued, totals["bytes"], totals["bundles"], picture["slots_in_use"]) == (0, 0, 0, 0)
+
+
+def ended(metrics: RouterMetrics, outcome: str) -> float:
+    """How many requests ended so."""
+    labels = {"model": MODEL, "priority": "normal", "outcome": outcome}
+    return metrics.registry.get_sample_value("serve_app_requests_total", labels) or 0.0
+
+
 async def run_to_the_end(worker: Worker, bundle: Bundle) -> BundleResult:
     """Run a bundle, and again what comes back of it, as its router does: all results, and the runs of all parts."""
     result = await worker.run(bundle)
@@ -205,6 +218,17 @@ def batch_same_turn(run_batch: RunBatch) -> RunOne:
         return await future
 
     return run_one
+
+
+async def acquired(semaphore: threading.Semaphore) -> None:
+    """Wait in the event loop until a thread has released it."""
+    assert await asyncio.get_running_loop().run_in_executor(None, lambda: semaphore.acquire(timeout=30.0))
+
+
+async def settle() -> None:
+    """Let everything that can happen without outside help happen."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

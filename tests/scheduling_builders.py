@@ -33,6 +33,7 @@ def make_entry(
     variant: str = "",
     exact: bool = False,
     default_of: Priority | None = None,
+    tenant: str = "",
 ) -> Entry:
     """An entry with an id of its own; ids ascend."""
     return Entry(
@@ -47,6 +48,7 @@ def make_entry(
         variant=variant,
         exact=exact,
         default_of=default_of,
+        tenant=tenant,
     )
 
 
@@ -69,7 +71,6 @@ def make_scheduler(
     slo_s: float = 0.1,
     window: int = 2,
     policy: Policy = "auto",
-    early_drop: bool = True,
     fallbacks: tuple[str, ...] = (),
     high: ClassSettings | None = None,
     normal: ClassSettings | None = None,
@@ -83,9 +84,7 @@ def make_scheduler(
     A model that is given by name has the settings given here; others bring their own.
     """
     given = [
-        ModelScheduling(model, max_rows, slo_s, window, policy, early_drop, fallbacks)
-        if isinstance(model, str)
-        else model
+        ModelScheduling(model, max_rows, slo_s, window, policy, fallbacks) if isinstance(model, str) else model
         for model in models
     ]
     scheduler = Scheduler(
@@ -124,7 +123,6 @@ def make_gate(
     max_rows: int = 32,
     slo_s: float = 10.0,
     policy: Policy = "eager",
-    early_drop: bool = True,
     fallbacks: tuple[str, ...] = (),
     share: float = 0.0,
     planned: bool = False,
@@ -137,7 +135,7 @@ def make_gate(
     ``in_burst``: for four seconds requests have come in rows of sixteen, 0.5 ms apart, the last of them just now, so
     that with ``auto`` a batch waits.
     """
-    settings = ModelScheduling("m", max_rows, slo_s, policy=policy, early_drop=early_drop, fallbacks=fallbacks)
+    settings = ModelScheduling("m", max_rows, slo_s, policy=policy, fallbacks=fallbacks)
     gate = Gate(settings, {HIGH: 0.0, NORMAL: share, LOW: share}, planned=planned)
     gate.seed([(*point, "") for point in profile])
     for step in range(64 if in_burst else 0):

@@ -1,4 +1,4 @@
-"""The composition root, without a cluster."""
+"""The application that Serve is given, without a cluster."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnx_models
 import pytest
 
-from serve_app.app import build, describe_models
+from serve_app.app import build
+from serve_app.composition import describe_models
 from serve_app.config import ROUTER, parse_args
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
 from serve_app.config.profile_points import Point, fit_points
@@ -64,7 +66,10 @@ async def test_a_router_reports_load_by_deployment_and_takes_replicas_for_models
     assert await router.record_autoscaling_stats() == {"load_ResNet50-v2.1~d6b4332903": 0.0}
     replica_directory.directory.publish("ResNet50-v2.1~d6b4332903", {"r1": {}})
     await asyncio.sleep(0)
-    assert router._service.status()["models"]["ResNet50 v2.1"]["replicas"] == ["r1"]
+    transport = httpx.ASGITransport(router.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+        status = (await client.get("/status")).json()
+    assert status["models"]["ResNet50 v2.1"]["replicas"] == ["r1"]
 
 
 def test_routers_and_replicas_agree_on_what_is_cached(tmp_path: Path) -> None:
@@ -124,43 +129,6 @@ def test_a_profile_of_other_threads_is_warned_of(tmp_path: Path, caplog: pytest.
     build(profiled(tmp_path, threads=8))
     note = f"model 'm': profile: {tmp_path}/m.json was measured with threads: 8, replicas have 1"
     assert caplog.messages == [note]
-
-
-async def test_a_router_begins_with_what_profiles_say(tmp_path: Path) -> None:
-    """Its scheduler predicts before any replica has reported; a model without a profile is unknown."""
-    config = parse_args({"models": [{"name": "m", "path": "m"}, {"name": "n", "path": "n"}]})
-    router = RouterDeployment(config, {}, {}, priors={"m": [Execution(1, 0, 0.25), Execution(4, 0, 0.25)]})
-    scheduler = router._scheduler
-    assert [scheduler.latency(name).predict(4, 0) for name in ("m", "n")] == [0.25, 0.0]
-
-
-async def test_a_router_schedules_as_configured_and_shows_it(tmp_path: Path) -> None:
-    """Policies, fallbacks and device groups reach its scheduler, and /status tells them."""
-    for name in ("m", "n", "light"):
-        onnx_models.make(tmp_path / name / "1" / "model.onnx", "add_one")
-    config = parse_args(
-        {
-            "models": [
-                {
-                    "name": "m",
-                    "path": str(tmp_path / "m"),
-                    "batching": {"policy": "eager", "early_drop": False},
-                    "variants": [{"name": "light", "path": str(tmp_path / "light")}],
-                    "fallbacks": ["light"],
-                },
-                {"name": "n", "path": str(tmp_path / "n")},
-            ],
-            "device_groups": [{"name": "cores", "models": ["n"]}],
-        }
-    )
-    router = RouterDeployment(config, describe_models(config), {}, priors={})
-    models = router._service.status()["models"]
-    keys = ("policy", "early_drop", "fallbacks", "device_group")
-    assert {name: {key: shown[key] for key in keys if key in shown} for name, shown in models.items()} == {
-        "m": {"policy": "eager", "early_drop": False, "fallbacks": ["light"]},
-        "n": {"policy": "auto", "early_drop": True, "device_group": "cores"},
-    }
-    assert {name: device.concurrency for name, device in router._scheduler._device_of.items()} == {"m": 0, "n": 1}
 
 
 async def test_other_applications_are_told_of_unknown_variants(tmp_path: Path) -> None:

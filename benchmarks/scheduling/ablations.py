@@ -90,8 +90,8 @@ def _never(*_: Any) -> bool:
     return False
 
 
-def _any_length(*_: Any) -> tuple[float, float, float]:
-    return inf, inf, inf
+def _any_length(*_: Any) -> float:
+    return inf
 
 
 def _no_fill(*arguments: Any) -> int:
@@ -101,7 +101,7 @@ def _no_fill(*arguments: Any) -> int:
 def _fill_high_freely(*arguments: Any) -> int:
     queue, chosen, *between, room, given_up = arguments
     if chosen is Priority.HIGH:
-        room = room._replace(longest_s=_any_length())
+        room = room._replace(longest_s=inf)
     return _fill(queue, chosen, *between, room, given_up)
 
 
@@ -116,7 +116,6 @@ def _in_one_process(scenario: Scenario) -> Scenario:
 
 
 ABLATIONS: dict[str, Ablation] = {
-    "early drop": Ablation("entries that cannot be in time are run all the same", _scheduling(early_drop=False)),
     "best run": Ablation(
         "a batch begins at the first entry that can be in time", replaced=((composition, "_BETTER", inf),)
     ),
@@ -128,7 +127,7 @@ ABLATIONS: dict[str, Ablation] = {
     "fill": Ablation("no rows of other classes in a batch", replaced=((composition, "_fill", _no_fill),)),
     "cap on lower classes": Ablation(
         "batches with rows of lower classes of any length",
-        replaced=((Claims, "bounds_s", _any_length), (Claims, "likely_blocks", _never)),
+        replaced=((Claims, "bound_s", _any_length), (Claims, "likely_blocks", _never)),
     ),
     "cap on riders": Ablation(
         "what rides along with class `high` may make its batch longer",

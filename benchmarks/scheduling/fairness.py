@@ -9,9 +9,10 @@ from typing import Literal
 
 from benchmarks.scheduling.cases import mixed
 from benchmarks.scheduling.conditions import L1_S, MODEL, one_model, rate_at, scenario
-from benchmarks.scheduling.contenders import OURS, Case, ours
+from benchmarks.scheduling.contenders import OURS, SLIDING, Case, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory, Measured
+from serve_app.scheduling.entry import Priority
 from serve_app.simulation.report import Estimate
 from serve_app.simulation.results import Result
 from serve_app.simulation.scenario import Scenario, Stream
@@ -24,7 +25,7 @@ _SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class FloodCase:
     """A polite tenant beside a flood.
 
     Attributes:
@@ -48,27 +49,28 @@ class Crowd:
         deadlines = f"{self.deadline:g}x beside {self.deadline_of_flood:g}x"
         return f"{self.load:g} beside {self.flood:g}, {deadlines}, {gaps}"
 
-    def make(self, seconds: float, *, alone: bool = False) -> Scenario:
-        """The scenario of so many seconds, with the flood or without."""
+    def make(self, seconds: float, *, alone: bool = False, polite: Priority = Priority.NORMAL) -> Scenario:
+        """The scenario of so many seconds, with the flood or without, and with the polite tenant in this class."""
         model = one_model(max(self.deadline, self.deadline_of_flood) * L1_S)
         kind: Literal["poisson", "gamma"] = "poisson" if self.cv == 1.0 else "gamma"
 
-        def stream(tenant: str, load: float, deadline: float) -> Stream:
-            return Stream(kind, MODEL, rate=rate_at(load, model), timeout_s=deadline * L1_S, cv=self.cv, tenant=tenant)
+        def stream(tenant: str, priority: Priority, load: float, deadline: float) -> Stream:
+            rate, timeout_s = rate_at(load, model), deadline * L1_S
+            return Stream(kind, MODEL, priority, rate, timeout_s=timeout_s, cv=self.cv, tenant=tenant)
 
-        streams = [stream(POLITE, self.load, self.deadline)]
+        streams = [stream(POLITE, polite, self.load, self.deadline)]
         if not alone:
-            streams.append(stream(FLOOD, self.flood, self.deadline_of_flood))
+            streams.append(stream(FLOOD, Priority.NORMAL, self.flood, self.deadline_of_flood))
         return scenario(self.name, model, streams, seconds, min_share=0.0)
 
 
 _DEADLINES = ((3.0, 3.0), (5.0, 5.0), (10.0, 10.0), (5.0, 3.0))
-CROWDS = (
+FLOOD_CASES = (
     *(
-        Crowd(load, flood, *deadlines, 1.0)
+        FloodCase(load, flood, *deadlines, 1.0)
         for (load, flood), deadlines in product(((0.1, 3.0), (0.3, 3.0), (0.4, 1.6)), _DEADLINES)
     ),
-    *(Crowd(0.3, 3.0, *deadlines, 4.0) for deadlines in _DEADLINES),
+    *(FloodCase(0.3, 3.0, *deadlines, 4.0) for deadlines in _DEADLINES),
 )
 MIXED_LOADS = (1.3, 1.5, 2.0, 3.0)
 
@@ -84,24 +86,28 @@ def in_time(result: Result) -> float:
 
 
 def tenants(lab: Laboratory) -> Experiment:
-    """A polite tenant beside a flood of its own class, beside none, and where the server knows of no tenants."""
+    """A polite tenant beside a flood of its own class, beside none, where the server knows of no tenants, and above it.
+
+    Above it, as class `high` at the tuned `sliding`, is what strict priority reaches.
+    """
     seconds = lab.seconds(_SECONDS)
     cases = []
-    for crowd in CROWDS:
-        cases.append(Case(crowd.make(seconds), {OURS: ours(), UNFAIR: ours("fairness inside a class")}, ()))
-        cases.append(Case(crowd.make(seconds, alone=True), tuned=()))
+    for flood_case in FLOOD_CASES:
+        cases.append(Case(flood_case.make(seconds), {OURS: ours(), UNFAIR: ours("fairness inside a class")}, ()))
+        cases.append(Case(flood_case.make(seconds, alone=True), tuned=()))
+        cases.append(Case(flood_case.make(seconds, polite=Priority.HIGH), {}, (SLIDING,)))
     found = iter(lab.run(cases))
-    measured = [(crowd, next(found), next(found)) for crowd in CROWDS]
+    measured = [(flood_case, next(found), next(found), next(found)) for flood_case in FLOOD_CASES]
     polite = of_tenant(POLITE)
     lost: list[Estimate] = []
     costs: list[Estimate] = []
     rows = []
-    for crowd, both, alone in measured:
+    for flood_case, both, alone, above in measured:
         lost.append(_difference(both, alone, polite))
         costs.append(both.gain(OURS, UNFAIR, in_time))
         rows.append(
             [
-                crowd.name,
+                flood_case.name,
                 percent(both.over(OURS, polite)),
                 percent(alone.over(OURS, polite)),
                 _points(lost[-1]),
@@ -109,16 +115,20 @@ def tenants(lab: Laboratory) -> Experiment:
                 percent(both.over(OURS, of_tenant(FLOOD))),
                 percent(both.over(OURS, in_time)),
                 _points(costs[-1]),
+                percent(above.over(SLIDING, polite)),
+                percent(above.over(SLIDING, in_time)),
             ]
         )
     return Experiment(
         "fairness",
         "A polite tenant beside a flood of its own class",
-        "Both have one class. `Alone`: the same requests without the flood. "
-        "`Unfair`: the server takes all for one "
+        "Both have one class. `Alone`: the same requests without the flood. `Unfair`: the server takes all for one "
         "tenant. Load 1 is what the server does within the longer deadline. A server beside a flood is never idle, so "
         "a run of at least L(1) has to end before a polite request that comes can be run: of a deadline of 3 x L(1) "
-        "that leaves less than its own run and the ways.",
+        "that leaves less than its own run and the ways. The last two columns show what strict priority reaches with "
+        "the same requests: the polite tenant is class `high`, above the flood in class `normal`, at `sliding`, in the "
+        "server's process and tuned for weighted goodput. `Strict priority` is the part of the polite tenant that is "
+        "in time there.",
         [
             _finding("the polite tenant is in time as often as alone", lost),
             _finding("as much in time as with one tenant", costs),
@@ -126,19 +136,21 @@ def tenants(lab: Laboratory) -> Experiment:
         [
             Table(
                 ["loads, deadlines in L(1), gaps", "polite", "alone", "difference", "unfair", "flood",
-                 "all in time", "to unfair"],
+                 "all in time", "to unfair", "strict priority", "all in time there"],
                 rows,
             )
         ],
         data={
-            crowd.name: {
+            flood_case.name: {
                 "polite": as_values(both.over(OURS, polite)),
                 "alone": as_values(alone.over(OURS, polite)),
                 "difference": as_values(less),
                 "in_time": as_values(both.over(OURS, in_time)),
                 "to_unfair": as_values(cost),
+                "strict_priority": as_values(above.over(SLIDING, polite)),
+                "strict_priority_in_time": as_values(above.over(SLIDING, in_time)),
             }
-            for (crowd, both, alone), less, cost in zip(measured, lost, costs, strict=True)
+            for (flood_case, both, alone, above), less, cost in zip(measured, lost, costs, strict=True)
         },
     )  # fmt: skip
 

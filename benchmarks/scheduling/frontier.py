@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.scheduling.ablations import ABLATIONS, replaced
+from benchmarks.scheduling.ablations import replaced
 from benchmarks.scheduling.cases import settings
 from benchmarks.scheduling.conditions import OVERHEADS
 from benchmarks.scheduling.drawing import lines
@@ -25,7 +25,7 @@ from serve_app.simulation.run import simulate
 from serve_app.simulation.system import Request, World
 
 WORKLOADS = ("overload/1.5", "overload/3", "gamma/3x/1.1")
-WAYS = {"at its deadline": 0.0, "as it is": inf} | {f"wait over {part:g} x budget": part for part in (1, 1.5, 2, 3)}
+WAYS = {"as it is": inf} | {f"wait over {part:g} x budget": part for part in (1, 1.5, 2, 3)}
 """When it is told: with a number, at arrival, when the predicted wait is over so many times its budget."""
 _too_slow = admission.too_slow
 
@@ -59,11 +59,8 @@ def measure(workload: str, way: str, seconds: float, seed: int) -> tuple[float, 
 
     scenario = next(line for line in settings(None) if line.name == workload).make(seconds)
     system = _Told(network_s=(OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor)
-    if not most:
-        result = simulate(ABLATIONS["early drop"].settings(scenario), lambda: system, seed)
-    else:
-        with replaced(scheduler, "too_slow", refuse):
-            result = simulate(scenario, lambda: system, seed)
+    with replaced(scheduler, "too_slow", refuse):
+        result = simulate(scenario, lambda: system, seed)
     half, most_of_all = np.quantile(system.told or [1.0], (0.5, 0.9))
     return result.attainment, float(half), float(most_of_all)
 
@@ -80,8 +77,8 @@ def run(lab: Laboratory) -> Experiment:
     return Experiment(
         "frontier",
         "How early a no is told",
-        "A request that cannot be in time is told at its deadline (without early drop: it may be run in vain), when it "
-        "cannot be in time any more, not even alone (as it is), or at arrival by the predicted wait.",
+        "A request that cannot be in time is told when it cannot be in time any more, not even alone (as it is), or at "
+        "arrival by the predicted wait.",
         [],
         [
             Table(

@@ -64,11 +64,6 @@ def fresh(result: Result) -> float:
     return 1.0 - (result.total.p50_s or 0.1) / 0.1
 
 
-def useful(result: Result) -> float:
-    """Server time that was not wasted."""
-    return 1.0 - result.wasted
-
-
 def trials(lab: Laboratory) -> list[Trial]:
     """All of them. What has a name with strokes is a line of the table of `cases`."""
     table = {line.name: line for line in settings(None)}
@@ -81,9 +76,6 @@ def trials(lab: Laboratory) -> list[Trial]:
     shared = setting(lab, 60.0)
     harsh = setting(lab, 40.0, SETTINGS[2])
     found = [
-        of_table("early drop", "gamma/3x/0.9"),
-        of_table("early drop", "overload/3"),
-        of_table("early drop", "overload/3", "server time not wasted", useful),
         *(of_table("best run", name) for name in ("poisson/4x/0.8", "gamma/3x/0.9", "gamma/10x/1.1", "mmpp/3x/0.9")),
         *(of_table("waiting", name) for name in ("gamma/3x/0.5", "gamma/3x/0.9", "gamma/10x/0.5", "ratio/1/0.9")),
         of_table("waiting", "classes/r1/n1/0.5"),

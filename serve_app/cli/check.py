@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.app import describe_models
+from serve_app.composition import describe_models
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.faults import problems_of
 from serve_app.config.locate import is_remote

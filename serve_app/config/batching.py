@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from serve_app.config.faults import Location, nearest, shown
+from serve_app.config.removed import Removed, without_removed
 from serve_app.config.values import Milliseconds, Positive, Section, Share
 from serve_app.inference.description import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
+
+_REMOVED = (
+    Removed(
+        "early_drop",
+        harmless=True,
+        fault="a late answer reaches nobody, since the deadline ends the request",
+        note="it is always on",
+    ),
+)
 
 
 class BatchingConfig(Section):
@@ -20,12 +30,6 @@ class BatchingConfig(Section):
     """Whether a batch waits for more rows while the replica is free.
 
     `auto`: where the next request is due so soon that waiting for it saves time, as in a burst. `eager`: never.
-    """
-
-    early_drop: bool = True
-    """Give up queued requests as soon as they cannot be in time any more, or only at the cost of more others.
-
-    Otherwise they fail at their deadlines, and those that a batch can still take are executed in vain.
     """
 
     size_fairness: float = Field(default=0.5, ge=0.0, le=0.9)
@@ -43,6 +47,11 @@ class BatchingConfig(Section):
     window: int = Field(default=4, ge=1, le=16)
     """Full batches of rows that a router may have at a replica, per class: what its next batch is composed of."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_removed(cls, given: Any) -> Any:
+        return without_removed(given, "batching", _REMOVED)
+
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
         """The values for the scheduler.
 
@@ -56,7 +65,6 @@ class BatchingConfig(Section):
             slo_s=self.slo_ms / 1000,
             window=self.window,
             policy=self.policy,
-            early_drop=self.early_drop,
             size_fairness=self.size_fairness,
             fallbacks=fallbacks,
         )

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from serve_app.config.faults import Location, misfit
+from serve_app.config.removed import Removed, without_removed
 from serve_app.config.values import Cpus, Positive, Section, Size
+
+_REMOVED = tuple(
+    Removed(key, harmless=False, fault="it was never shown to pay on a GPU", note="the key was removed")
+    for key in ("device_buffers", "cuda_graphs")
+)
 
 
 class ResourcesConfig(Section):
@@ -31,19 +37,6 @@ class ResourcesConfig(Section):
     `auto`: 1, 4, 16 ... and `batching.max_rows` for a model with convolutions on a GPU without `gpu_memory`, where one
     session is many times slower as soon as batches differ in their rows; otherwise one session. `any`: always one. Or a
     list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
-    """
-
-    device_buffers: bool = False
-    """Keep buffers for inputs and outputs on the GPU, so that the next batch can be copied while one runs.
-
-    Batches are put together in page-locked memory then. The buffers come on top of `gpu_memory`.
-    """
-
-    cuda_graphs: bool = False
-    """Record what the GPU does for a batch of each shape, and replay it with one launch. Implies `device_buffers`.
-
-    Batches are filled up to `row_sizes`. Refused for a model that computes partly on the CPU, that has control flow,
-    or that takes axes of any size, which no processor pads to a few.
     """
 
     tensorrt: Literal["auto"] | bool = False
@@ -79,6 +72,11 @@ class ResourcesConfig(Section):
     preprocess_threads: Positive = 2
     """Threads that decode and convert media while the session runs."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_removed(cls, given: Any) -> Any:
+        return without_removed(given, "resources", _REMOVED)
+
     @model_validator(mode="after")
     def _check(self) -> ResourcesConfig:
         faults: list[tuple[Location, str]] = []
@@ -88,13 +86,8 @@ class ResourcesConfig(Section):
             faults.append((("gpus",), f"must be 0 with device: cpu, got {self.gpus:g}"))
         if self.gpu_memory is not None and self.gpus == 0:
             faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
-        wanted = [key for key in ("device_buffers", "cuda_graphs", "tensorrt") if getattr(self, key)]
-        if self.gpus == 0:
-            faults += [((key,), "does nothing while gpus is 0; set gpus, or leave it out") for key in wanted]
-        if self.cuda_graphs and self.tensorrt:
-            faults.append((("cuda_graphs",), "cannot be used with tensorrt: choose one"))
-        if self.cuda_graphs and self.row_sizes == "any":
-            faults.append((("row_sizes",), "cannot be any with cuda_graphs: a graph is of a fixed number of rows"))
+        if self.gpus == 0 and self.tensorrt:
+            faults.append((("tensorrt",), "does nothing while gpus is 0; set gpus, or leave it out"))
         if not self.tensorrt:
             keys = [key for key in ("tensorrt_fp16", "tensorrt_cache") if getattr(self, key)]
             faults += [((key,), "does nothing without tensorrt: true or auto") for key in keys]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
-from serve_app.inference.backend import Backend, Prepared, PreparingBackend
+from serve_app.inference.backend import Backend
 from serve_app.inference.outputs import UnexpectedShape, not_finite
 from serve_app.payloads import Execution, Tensors, joined
 
@@ -359,45 +359,6 @@ def run_assembled(
         counts,
         lambda: run(batch, sum(counts)),
         lambda position, rows: run(entries[position], rows),
-        lambda position: backend.run_whole(entries[position]),
-        in_time,
-    )
-    return ran
-
-
-def run_prepared(
-    backend: PreparingBackend,
-    batch: Prepared | None,
-    entries: Sequence[Tensors],
-    counts: Sequence[int],
-    max_rows: int,
-    bucket: int = 0,
-    clock: Callable[[], float] = perf_counter,
-    in_time: InTime | None = None,
-) -> BatchRun:
-    """As `run_assembled`, on a backend that joins entries itself.
-
-    Args:
-        backend: Loaded.
-        batch: What it has made of the entries; ``None`` to have it made now, which then counts as part of the run.
-        entries: Which fit together; see `run_assembled`.
-        counts: The rows of each, no more than ``max_rows`` in all.
-        max_rows: Most rows of a run.
-        bucket: The batch's cost bucket.
-        clock: For the run's duration, seconds.
-        in_time: As in `run_entries`.
-    """
-    ran = BatchRun()
-
-    def run() -> Tensors:
-        return backend.run_prepared(backend.prepare(entries) if batch is None else batch)
-
-    _together_or_alone(
-        ran,
-        range(len(counts)),
-        counts,
-        lambda: _timed(run, sum(counts), bucket, ran.executions, clock),
-        lambda position, rows: _run(backend, entries[position], rows, max_rows, bucket, ran.executions, clock),
         lambda position: backend.run_whole(entries[position]),
         in_time,
     )

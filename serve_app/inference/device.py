@@ -58,16 +58,8 @@ def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) 
         gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for all of the GPU. The CUDA context and cuDNN's
             workspaces come on top of it.
     """
-    return [_CPU] if device == "cpu" else [cuda_provider(gpu_memory_bytes), _CPU]
-
-
-def cuda_provider(gpu_memory_bytes: int | None, *, graphs: bool = False) -> tuple[str, dict[str, str]]:
-    """CUDA's provider and its options.
-
-    Args:
-        gpu_memory_bytes: As in `providers_for`.
-        graphs: Whether runs may be recorded and replayed. It is an error then if anything runs elsewhere.
-    """
+    if device == "cpu":
+        return [_CPU]
     options = {
         **_FIRST_GPU,
         # The default doubles every extension, which wastes the memory of the replicas that share the GPU.
@@ -77,9 +69,7 @@ def cuda_provider(gpu_memory_bytes: int | None, *, graphs: bool = False) -> tupl
     }
     if gpu_memory_bytes is not None:
         options["gpu_mem_limit"] = str(gpu_memory_bytes)
-    if graphs:
-        options["enable_cuda_graph"] = "1"
-    return _CUDA, options
+    return [(_CUDA, options), _CPU]
 
 
 def tensorrt_provider(gpu_memory_bytes: int | None, options: Mapping[str, str]) -> tuple[str, dict[str, str]]:

@@ -8,7 +8,7 @@ _LIMIT = 240
 # The C++ function that failed, written out: "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) ".
 _FUNCTION = re.compile(r"(?:static )?[\w:]+[*&]? onnxruntime::[\w:]+\([^)]*\)(?: const)? ")
 _PREFIXES = (
-    re.compile(r"^Error (?:in execution|when binding (?:in|out)put): "),
+    re.compile(r"^Error in execution: "),
     re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
     re.compile(r"^\w+\.(?:h|cc|cpp):\d+ \w+ "),
     re.compile(r"^Load model (?:from )?.*? failed[:.] ?"),

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 
 from serve_app.errors import ConfigError, InferenceFailed
-from serve_app.inference.backend import Prepared
-from serve_app.inference.batch import assemble, pieces
+from serve_app.inference.batch import pieces
 from serve_app.inference.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
-from serve_app.inference.binding import BoundSession, Filled, can_bind, rows_missing, run_options
 from serve_app.inference.failure import describe_failure
-from serve_app.inference.memory import CudaMemory, Memory
-from serve_app.inference.outputs import DeclaredShapes
+from serve_app.inference.outputs import DeclaredShapes, rows_missing
 from serve_app.inference.sessions import make_sessions
 from serve_app.inference.settings import OnnxSettings
 from serve_app.inference.signature import SessionSignature
@@ -24,6 +21,8 @@ from serve_app.inference.text import as_text
 from serve_app.payloads import ModelSignature, Tensors
 
 __all__ = ["OnnxBackend", "OnnxSettings"]
+
+_FATAL = 4  # ONNX Runtime's log severity
 
 
 class OnnxBackend:
@@ -35,15 +34,11 @@ class OnnxBackend:
 
     Args:
         settings: How to run it.
-        make_memory: Makes the memory to keep buffers in, whatever the settings; by default CUDA's where they ask for
-            it. On the CPU buffers that stay save nothing: a run takes what it takes without them.
     """
 
-    def __init__(self, settings: OnnxSettings, make_memory: Callable[[], Memory] | None = None) -> None:
+    def __init__(self, settings: OnnxSettings) -> None:
         self._settings = settings
-        self._make_memory = make_memory
         self._sessions: dict[int, Any] = {}  # by the rows of their batches; 0 is one that takes any number
-        self._bound: dict[int, BoundSession] = {}  # likewise; empty where batches are run from the host's memory
         self._loaded: SessionSignature | None = None
         self._device = ""
         self._providers: tuple[str, ...] = ()
@@ -54,12 +49,13 @@ class OnnxBackend:
         self._input_axes: dict[str, int] = {}
         self._output_axes: dict[str, int] = {}
         self._bfloat16 = False
-        self._run_options = run_options()
+        # What fails is raised and told to its client; it is not the server's log that has to hear of it.
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = _FATAL
 
     def __repr__(self) -> str:
         state = self._device if self._sessions else "not loaded"
-        buffers = f", {self.held} batches in buffers" if self._bound else ""
-        return f"<OnnxBackend {self._settings.model} {state}{buffers}>"
+        return f"<OnnxBackend {self._settings.model} {state}>"
 
     @property
     def signature(self) -> ModelSignature:
@@ -90,16 +86,6 @@ class OnnxBackend:
         return self._providers
 
     @property
-    def prepares(self) -> bool:
-        """Whether `prepare` puts batches on the device, beside the run of another one. Valid after `load`."""
-        return bool(self._bound)
-
-    @property
-    def held(self) -> int:
-        """Batches that have buffers of their own now: prepared, and not yet run or discarded."""
-        return sum(bound.held for bound in {id(bound): bound for bound in self._bound.values()}.values())
-
-    @property
     def note(self) -> str | None:
         """What an operator should know about how it was loaded, e.g. that CUDA was not to be had. Or ``None``."""
         return "; ".join(self._notes) or None
@@ -126,7 +112,6 @@ class OnnxBackend:
             raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
         self._bfloat16 = takes_or_gives_bfloat16(made.loaded.signature)
         self._sessions = made.by_rows
-        self._bound = self._bind()
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run one batch, blocking.
@@ -146,8 +131,6 @@ class OnnxBackend:
         self._facts()
         if not self._settings.layout.rows:
             return self.run_whole(inputs)
-        if self._bound:
-            return self._run_bound([inputs], None)
         if self._text_inputs:
             inputs = self._with_text(inputs)
         session = self._sessions.get(0)
@@ -174,38 +157,8 @@ class OnnxBackend:
         outputs = self._outputs_of(next(iter(self._sessions.values())), inputs)
         return self._declared.tell(outputs) if self._settings.layout.rows else outputs
 
-    def prepare(self, parts: Sequence[Tensors]) -> Prepared:
-        """Get a batch ready to run: join its parts and, with buffers on the device, copy it there.
-
-        May be called from any thread, also while another batch runs.
-
-        Args:
-            parts: Tensors as `run` takes them, whose rows, one after the other, are the batch. They must stay as they
-                are until it has run.
-
-        Raises:
-            InferenceFailed, ValueError, KeyError: They do not fit together, or the device failed.
-        """
-        self._facts()
-        if not self._bound:
-            return Prepared([assemble(parts)])
-        rows = _rows(parts)
-        if rows > max(self._bound) > 0:
-            return Prepared(parts)  # more than one run; they take turns
-        return Prepared(parts, self._fill(parts, rows))
-
-    def run_prepared(self, prepared: Prepared) -> Tensors:
-        """Run a batch from `prepare`, once. As `run`."""
-        return self._run_bound(prepared.parts, prepared.staged) if self._bound else self.run(prepared.parts[0])
-
-    def discard(self, prepared: Prepared) -> None:
-        """Give up a batch from `prepare` that will not be run, so that its buffers are free."""
-        if isinstance(prepared.staged, Filled) and self._bound:
-            self._at(prepared.staged.run_rows).discard(prepared.staged)
-
     def close(self) -> None:
         """Free the sessions and their memory. Idempotent."""
-        self._bound = {}
         self._sessions = {}
         self._loaded = None
 
@@ -213,47 +166,6 @@ class OnnxBackend:
         if self._loaded is None:
             raise RuntimeError(f"the backend of model {self._settings.model!r} is not loaded")
         return self._loaded
-
-    def _bind(self) -> dict[int, BoundSession]:
-        settings, signature = self._settings, self._facts().signature
-        make_memory: Callable[[], Memory] | None = self._make_memory
-        if make_memory is None and self._device == "cuda" and (settings.device_buffers or settings.cuda_graphs):
-            make_memory = CudaMemory
-        if make_memory is None or not can_bind(signature) or not settings.layout.rows or settings.layout.axes:
-            return {}
-        try:
-            memory = make_memory()
-        except (OSError, RuntimeError) as error:
-            self._notes += (f"model {settings.model!r}: no buffers are kept on the GPU: {error}",)
-            return {}
-        graphs = settings.cuda_graphs
-        bound = {
-            id(session): BoundSession(session, signature, memory, graphs=graphs) for session in self._sessions.values()
-        }
-        return {rows: bound[id(session)] for rows, session in self._sessions.items()}
-
-    def _at(self, rows: int) -> BoundSession:
-        """The session of batches that are run with that many rows."""
-        return self._bound[0] if 0 in self._bound else self._bound[rows]
-
-    def _fill(self, parts: Sequence[Tensors], rows: int) -> Filled:
-        sizes = tuple(self._bound)
-        run_rows = rows if 0 in self._bound else sizes[bisect_left(sizes, rows)]
-        return self._at(run_rows).fill(parts, run_rows)
-
-    def _run_bound(self, parts: Sequence[Tensors], filled: object) -> Tensors:
-        if isinstance(filled, Filled):
-            return self._declared.check(self._at(filled.run_rows).run(filled))
-        rows = _rows(parts)
-        largest = max(self._bound) or rows
-        if rows > largest:
-            whole = assemble(parts)
-            ran = [
-                self._run_bound([{name: array[piece] for name, array in whole.items()}], None)
-                for piece in pieces(rows, largest)
-            ]
-            return {name: np.concatenate([part[name] for part in ran]) for name in self._output_names}
-        return self._run_bound(parts, self._fill(parts, rows))
 
     def _run_once(self, session: Any, inputs: Tensors) -> Tensors:
         rows = len(next(iter(inputs.values())))
@@ -311,7 +223,3 @@ def rows_to(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
 def rows_from(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
     """Move the rows to dimension 0."""
     return np.ascontiguousarray(np.moveaxis(array, axis, 0)) if 0 < axis < array.ndim else array
-
-
-def _rows(parts: Sequence[Tensors]) -> int:
-    return sum(len(next(iter(tensors.values()))) for tensors in parts)

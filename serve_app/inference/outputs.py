@@ -23,6 +23,14 @@ class UnexpectedShape(InferenceFailed):
     """An output of a run is not of the shape that the rows and the model's file let expect."""
 
 
+def rows_missing(name: str, shape: Sequence[int], rows: int) -> UnexpectedShape:
+    """The error of an output whose axis 0 is not the rows."""
+    return UnexpectedShape(
+        f"output {name!r} of the model has shape {list(shape)} for {rows} rows of input:"
+        " its dimension 0 must be the rows"
+    )
+
+
 class DeclaredShapes:
     """Compares outputs with the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
 

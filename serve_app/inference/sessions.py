@@ -8,10 +8,8 @@ from typing import Any, Literal
 import onnxruntime
 
 from serve_app.errors import ConfigError
-from serve_app.inference.binding import can_bind
 from serve_app.inference.device import (
     TENSORRT,
-    cuda_provider,
     device_of,
     divide_memory,
     has_cuda_convolutions,
@@ -26,7 +24,6 @@ from serve_app.inference.device import (
 from serve_app.inference.external_data import external_data
 from serve_app.inference.settings import OnnxSettings
 from serve_app.inference.signature import SessionSignature, inspect_model, open_session, signature_of
-from serve_app.payloads import ModelSignature
 
 _ERROR = 3  # ONNX Runtime's log severity
 
@@ -36,7 +33,7 @@ class Sessions:
     """The sessions of one model.
 
     Attributes:
-        by_rows: By the rows of their batches, ascending; 0 is one that takes any number. Several may be the same.
+        by_rows: By the rows of their batches, ascending; 0 is one that takes any number.
         loaded: What they say of the model.
         device: Where they run.
         providers: Names of their execution providers.
@@ -59,28 +56,6 @@ def make_sessions(settings: OnnxSettings) -> Sessions:
     return _Maker(settings).make()
 
 
-def graph_fault(signature: ModelSignature, *, rows_fixed: bool, few_lengths: bool, convolutions: bool) -> str | None:
-    """Why runs of a model cannot be recorded and replayed, or ``None`` where they can.
-
-    Args:
-        signature: The model's tensors.
-        rows_fixed: Whether batches are filled up to a few numbers of rows.
-        few_lengths: Whether somebody pads the axes that vary to a few sizes.
-        convolutions: Whether it has any on CUDA. One is prepared for one shape, and what it was prepared with is freed
-            when another shape comes: a graph that was recorded with it could not be replayed.
-    """
-    varying = [spec.name for spec in signature.inputs if -1 in spec.shape[1:]]
-    if not can_bind(signature):
-        return "it takes or gives text or BF16"
-    if varying and not few_lengths:
-        return f"input {varying[0]!r} has axes of any size, and no processor pads them to a few"
-    if varying and convolutions:
-        return f"input {varying[0]!r} has axes that vary, and convolutions are prepared anew for each size"
-    if not rows_fixed:
-        return "batches have any number of rows: name resources.row_sizes"
-    return None
-
-
 class _Maker:
     def __init__(self, settings: OnnxSettings) -> None:
         self._settings = settings
@@ -101,14 +76,12 @@ class _Maker:
         elif self._tensorrt is not None and TENSORRT not in providers:
             self._lacks_tensorrt()
         loaded = signature_of(session, model=settings.model, layout=settings.layout)
-        if device == "cuda" and settings.cuda_graphs:
-            self._check_graphs(session, loaded)
-        sizes, apart = self._sizes(session, loaded, device)
-        by_rows = dict.fromkeys(sizes or (0,), session)
-        if apart:
-            by_rows.clear()
+        sizes = self._sizes(session, loaded)
+        if len(sizes) > 1:
             del session  # it may take all of the memory, so it goes before the others come
             by_rows = self._open_each(sizes, device)
+        else:
+            by_rows = dict.fromkeys(sizes or (0,), session)
         return Sessions(by_rows, loaded, device, providers, tuple(self._notes))
 
     def _lacks_cuda(self) -> None:
@@ -153,45 +126,24 @@ class _Maker:
             "trt_fp16_enable": str(int(settings.tensorrt_fp16)),
         }
 
-    def _check_graphs(self, session: Any, loaded: SessionSignature) -> None:
-        settings = self._settings
-        rows_fixed = loaded.fixed_rows is not None or bool(settings.row_sizes)
-        fault = graph_fault(
-            loaded.signature,
-            rows_fixed=rows_fixed,
-            few_lengths=settings.few_lengths,
-            convolutions=has_cuda_convolutions(session),
-        )
-        if fault is not None:
-            problem = (
-                f"model {settings.model!r}: cuda_graphs needs batches of a few fixed shapes: {fault};"
-                " or set resources.cuda_graphs: false"
-            )
-            raise ConfigError((problem,))
-
-    def _sizes(self, session: Any, loaded: SessionSignature, device: str) -> tuple[tuple[int, ...], bool]:
-        """The numbers of rows to run, ascending, none where the session takes any; and whether each has a session."""
+    def _sizes(self, session: Any, loaded: SessionSignature) -> tuple[int, ...]:
+        """The numbers of rows that batches are filled up to, ascending; none where the session takes any."""
         settings = self._settings
         if loaded.fixed_rows is not None:
-            return (loaded.fixed_rows,), False
+            return (loaded.fixed_rows,)
         if not settings.layout.rows:
-            return (), False
+            return ()
         sizes = tuple(sorted(set(settings.row_sizes)))
-        graphs = settings.cuda_graphs and device == "cuda"
         if settings.only_for_convolutions:
             if not sizes or not has_cuda_convolutions(session):
-                return (sizes if graphs else ()), False  # graphs need the sizes, only convolutions need the sessions
+                return ()
             if settings.gpu_memory_bytes is not None:
-                advice = "name resources.row_sizes to divide gpu_memory among sessions, or leave gpu_memory out"
-                if graphs:  # a convolution prepared anew for one shape would take from the graph of another
-                    fault = "cuda_graphs needs a session for each number of rows of a model with convolutions"
-                    raise ConfigError((f"model {settings.model!r}: {fault}; {advice}",))
                 self._notes.append(
                     f"model {settings.model!r}: its convolutions are slow on a GPU where batches differ in their rows;"
-                    f" {advice}"
+                    " name resources.row_sizes to divide gpu_memory among sessions, or leave gpu_memory out"
                 )
-                return (), False
-        return sizes, len(sizes) > 1
+                return ()
+        return sizes
 
     def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
         """Make a session for each number of rows."""
@@ -208,25 +160,15 @@ class _Maker:
     def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
         """Make a session on this device, or on the CPU where CUDA has no device to run on."""
         settings = self._settings
-        providers = providers_for("cpu", None)
-        if wanted == "cuda":
-            providers = [cuda_provider(gpu_memory_bytes, graphs=settings.cuda_graphs), *providers]
-            if self._tensorrt is not None:
-                providers = [tensorrt_provider(gpu_memory_bytes, self._tensorrt), *providers]
+        providers = providers_for(wanted, gpu_memory_bytes)
+        if wanted == "cuda" and self._tensorrt is not None:
+            providers = [tensorrt_provider(gpu_memory_bytes, self._tensorrt), *providers]
         try:
             return open_session(settings.model_file, self._session_options(), providers, model=settings.model)
         except ConfigError as error:
-            if wanted == "cpu":
+            if wanted == "cpu" or not lacks_device(error.__cause__):
                 raise
-            if not lacks_device(error.__cause__):
-                raise self._explained(error) from error.__cause__
         return self._open("cpu", None)
-
-    def _explained(self, error: ConfigError) -> ConfigError:
-        """The error with what to do about it, where ONNX Runtime refused CUDA graphs."""
-        if not self._settings.cuda_graphs or "graph capture" not in str(error.__cause__):
-            return error
-        return ConfigError(tuple(f"{problem}; set resources.cuda_graphs: false" for problem in error.problems))
 
     def _session_options(self) -> Any:
         settings = self._settings
@@ -236,7 +178,7 @@ class _Maker:
         if settings.inter_op_threads > 1:
             options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         options.log_severity_level = _ERROR
-        if settings.only_for_convolutions or settings.cuda_graphs:
+        if settings.only_for_convolutions:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         spinning = "1" if settings.allow_spinning else "0"
         options.add_session_config_entry("session.intra_op.allow_spinning", spinning)

@@ -30,11 +30,6 @@ class OnnxSettings:
             Runtime's own choice would be every core of the host, in every replica.
         inter_op_threads: Threads that run operators side by side. More than 1 switches to parallel execution.
         allow_spinning: Let idle threads burn their core for a little less latency.
-        device_buffers: On a GPU, keep buffers on it for inputs and outputs, so that one batch can be copied while
-            another runs.
-        cuda_graphs: On a GPU, record the runs of each shape and replay them. Brings ``device_buffers`` and
-            ``row_sizes`` with it.
-        few_lengths: Whether axes beside the rows take few sizes: they are fixed, or somebody pads them.
         max_rows: Most rows of a batch, where that is known.
         tensorrt: ``True`` insists on TensorRT for the GPU, ``auto`` takes it where its libraries are.
         tensorrt_fp16: Let TensorRT compute in FP16.
@@ -52,9 +47,6 @@ class OnnxSettings:
     intra_op_threads: int = 1
     inter_op_threads: int = 1
     allow_spinning: bool = False
-    device_buffers: bool = False
-    cuda_graphs: bool = False
-    few_lengths: bool = True
     max_rows: int | None = None
     tensorrt: bool | Literal["auto"] = False
     tensorrt_fp16: bool = False

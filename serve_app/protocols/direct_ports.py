@@ -48,9 +48,18 @@ class DirectPorts:
         """Wait until all that are being opened are open, or closed again."""
         await asyncio.gather(*self._opening)
 
-    async def close(self, limit_s: float) -> None:
-        """Close them, and open none any more. What is in work has this many seconds."""
-        closed = await asyncio.gather(*(each.close(limit_s) for each in self._listeners), return_exceptions=True)
+    async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
+        """Close them, and open none any more.
+
+        Args:
+            limit_s: How long what is in work may take, seconds.
+            grace_s: How long HTTP connections without a request stay open, seconds; see `Listener.close`.
+        """
+        closing = (
+            each.close(limit_s, grace_s) if isinstance(each, Listener) else each.close(limit_s)
+            for each in self._listeners
+        )
+        closed = await asyncio.gather(*closing, return_exceptions=True)
         for listener, error in zip(self._listeners, closed, strict=True):
             if isinstance(error, Exception):  # what else ends with the router must end all the same
                 _log.error("port %d does not close in order", listener.port, exc_info=error)

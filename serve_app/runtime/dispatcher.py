@@ -21,6 +21,7 @@ from typing import NamedTuple
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
 from serve_app.payloads import RETURNED, Bundle, BundleResult, EntryResult, Failure, Origin, Payload, Success, WireEntry
 from serve_app.protocols.service import Answer
+from serve_app.runtime.lateness import slower_than_classes, too_late
 from serve_app.runtime.observer import Observer
 from serve_app.runtime.recovery import Recovery
 from serve_app.runtime.send import Recall, ReplicaLost, Send
@@ -30,7 +31,6 @@ from serve_app.runtime.timers import call_at
 from serve_app.runtime.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.lateness import too_late
 from serve_app.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,10 @@ class Dispatcher:
 
     def _tell_slowness(self, model: str) -> None:
         """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
-        if model not in self._told_slow and (slowness := self._scheduler.slowness(model)) is not None:
+        if model in self._told_slow or not (buckets := self._scheduler.latency(model).buckets):
+            return
+        alone_s = self._scheduler.alone_s(model, 1, buckets[0])
+        if (slowness := slower_than_classes(model, alone_s, self._scheduler.timeouts_s)) is not None:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
 
@@ -484,6 +487,7 @@ class Dispatcher:
         """Give each entry that is still waited for its answer."""
         ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if _has_run(answer)]
         self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
+        self._observer.served(alive, result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
             answered = {entry.id for entry in alive}

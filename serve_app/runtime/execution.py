@@ -9,11 +9,10 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
 from serve_app.errors import InferenceFailed, ServeAppError
-from serve_app.inference.backend import Backend, preparing
-from serve_app.inference.batch import BatchRun, fit, fits, run_assembled, run_entries, run_prepared
+from serve_app.inference.backend import Backend
+from serve_app.inference.batch import BatchRun, fit, run_assembled, run_entries
 from serve_app.payloads import PROVEN, Failure, Success, Tensors
 from serve_app.processors.processor import Processor
-from serve_app.runtime.ahead import Ahead, Ready, Submit
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.self_test import SelfTest
 from serve_app.runtime.staged import EXPIRED, Assembled, Job, Staged
@@ -36,20 +35,18 @@ class Ran(NamedTuple):
 class Executor:
     """Runs what the gate has chosen of the bundles of one batch.
 
-    `assemble` and `prepare` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
+    `assemble` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
 
     Args:
         name: The model's name, for messages.
         backends: By variant.
         processor: Made the tensors of media; ``None`` for a model that takes tensors only.
         max_rows: Most rows of a run.
-        submit: Has work done in another thread, while a batch runs.
         self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
         joining: Which requests share runs; ``None``: all do.
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
 
     Attributes:
-        ahead: Prepares the next batch meanwhile; ``None`` where no backend does.
         verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
         progressed_at: When a run last began or ended, on the monotonic clock.
     """
@@ -60,7 +57,6 @@ class Executor:
         backends: Mapping[str, Backend],
         processor: Processor | None,
         max_rows: int,
-        submit: Submit,
         self_test: SelfTest | None = None,
         *,
         joining: Joining | None = None,
@@ -75,9 +71,6 @@ class Executor:
         self._refuse_non_finite = refuse_non_finite
         self.verification: Verification | None = None
         self.progressed_at = 0.0
-        found = {variant: preparing(backend) for variant, backend in backends.items()}
-        self._preparing = {variant: backend for variant, backend in found.items() if backend is not None}
-        self.ahead = Ahead(self.prepare, submit) if self._preparing else None
 
     def buckets(self, staged: Staged) -> list[int]:
         """The cost bucket of every entry of a bundle; 0 where it has no tensors."""
@@ -92,7 +85,7 @@ class Executor:
             staged.batch = self._assembled(staged)
         except Exception:  # of the processor: whether it concerns all entries shows when they run
             logger.exception("%s could not assemble a bundle before its turn", self._name)
-        staged.assembled = True  # last: two threads may both do it, and neither takes it for done before
+        staged.assembled = True
 
     def _assembled(self, staged: Staged) -> Assembled | None:
         if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
@@ -104,31 +97,8 @@ class Executor:
             if len(set(buckets)) != 1:
                 return None
             inputs = self._pad(self._processor, places, inputs, buckets)
-        if self.prepares(staged):
-            return Assembled(inputs, inputs)
         rows = fit(inputs)
-        return None if rows is None else Assembled(inputs, [rows])
-
-    def prepares(self, staged: Staged) -> bool:
-        """Whether a bundle's backend joins its entries itself, and ahead."""
-        return staged.entries[0].variant in self._preparing
-
-    def prepare(self, bundles: Sequence[Staged]) -> Ready | None:
-        """Put the batch of bundles on the device, where they fit together; see `Ahead`."""
-        backend = self._preparing.get(bundles[0].entries[0].variant)
-        if backend is None:
-            return None
-        try:
-            for staged in bundles:
-                if not staged.assembled:
-                    self.assemble(staged)
-            parts = self._alike(bundles)
-            if parts is None or not self._fit_a_run(bundles, parts):
-                return None
-            return Ready(bundles, backend, backend.prepare(parts))
-        except Exception:  # as in `assemble`: it is tried again at its turn, and told to whom it concerns
-            logger.warning("%s could not prepare a batch before its turn", self._name, exc_info=True)
-            return None
+        return None if rows is None else Assembled(inputs, rows)
 
     def run(self, bundles: Sequence[Staged]) -> list[Ran]:
         """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
@@ -136,25 +106,15 @@ class Executor:
         if bundles[0].job is not None:
             self._do(bundles[0], bundles[0].job)
             return []
-        ready = None
         try:
             assembled = None
             if all(staged.complete for staged in bundles):
-                if self.ahead is not None:
-                    ready = self.ahead.take(bundles)
                 for staged in bundles:
                     self._await_assembly(staged)
-                assembled = self._run_assembled(bundles, ready)
-            if assembled is not None:
-                ran = [assembled]
-            else:
-                if ready is not None:
-                    ready.discard()  # before others take buffers
-                ran = self._run_entries(bundles)
+                assembled = self._run_assembled(bundles)
+            ran = self._run_entries(bundles) if assembled is None else [assembled]
             return self._verify(self._judge(ran))
         finally:
-            if ready is not None:
-                ready.discard()
             self.progressed_at = finished = time.monotonic()
             for staged in bundles:
                 staged.finished_at = finished
@@ -224,36 +184,19 @@ class Executor:
                     staged.executions.extend(executions)
                     last = staged
 
-    @staticmethod
-    def _alike(bundles: Sequence[Staged]) -> list[Tensors] | None:
-        """The rows of bundles that were assembled; ``None`` where they differ in what they run on, or cost."""
+    def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
+        """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
-        parts: list[Tensors] = []
+        assembled: list[Assembled] = []
         for staged in bundles:
             if staged.batch is None or staged.entries[0].variant != variant or staged.bucket != bucket:
                 return None
-            parts += staged.batch.parts
-        return parts
-
-    def _fit_a_run(self, bundles: Sequence[Staged], parts: Sequence[Tensors]) -> bool:
-        return sum(staged.rows for staged in bundles) <= self._max_rows and fits(parts)
-
-    def _run_assembled(self, bundles: Sequence[Staged], ready: Ready | None) -> Ran | None:
-        """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
-        if ready is not None:
-            bundles = ready.bundles
-        variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
-        parts = self._alike(bundles)
+            assembled.append(staged.batch)
         backend = self._backends.get(variant)
-        if backend is None or parts is None or not self._joining.of(variant).joins:
+        if backend is None or not self._joining.of(variant).joins:
             return None
-        joining = self._preparing.get(variant)
-        batch = None
-        if joining is None:
-            batch = fit(parts)
-            if batch is None:
-                return None
-        elif ready is None and not self._fit_a_run(bundles, parts):
+        batch = fit([each.rows for each in assembled])
+        if batch is None:
             return None
         earliest = min(min(staged.deadlines) for staged in bundles)
         now = time.monotonic()
@@ -261,16 +204,11 @@ class Executor:
             return None
         for staged in bundles:
             staged.executed_at = now
+        entries = list(chain.from_iterable(each.entries for each in assembled))
         counts = list(chain.from_iterable(staged.counts for staged in bundles))
         places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
         in_time = self._in_time_of(places)
-        if joining is not None:
-            claimed = None if ready is None else ready.claim()
-            run = run_prepared(joining, claimed, parts, counts, self._max_rows, bucket, self._progress, in_time)
-        else:
-            assert batch is not None
-            entries = [entry for staged in bundles if staged.batch is not None for entry in staged.batch.entries]
-            run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
+        run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
         return Ran(places, variant, run)
 
     def _await_assembly(self, staged: Staged) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -137,11 +137,12 @@ class RouterMetrics:
             ("model",),
             _RECOVERY_BUCKETS,
         )
+        self._tenants = TenantCollector()
         self.registry = CollectorRegistry()
         for collector in (
             SchedulerCollector(scheduler),
             BreakerCollector(scheduler),
-            TenantCollector(scheduler),
+            self._tenants,
             TaskCollector(),
             self.requests,
             self.fallbacks,
@@ -266,6 +267,10 @@ class RouterMetrics:
             batch.preprocess_s += result.preprocess_s / len(result.executions)
             batch.execute_s += execution.seconds * part
             batch.postprocess_s += result.postprocess_s / len(result.executions)
+
+    def served(self, entries: Sequence[Entry], result: BundleResult) -> None:
+        """Count entries of a bundle that are answered by who asked for them."""
+        self._tenants.served(entries, result.executions)
 
     def replica_lost(self, model: str) -> None:
         """Count a bundle whose replica died."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from serve_app.payloads import BundleResult
@@ -25,6 +26,9 @@ class Observer(Protocol):
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """A bundle came back."""
+
+    def served(self, entries: Sequence[Entry], result: BundleResult) -> None:
+        """These entries of a bundle that came back are answered."""
 
     def replica_lost(self, model: str) -> None:
         """A bundle failed because its replica did."""

@@ -14,11 +14,11 @@ from serve_app.processors.processor import Cost, Processor
 from serve_app.protocols.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.runtime.cache import ResponseCache
 from serve_app.runtime.dispatcher import Dispatcher, refused
+from serve_app.runtime.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.runtime.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.runtime.statistics import Statistics, describe, total
 from serve_app.runtime.trail import Trails, origin_of
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 
 _NORMAL = Priority.NORMAL
@@ -287,11 +287,10 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, ``early_drop``, and where it has them ``fallbacks`` and ``device_group``); what
-            `Scheduler.snapshot` tells of its queues, replicas and predictions; and its circuit breakers as ``breaker``,
-            ``None`` where it has none. ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else
-            the ``reason``. ``cache`` of a model that has one, and of the router, tell what
-            `ModelCache.status` and `ResponseCache.status` do.
+            (``policy``, and where it has them ``fallbacks`` and ``device_group``); what `Scheduler.snapshot` tells of
+            its queues, replicas and predictions; and its circuit breakers as ``breaker``, ``None`` where it has none.
+            ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
+            of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
@@ -405,7 +404,7 @@ async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
 
 def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:
     """How a model is scheduled, as `Service.status` shows it."""
-    shown: dict[str, Any] = {"policy": settings.policy, "early_drop": settings.early_drop}
+    shown: dict[str, Any] = {"policy": settings.policy}
     if settings.fallbacks:
         shown["fallbacks"] = list(settings.fallbacks)
     for group in groups:

@@ -72,7 +72,6 @@ class Session:
         executor: Runs batches.
         gate: Composes the batches.
         lock: Is held around every use of it.
-        max_rows: Most rows in one batch.
         joining: Which requests may share runs.
         batch: Turns the batch function into one that takes a single bundle; see `serve_app.runtime.worker`.
         in_loop: Whether short runs may happen in the event loop.
@@ -88,7 +87,6 @@ class Session:
         executor: Executor,
         gate: Gate,
         lock: Lock,
-        max_rows: int,
         joining: Joining,
         batch: BatchTogether,
         *,
@@ -98,10 +96,8 @@ class Session:
         self._executor = executor
         self._gate = gate
         self._lock = lock
-        self._max_rows = max_rows
         self._joinable = joining
         self._in_loop = in_loop
-        self._ahead = executor.ahead
         self._join = batch(self._take_joined)
         self._ids = itertools.count(1)
         self._waiting: dict[Staged, None] = {}
@@ -142,14 +138,12 @@ class Session:
         self._add(staged, [(index, _CLASSES[entries[index].priority]) for index in places])
         if staged.ended:
             return
-        self._look_ahead()
         staged.waiter = self._loop.create_future()
         try:
             await staged.waiter
         except asyncio.CancelledError:
             with self._lock:
                 self._take_out(staged)
-            self._forget(staged)
             raise
 
     def later(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
@@ -282,8 +276,6 @@ class Session:
             if thread is not current_thread():  # whose garbage collection may have come upon the last reference
                 thread.join()
         self._threads = []
-        if self._ahead is not None:
-            self._ahead.close()
 
     # --- in the event loop ----------------------------------------------------------------------------------------
 
@@ -328,7 +320,6 @@ class Session:
             staged.wake()
             if staged.job is not None:
                 staged.job.drop()
-            self._forget(staged)
         if turn.opens < inf and (self._reopening is None or turn.opens < self._reopens_at):
             if self._reopening is not None:
                 self._reopening.cancel()
@@ -352,12 +343,6 @@ class Session:
             self._see(turn)
         except Exception:
             self._fault(turn.ended)
-        self._look_ahead()
-
-    def _forget(self, staged: Staged) -> None:
-        """A bundle will not be run, or its batch not as it was prepared."""
-        if self._ahead is not None:
-            self._ahead.forget(staged)
 
     # --- in the thread of whoever has the session -----------------------------------------------------------------
 
@@ -508,24 +493,6 @@ class Session:
 
     # --- several bundles ------------------------------------------------------------------------------------------
 
-    def _look_ahead(self) -> None:
-        """Prepare on the device what would go next, if it were asked for by bundles: the gate may decide otherwise."""
-        if self._ahead is None:
-            return
-        upcoming: list[Staged] = []
-        rows = 0
-        try:
-            with self._lock:
-                # With the lock: once they are granted, nothing may be prepared for them any more.
-                for staged in sorted(self._waiting, key=_urgency):
-                    whole = len(staged.waiting) == len(staged.entries)  # nothing of it has failed, or was recalled
-                    if whole and rows + staged.rows <= self._max_rows:
-                        upcoming.append(staged)
-                        rows += staged.rows
-                self._ahead.want(upcoming)
-        except Exception:
-            self._fault()
-
     def _join_soon(self, bundles: Sequence[Staged]) -> None:
         task = asyncio.ensure_future(self._join_all(bundles))
         self._joining.add(task)
@@ -560,7 +527,3 @@ class Session:
             except Exception:  # no thread could be started
                 self._fault()
         return bundles
-
-
-def _urgency(staged: Staged) -> tuple[int, float]:
-    return min((here.priority, here.deadline) for here in staged.waiting.values())

@@ -38,11 +38,11 @@ class Assembled(NamedTuple):
 
     Attributes:
         entries: What each runs on.
-        parts: The rows of all in as few pieces as it takes: one, or those of the entries if the backend joins them.
+        rows: The rows of all, one behind the other.
     """
 
     entries: list[Tensors]
-    parts: list[Tensors]
+    rows: Tensors
 
 
 @dataclass(slots=True, eq=False)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from serve_app.scheduling.scheduler import Scheduler
+from serve_app.payloads import Execution
+from serve_app.scheduling.entry import Entry, Priority
+
+OTHER: Final = "other"
+"""Stands for all tenants that came when `MOST_NAMED` others had been counted."""
+MOST_NAMED: Final = 256
 
 
 class TenantCollector(Collector):
-    """Reads the scheduler's counts when Prometheus asks."""
+    """Counts what was executed for whom, of what was answered: each request's part of its batch by rows.
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    At most `MOST_NAMED` tenants have a name of their own, and the rest are `OTHER`.
+    """
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._seconds: dict[tuple[Priority, str], float] = {}
+
+    def served(self, entries: Iterable[Entry], executions: Sequence[Execution]) -> None:
+        """Count entries that were answered, and the runs that they were part of."""
+        rows = sum([execution.rows for execution in executions])
+        if not rows:
+            return
+        per_row_s = sum([execution.seconds for execution in executions]) / rows
+        seconds = self._seconds
+        for entry in entries:
+            key = entry.priority, self._name(entry.tenant)
+            seconds[key] = seconds.get(key, 0.0) + per_row_s * entry.rows
 
     def collect(self) -> Iterator[Metric]:
         """Yield what tenants were given."""
@@ -23,6 +44,14 @@ class TenantCollector(Collector):
             "Execution time of answered requests by tenant, each with its part of its batch.",
             labels=("priority", "tenant"),
         )
-        for (priority, tenant), seconds in self._scheduler.served_s().items():
+        for (priority, tenant), seconds in self._seconds.items():
             served.add_metric((priority.label, tenant), seconds)
         yield served
+
+    def _name(self, tenant: str) -> str:
+        if tenant in self._named:
+            return tenant
+        if len(self._named) >= MOST_NAMED:
+            return OTHER
+        self._named.add(tenant)
+        return tenant

@@ -93,16 +93,13 @@ class Worker:
             backends,
             processor,
             max_rows,
-            self._pool.submit,
             self._self_test,
             joining=self._joining,
             refuse_non_finite=refuse_non_finite,
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
-        self._session = Session(
-            name, self._executor, self._gate, self._lock, max_rows, self._joining, batch, in_loop=in_loop
-        )
+        self._session = Session(name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop)
 
         self._verification = None
         if proofs is not None:
@@ -193,8 +190,6 @@ class Worker:
         staged.nbytes = sum(array.nbytes for tensors in inputs for array in tensors.values())
         if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
-        elif self._executor.prepares(staged):
-            pass  # it is assembled when its batch is prepared
         elif self._session.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit(self._executor.assemble, staged)
 

@@ -13,6 +13,7 @@ from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
 _BURST = 1.5
+"""Where requests do not come in bursts, nothing is waited for that is not due at so many times the mean rate."""
 
 
 class Waiting(NamedTuple):
@@ -27,7 +28,6 @@ class Waiting(NamedTuple):
         latest_end: When the execution must end for the head to be in time, seconds.
         latency: Of the variant that the head asks for.
         arrivals: Of the model.
-        busy: Part of the last seconds in which the session ran, 0 to 1.
     """
 
     now: float
@@ -38,18 +38,20 @@ class Waiting(NamedTuple):
     latest_end: float
     latency: LatencyModel
     arrivals: ArrivalPattern
-    busy: float = 0.0
 
 
 def open_at(waiting: Waiting) -> float:
     """When the batch shall go if nothing changes until then, seconds; now or the past: at once.
 
     It goes at once, unless the next request is likely to come so soon that waiting for it saves server time. One more
-    entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. It would be alone
-    only where the session has nothing else to do, so this counts by the part of the time in which the session is idle.
-    Waiting costs one server second per second. So the batch waits as long as the expected gain grows, by the hazard of
-    the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the burst and not longer. Where
-    requests do not come in bursts, it waits only for what is due at over one and a half times the mean rate.
+    entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. That is so for
+    two reasons, whose probabilities are added. It may be alone: after it nothing comes for as long as the batch takes.
+    Or there may be no room for it: with less of the same deadline left, this batch and the next one hold fewer rows
+    than one that is full, by the part ``1 - (b + b') / limit``. Else it goes with the next batch for the same cost.
+    Waiting costs one server second per second. So the batch waits as long as the expected
+    gain grows, by the hazard of the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the
+    burst and not longer. Where requests do not come in bursts, it waits only for what is due at over one and a half
+    times the mean rate.
 
     It never waits past the moment when the head could bear no further row, nor for more rows than the head bears. A
     model without fixed cost saves nothing by batching and never waits.
@@ -62,10 +64,15 @@ def open_at(waiting: Waiting) -> float:
     latest = waiting.latest_end - together
     if latest <= now:
         return now
-    saved = latency.predict(rows, bucket) + latency.predict(more, bucket) - together
+    run_s = latency.predict(rows, bucket)
+    saved = run_s + latency.predict(more, bucket) - together
     if saved <= 0.0:
         return now
-    arrivals, worth = waiting.arrivals, saved * (1.0 - waiting.busy)
+    arrivals = waiting.arrivals
+    alone = 1.0 if arrivals.last is None else 1.0 - arrivals.probability_within(arrivals.last, run_s)
+    later = latency.rows_within(waiting.latest_end - now - run_s, bucket, waiting.limit)
+    without_room = max(0.0, 1.0 - (rows + later) / waiting.limit)
+    worth = saved * min(1.0, alone + without_room)
     if not arrivals.in_bursts and arrivals.rate > 0.0:
         worth = min(worth, 1.0 / (_BURST * arrivals.rate))
     return min(arrivals.worth_waiting_until(now, worth), latest)

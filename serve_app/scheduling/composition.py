@@ -33,17 +33,15 @@ class Room(NamedTuple):
     Attributes:
         slack_from: When execution can begin at the chosen replica, plus the overhead, seconds.
         max_rows: Most rows.
-        longest_s: Per class, the longest predicted execution that its rows may be part of, so that no more urgent
-            class is blocked too long; the head alone may take longer.
+        longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
+            blocked too long; the head alone may take longer.
         owed: The class that fills the bundle up before all others.
-        over_s: The longest predicted execution that rows of tenants over their part of the class may be part of.
     """
 
     slack_from: float
     max_rows: int
-    longest_s: tuple[float, float, float] = (inf, inf, inf)
+    longest_s: float = inf
     owed: Priority | None = None
-    over_s: float = inf
 
 
 class Composition(NamedTuple):
@@ -117,11 +115,6 @@ def compose(
             head, own = first, OfSize(own, size)
             break
     assert head is not None
-    longest_s = room.longest_s[priority - 1]
-    if room.over_s < longest_s and not of_class.is_under(head.tenant):
-        bounds = list(room.longest_s)
-        bounds[priority - 1] = room.over_s
-        room = room._replace(longest_s=(bounds[0], bounds[1], bounds[2]))
     composition = _compose(queue, priority, settings, latencies, room, own, rest, head)
     if isinstance(own, OfSize):
         own.restore()
@@ -187,7 +180,7 @@ def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, r
                 alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
                 if alone <= slack:
                     break
-    if alone > slack and settings.early_drop and not entry.probe:
+    if alone > slack and not entry.probe:
         return Composition([], 0, 0, variant, [entry])
     return Composition([entry], entry.rows, entry.bucket, variant, [])
 
@@ -231,7 +224,7 @@ def _best_run(
             rows, bucket, end = head.rows, head.bucket, start + 1
         slack = head.deadline - slack_from
         alone = latency.predict(head.rows, head.bucket)
-        doubtful = alone > slack and (settings.early_drop or head.probe)
+        doubtful = alone > slack
         if doubtful and not head.probe and (settings.fallbacks or latency.typical(head.rows, head.bucket) > slack):
             rows -= head.rows
             start += 1
@@ -239,7 +232,7 @@ def _best_run(
                 bucket = max(entry.bucket for entry in looked_at[start:end])
             continue
         target = alone if doubtful else target_s(latency, settings, head.rows, head.bucket, slack)
-        capped = max(alone, min(target, room.longest_s[head.priority - 1]))
+        capped = target if head.priority is _HIGH else max(alone, min(target, room.longest_s))
         limit = latency.rows_within(capped, bucket, most)
         last = False
         while rows < limit:
@@ -272,7 +265,7 @@ def _best_run(
         rate = (0.5 if doubtful else 1.0) * (end - start) / seconds if seconds > 0.0 else inf  # half: may be in vain
         if best is None or rate > best_rate * _BETTER:
             best, best_rate = _Run(start, end, rows, bucket, limit, max(alone, target)), rate
-        if last or not settings.early_drop or limit >= most or capped < slack or head.probe:
+        if last or limit >= most or capped < slack or head.probe:
             # Nothing more to add, or more slack would not allow more rows. A probe is not given up: it is to be run.
             return best
         rows -= head.rows
@@ -299,8 +292,8 @@ def _fill(
 ) -> int:
     """Fill a bundle up: tenants over their part, then the class that is owed, then the most urgent. Returns its rows.
 
-    An entry whose deadline is too near for the filled bundle is passed over, and given up where it could not be in
-    time after the bundle either: else the nearly late of one class would leave its place to less urgent ones.
+    An entry whose deadline is too near for the filled bundle could not be in time after it either: all but probes are
+    given up.
     """
     rows, bucket, fresh = run.rows, run.bucket, queue.fresh
     own = fresh[chosen - 1]
@@ -308,23 +301,24 @@ def _fill(
     most = min(latency.rows_within(run.target, bucket, room.max_rows), rows + waiting)
     if most <= rows:
         return rows
-    over = most if room.over_s >= run.target else min(most, latency.rows_within(room.over_s, bucket, most))
+    longest = most if room.longest_s >= run.target else min(most, latency.rows_within(room.longest_s, bucket, most))
+    if chosen is not _HIGH:
+        most = longest
     for tenant in rest:
-        if rows >= over:
+        if rows >= most:
             break
-        rows, most = _fill_by(tenant, lane, entries, rows, over, bucket, latency, settings, room, given_up)
+        rows, most = _fill_by(tenant, lane, entries, rows, most, bucket, latency, settings, room, given_up)
+    most = min(most, longest)
+    end = room.slack_from + latency.predict(max(most, rows), bucket)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
     if room.owed in others:
         others.insert(0, room.owed)
-    for priority in others:
+    for other in others:
         if rows >= most:
             break
-        longest_s = room.longest_s[priority - 1]
-        limit = most if longest_s >= run.target else min(most, latency.rows_within(longest_s, bucket, most))
-        end = room.slack_from + latency.predict(max(limit, rows), bucket)
-        first, behind = fresh[priority - 1].turns()
+        first, behind = fresh[other - 1].turns()
         for source in (first, *behind):
-            rows = _fill_from(source, lane, entries, rows, limit, bucket, end, latency, settings, given_up)
+            rows = _fill_from(source, lane, entries, rows, most, bucket, end, settings, given_up)
     return rows
 
 
@@ -371,7 +365,7 @@ def _fill_by(
     end = begin + latency.predict(rows, bucket)
     for other in (*looked_at[: best[0]], *looked_at[best[1] :]):
         alone = latency.predict(other.rows, other.bucket)
-        if settings.early_drop and other.deadline - end < alone and not other.probe:
+        if other.deadline - end < alone and not other.probe:
             given_up.append(other)
         else:
             tenant.push(other)
@@ -386,13 +380,12 @@ def _fill_from(
     limit: int,
     bucket: int,
     end: float,
-    latency: LatencyModel,
     settings: ModelScheduling,
     given_up: list[Entry],
 ) -> int:
     """Fill a bundle of so many rows up to ``limit``, which would end then. Returns its rows."""
-    passed_over: list[Entry] = []
-    while rows < limit and len(passed_over) < settings.max_rows:
+    probes: list[Entry] = []
+    while rows < limit and len(probes) < settings.max_rows:
         following = source.head(lane)
         if following is None or rows + following.rows > limit or following.bucket > bucket:
             break
@@ -400,12 +393,8 @@ def _fill_from(
             rows += source.take(entries, limit - rows, bucket, lane)
             break
         source.take_head(lane)
-        alone = latency.predict(following.rows, following.bucket)
-        if settings.early_drop and following.deadline - end < alone and not following.probe:
-            given_up.append(following)
-        else:
-            passed_over.append(following)
-    for following in passed_over:
+        (probes if following.probe else given_up).append(following)
+    for following in probes:
         source.push(following)
     return rows
 
@@ -413,4 +402,5 @@ def _fill_from(
 _BETTER = 1.0 + 1e-9
 _ASIDE = 64
 """Most entries that are passed over for one bundle."""
+_HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)

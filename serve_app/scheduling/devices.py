@@ -278,9 +278,10 @@ class Shared:
 
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry of a member was accepted."""
-        claims, latency = self._claims, model.latencies.of(entry.variant)
-        claims.arrived(entry, now)
-        claims.observe(entry.priority, claims.bears_s(entry, entry.rows, latency, model.settings, now, 1.0))
+        if entry.priority is Priority.HIGH:
+            claims, latency = self._claims, model.latencies.of(entry.variant)
+            claims.arrived(now)
+            claims.observe(claims.bears_s(entry, entry.rows, latency, model.settings, now, 1.0))
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""
@@ -383,9 +384,9 @@ class Shared:
     ) -> NextBundle | None:
         model, priority, head, paid = candidate.model, candidate.priority, candidate.head, candidate.paid
         settings = model.settings
-        longest_s = self._claims.bounds_s(now)
+        longest_s = self._claims.bound_s(now)
         alone_s = candidate.alone_s
-        if not paid and alone_s > longest_s[priority - 1] and self._claims.likely_blocks(priority, alone_s, now):
+        if not paid and alone_s > longest_s and self._claims.likely_blocks(priority, alone_s, now):
             if self._held_since is not None:
                 self.shares.held_back(priority, min(alone_s, now - self._held_since))
             self._held_since = now

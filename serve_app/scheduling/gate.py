@@ -13,7 +13,7 @@ of what is known at the last moment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, inf
+from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
@@ -28,10 +28,9 @@ from serve_app.scheduling.shares import Shares, riders_of
 from serve_app.scheduling.tenant_queue import Totals
 from serve_app.scheduling.variants import VariantLatency
 
-_HIGH, _LOW = Priority.HIGH, Priority.LOW
+_HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
 _PROBE_S = 1.0
-_BUSY_S = 2.0
 _SHORT_S = 0.002
 """Timers come about so late: nothing waits for what takes no longer."""
 
@@ -77,8 +76,6 @@ class Gate:
         "_arrivals",
         "_backlogged",
         "_bears_s",
-        "_busy",
-        "_busy_at",
         "_claims",
         "_executed_s",
         "_granted_at",
@@ -108,7 +105,7 @@ class Gate:
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
         self._claims = Claims()
-        # How long a batch each entry of a class above `low` could have borne when it came.
+        # How long a batch each entry of class `high` could have borne when it came.
         self._bears_s: dict[Entry, float] = {}
         self._pause = Overhead(0.0, 0.5)
         self._backlogged = False
@@ -117,8 +114,6 @@ class Gate:
         self._idle_since: float | None = None
         self._run_s = 0.0
         self._runs_until = -inf
-        self._busy = 0.0
-        self._busy_at = 0.0
         self.latencies = VariantLatency()
         self.shares = Shares(min_share)
 
@@ -145,16 +140,13 @@ class Gate:
         self._queue.push(entry)
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
-        if (priority := entry.priority) is not _LOW:
+        if entry.priority is _HIGH:
             claims, latency = self._claims, self.latencies.of(entry.variant)
-            claims.arrived(entry, now)
+            claims.arrived(now)
             left_s = self._runs_until - now
             part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
-            rows = self._queue.fresh[priority - 1].rows
+            rows = self._queue.fresh[_HIGH - 1].rows
             self._bears_s[entry] = claims.bears_s(entry, rows, latency, self._settings, now + self._pause.seconds, part)
-        own = self._queue.fresh[entry.priority - 1]
-        if own.is_under(entry.tenant):
-            own.service.claims(entry, self.latencies.of(entry.variant), self._settings.max_rows, now)
 
     def remove(self, entry: Entry, *, elsewhere: bool = False) -> bool:
         """Forget an entry. Returns whether it waited here.
@@ -168,22 +160,14 @@ class Gate:
         self._queue.remove(entry)
         entry.state = EntryState.DONE
         if self._bears_s.pop(entry, None) is not None and elsewhere:
-            self._claims.observe(entry.priority, inf)
+            self._claims.observe(inf)
         return True
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """An execution has ended; see `LatencyModel.observe`."""
         self._runs_until = -inf
         self.latencies.observe(rows, bucket, seconds, variant)
-        self._busy += seconds
         self._executed_s += seconds
-
-    def busy(self, now: float) -> float:
-        """Part of the last seconds in which the session has run, 0 to 1."""
-        kept = exp(min(0.0, self._busy_at - now) / _BUSY_S)
-        self._busy_at = now
-        self._busy *= kept
-        return min(1.0, self._busy / _BUSY_S)
 
     def ended(self) -> None:
         """The batch has run, however long that was predicted to take: the session is free."""
@@ -315,10 +299,8 @@ class Gate:
         return ready[0], False, owed, inf, ready
 
     def _compose(self, chosen: Priority, head: Entry, owed: Priority | None, spare_s: float, now: float) -> Composition:
-        longest_s = (inf, inf, inf) if self._planned else self._claims.bounds_s(now)
-        if spare_s < inf:
-            longest_s = (min(spare_s, longest_s[0]), min(spare_s, longest_s[1]), min(spare_s, longest_s[2]))
-        room = Room(now, self._settings.max_rows, longest_s, owed, self._queue.fresh[chosen - 1].over_s(now))
+        longest_s = inf if self._planned else min(spare_s, self._claims.bound_s(now))
+        room = Room(now, self._settings.max_rows, longest_s, owed)
         alone_s = self.seconds(head.rows, head.bucket, head.variant)
         if now + alone_s > head.deadline and self._is_probe(now):
             head.probe = True
@@ -340,7 +322,8 @@ class Gate:
             return now
         # As in `compose`: what may not join is not waited for.
         target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
-        target = min(target, self._claims.bounds_s(now)[head.priority - 1])
+        if head.priority is not _HIGH:
+            target = min(target, self._claims.bound_s(now))
         rows, latest = queue.fresh_rows, inf
         for priority in ready:
             other = queue.fresh[priority - 1].head()
@@ -357,7 +340,6 @@ class Gate:
             head.deadline - self._timer_s,
             latency,
             self._arrivals,
-            self.busy(now),
         )
         return min(open_at(waiting), latest)
 
@@ -382,4 +364,4 @@ class Gate:
 
     def _note(self, entry: Entry) -> None:
         if (borne_s := self._bears_s.pop(entry, None)) is not None:
-            self._claims.observe(entry.priority, borne_s)
+            self._claims.observe(borne_s)

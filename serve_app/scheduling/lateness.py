@@ -1,4 +1,4 @@
-"""Deadlines that requests do not name, and what clients are told whose deadline is why they get no answer."""
+"""What clients are told whose deadline nothing could meet."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ from typing import Final
 
 from serve_app.scheduling.entry import Entry, Priority
 
-DEFAULT_EXECUTIONS: Final = 4
-"""A request that names no deadline may take so many times what its execution alone is predicted to take, where that is
-more than its class allows: a model that is slower than its class would otherwise never answer."""
-
 _NAME_ONE: Final = "name a longer deadline (X-Timeout-Ms, parameters.timeout)"
-
-
-def default_timeout_s(class_timeout_s: float, alone_s: float) -> float:
-    """How long a request that names no deadline may take, seconds.
-
-    Args:
-        class_timeout_s: What its class allows.
-        alone_s: Predicted execution of this request alone; 0.0 where it is not known.
-    """
-    return max(class_timeout_s, DEFAULT_EXECUTIONS * alone_s)
 
 
 def too_short(entry: Entry, alone_s: float, has_s: float) -> str:
@@ -32,60 +18,14 @@ def too_short(entry: Entry, alone_s: float, has_s: float) -> str:
         has_s: How long it may take, seconds.
     """
     allows = "this request allows" if entry.default_of is None else f"class {entry.default_of.label} allows"
-    return f"the model takes about {_seconds(alone_s)} alone; {allows} {_seconds(has_s)}: {_advice(entry.default_of)}"
+    return f"the model takes about {shown_s(alone_s)} alone; {allows} {shown_s(has_s)}: {advice(entry.default_of)}"
 
 
-def too_late(what: str, entry: Entry, alone_s: float) -> str:
-    """Say that a deadline was not met, and what to do.
-
-    Args:
-        what: What came of it, a clause without its end.
-        entry: The request.
-        alone_s: How long it takes if nothing else does, seconds; 0.0 where it is not known.
-    """
-    allowed_s = entry.deadline - entry.arrival
-    if alone_s > allowed_s:
-        return f"{what}: {too_short(entry, alone_s, allowed_s)}"
-    if entry.default_of is None:
-        return f"{what}; send it with a longer timeout or a higher priority"
-    label = entry.default_of.label
-    return (
-        f"{what}; the request names no deadline, and class {label} gives it {_seconds(allowed_s)}:"
-        f" {_advice(entry.default_of)}"
-    )
-
-
-def read_too_long(priority: Priority, allowed_s: float) -> str:
-    """Say that reading a request which names no deadline took all the time that its class allows."""
-    return (
-        f"the deadline passed while the request was read; it names none, and class {priority.label} gives it"
-        f" {_seconds(allowed_s)}: {_advice(priority)}"
-    )
-
-
-def slower_than_classes(model: str, alone_s: float, timeouts_s: dict[Priority, float]) -> str | None:
-    """Say that a model takes longer than classes allow, and what to change; ``None`` where it does not.
-
-    Args:
-        model: Its name.
-        alone_s: How long its cheapest request takes alone, seconds.
-        timeouts_s: What the classes allow.
-    """
-    short = {priority.label: allowed for priority, allowed in timeouts_s.items() if alone_s > allowed}
-    if not short:
-        return None
-    allowed = ", ".join(f"{label} {_seconds(seconds)}" for label, seconds in short.items())
-    keys = ", ".join(f"classes.{label}.timeout_ms" for label in short)
-    return (
-        f"model {model} takes about {_seconds(alone_s)} for one row alone, longer than classes allow by default"
-        f" ({allowed}): requests that name no deadline get {DEFAULT_EXECUTIONS} times what they are predicted to take"
-        f" instead; raise {keys} to say how long they may take"
-    )
-
-
-def _advice(default_of: Priority | None) -> str:
+def advice(default_of: Priority | None) -> str:
+    """What to do about a deadline that is too short; of the class that gave it, or of the request."""
     return _NAME_ONE if default_of is None else f"{_NAME_ONE} or raise classes.{default_of.label}.timeout_ms"
 
 
-def _seconds(seconds: float) -> str:
+def shown_s(seconds: float) -> str:
+    """A duration for readers."""
     return f"{seconds:.0f} s" if seconds >= 10.0 else f"{max(0.0, seconds):.2g} s"

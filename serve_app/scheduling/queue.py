@@ -216,14 +216,6 @@ class ClassQueue(Counts):
             first += 1
         return waiting[0] if first == 1 else Merged(waiting[:first]), waiting[first:]
 
-    def is_under(self, tenant: str) -> bool:
-        """Whether a tenant of several has had less than its part."""
-        return self._sole is None and self.service.is_under(tenant, self._most_weight())
-
-    def over_s(self, now: float) -> float:
-        """The longest that a batch with rows of tenants over their part may take, seconds; ``inf``: any time."""
-        return self.service.bound_s(self._most_weight(), now) if self._tenants else inf
-
     def served(self, entries: Sequence[Entry], seconds: float, part: float, priority: Priority) -> None:
         """Account for a batch that was composed.
 

@@ -36,13 +36,11 @@ from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLen
 from serve_app.scheduling.devices import Alone, Device, NextBundle, Shared
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.lateness import slower_than_classes
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
 from serve_app.scheduling.tenant_queue import TenantQueue
-from serve_app.scheduling.tenants import ServedSeconds
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
@@ -96,7 +94,6 @@ class Scheduler:
         self._stranded: list[Entry] = []
         # Entries that made room for those of other tenants; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
-        self._served = ServedSeconds()
         given = {model.name: model for model in models}
         group_of = _group_of(given, self._groups.values())
         for model in given.values():
@@ -322,8 +319,6 @@ class Scheduler:
                 entry.state = _DONE
                 nbytes += entry.nbytes
                 answered.append(entry)
-        if answered and executions:
-            self._served.add(answered, executions)
         self._bounds.nbytes -= nbytes
         if model is not None and vain and executions:
             model.wasted_rows += vain
@@ -490,14 +485,10 @@ class Scheduler:
         most = known.settings.max_rows
         return latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
 
-    def slowness(self, model: str) -> str | None:
-        """What to tell operators of a model that takes longer than classes allow; ``None`` where it does not."""
-        known = self._models[model]
-        buckets = known.latencies.exact.buckets
-        if not buckets:
-            return None
-        alone_s = known.latencies.exact.predict(1, buckets[0])
-        return slower_than_classes(model, alone_s, self._bounds.timeouts_s)
+    @property
+    def timeouts_s(self) -> Mapping[Priority, float]:
+        """What the classes allow requests that name no deadline, seconds."""
+        return self._bounds.timeouts_s
 
     def fallbacks(self, model: str) -> tuple[str, ...]:
         """The variants that may stand in for the exact model."""
@@ -520,10 +511,6 @@ class Scheduler:
         sent = [bundle for at in known.slots.bundles if (bundle := self._bundles.get(at)) is not None]
         running = {entry for bundle in sent for entry in bundle.entries if entry.state is _RUNNING}
         return known.queue.rows + sum([entry.rows for entry in running])
-
-    def served_s(self) -> Mapping[tuple[Priority, str], float]:
-        """Server seconds of what was answered, by class and tenant; see `serve_app.scheduling.tenants`."""
-        return self._served.seconds
 
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""

@@ -63,7 +63,6 @@ class ModelScheduling:
         slo_s: Latency the model is tuned for, seconds; batches are not grown past it.
         window: Full batches of rows in flight per replica: what its gate composes batches of.
         policy: ``auto``: a batch waits for more rows where that is likely to pay; ``eager``: it never waits.
-        early_drop: Whether entries are given up as soon as they cannot be in time, or not without costing others.
         fallbacks: Variants that may stand in for the exact model where it would be too late, most exact first.
         weight: How much more urgent than others its entries are where models share a device: their slack counts
             divided by it.
@@ -80,7 +79,6 @@ class ModelScheduling:
     slo_s: float
     window: int = 4
     policy: Literal["auto", "eager"] = "auto"
-    early_drop: bool = True
     fallbacks: tuple[str, ...] = ()
     weight: float = 1.0
     resident_bytes: int = 0

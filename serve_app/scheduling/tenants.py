@@ -15,18 +15,8 @@ OSDI 2024).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
-
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Window
-
-OTHER: Final = "other"
-"""Stands for all tenants that came when `MOST_NAMED` others had been counted."""
-MOST_NAMED: Final = 256
 
 CREDIT_BATCHES: Final = 4.0
 """How far below the level a tenant that comes back begins, in batches."""
@@ -35,8 +25,6 @@ _EVEN_BATCHES: Final = 1.0
 _RECENT: Final = 0.05
 _UNKNOWN_COST_S: Final = 1e-6
 _REMEMBERED: Final = 256
-_SLACKS: Final = 64
-_UNLIKELY: Final = 0.02
 
 
 class Service:
@@ -47,15 +35,10 @@ class Service:
         batch_s: What a batch lately took at most, seconds.
     """
 
-    __slots__ = ("_arrivals", "_claimant", "_had_s", "_slack_s", "_slacks", "batch_s", "level_s")
+    __slots__ = ("_had_s", "batch_s", "level_s")
 
     def __init__(self) -> None:
         self._had_s: dict[str, float] = {}
-        # Who came last of those under their part, and what slack such requests have.
-        self._claimant: str | None = None
-        self._arrivals = ArrivalPattern()
-        self._slacks = Window(_SLACKS)
-        self._slack_s = inf
         self.level_s = 0.0
         self.batch_s = 0.0
 
@@ -71,44 +54,6 @@ class Service:
     def alike_s(self, most_weight: float) -> float:
         """How far counters may be apart while their tenants are served alike."""
         return _EVEN_BATCHES * self.batch_s / most_weight
-
-    def is_under(self, tenant: str, most_weight: float) -> bool:
-        """Whether a tenant has had less than its part: less than those that want more than they get."""
-        return self.of(tenant, most_weight) + self.alike_s(most_weight) < self.level_s
-
-    def claims(self, entry: Entry, latency: LatencyModel, max_rows: int, now: float) -> None:
-        """A request of a tenant under its part has come.
-
-        Args:
-            entry: Its budget, less its execution with what else of such requests comes meanwhile, is its slack.
-            latency: Predicts that execution.
-            max_rows: Most rows of a batch.
-            now: Seconds.
-        """
-        self._claimant = entry.tenant
-        self._arrivals.observe(now)
-        budget_s, rows = entry.deadline - now, entry.rows
-        slack_s = budget_s - latency.predict(min(rows, max_rows), entry.bucket)
-        if slack_s > 0.0:
-            coming = min(self._arrivals.rate * slack_s, max_rows)
-            slack_s = budget_s - latency.predict(min(rows + int(coming), max_rows), entry.bucket)
-        if slack_s > 0.0:
-            # In a batch of twice the rows that come meanwhile they are half.
-            twice = round(min(2.0 * self._arrivals.rate * slack_s, max_rows))
-            helps = latency.predict(max(rows, twice), entry.bucket) <= slack_s
-            slacks = self._slacks.add(slack_s if helps else inf)
-            self._slack_s = slacks[len(slacks) // 2]
-
-    def bound_s(self, most_weight: float, now: float) -> float:
-        """The longest that a batch with rows of tenants over their part may take, seconds; ``inf``: any time.
-
-        As long as one under its part is likely to come meanwhile. While batches are so short that it is not under its
-        part any more, the bound does not hold: it would only cost both of them.
-        """
-        claimant, slack_s = self._claimant, self._slack_s
-        if claimant is None or slack_s == inf or not self.is_under(claimant, most_weight):
-            return inf
-        return slack_s if self._arrivals.probability_within(now, 2.0 * slack_s) >= _UNLIKELY else inf
 
     def is_forgotten(self, tenant: str) -> bool:
         """Whether a tenant that comes back begins like one that was never there."""
@@ -135,42 +80,3 @@ class Service:
     def at_level(self, tenant: str) -> None:
         """A tenant that was alone is no longer."""
         self._had_s[tenant] = max(self._had_s.get(tenant, -inf), self.level_s)
-
-
-class ServedSeconds:
-    """What was executed for whom, of what was answered.
-
-    Attributes:
-        seconds: By class and tenant, each request's part of its batch by rows. At most `MOST_NAMED` tenants have a
-            name of their own, and the rest are `OTHER`.
-    """
-
-    __slots__ = ("_named", "seconds")
-
-    def __init__(self) -> None:
-        self._named: set[str] = set()
-        self.seconds: dict[tuple[Priority, str], float] = {}
-
-    def add(self, entries: Iterable[Entry], executions: Sequence[tuple[int, int, float, str]]) -> None:
-        """Count entries that were answered.
-
-        Args:
-            entries: The entries.
-            executions: The runs that they were part of; see `Scheduler.on_done`.
-        """
-        rows = sum([execution[0] for execution in executions])
-        if not rows:
-            return
-        per_row_s = sum([execution[2] for execution in executions]) / rows
-        seconds = self.seconds
-        for entry in entries:
-            key = entry.priority, self._name(entry.tenant)
-            seconds[key] = seconds.get(key, 0.0) + per_row_s * entry.rows
-
-    def _name(self, tenant: str) -> str:
-        if tenant in self._named:
-            return tenant
-        if len(self._named) >= MOST_NAMED:
-            return OTHER
-        self._named.add(tenant)
-        return tenant

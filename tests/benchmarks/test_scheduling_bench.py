@@ -16,8 +16,8 @@ from benchmarks.scheduling.conditions import L1_S, MODEL, WIDE, one_model, rate_
 from benchmarks.scheduling.contenders import OURS, SLIDING, TRITON, Case, TritonWithoutCancels, ours
 from benchmarks.scheduling.experiment import Experiment, Finding, Table
 from benchmarks.scheduling.laboratory import Laboratory
+from serve_app.scheduling.entry import Priority
 from serve_app.simulation.check import check
-from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import Scenario, Stream
 from serve_app.simulation.workloads import generate
@@ -57,9 +57,9 @@ def test_every_part_has_a_trial_in_a_possible_scenario(lab: Laboratory) -> None:
         check(trial.scenario)
 
 
-def test_early_drop_is_what_saves_an_overloaded_server(lab: Laboratory) -> None:
+def test_the_best_run_is_what_saves_an_overloaded_server(lab: Laboratory) -> None:
     """A case compares contenders under the same arrivals, and the gain of a part is what it adds."""
-    case = Case(_overload(), {OURS: ours(), "without": ours("early drop")}, (), bound=True)
+    case = Case(_overload(), {OURS: ours(), "without": ours("best run")}, (), bound=True)
     measured = lab.run([case])[0]
     offered = [[result.total.offered for result in results] for results in measured.results.values()]
     assert offered[0] == offered[1]
@@ -102,8 +102,8 @@ def test_what_is_known_of_baselines_is_not_calculated_again(lab: Laboratory, tmp
 def test_a_setting_is_taken_away_in_the_scenario() -> None:
     """Parts that are settings change the scenario that the contender meets, and no other."""
     base = _overload()
-    assert ours("early drop").on(base).models[0].scheduling.early_drop is False
-    assert base.models[0].scheduling.early_drop is True
+    assert ours("waiting").on(base).models[0].scheduling.policy == "eager"
+    assert base.models[0].scheduling.policy == "auto"
     assert all(settings.min_share == 0.0 for settings in ours("guaranteed share").on(base).classes.values())
 
 
@@ -195,19 +195,27 @@ def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}
 
 
-def test_a_polite_tenant_is_compared_with_being_alone(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_polite_tenant_is_compared_with_being_alone_and_above(
+    lab: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same requests of the polite one everywhere; the server that knows no tenants still tells them apart."""
-    crowd = fairness.Crowd(0.3, 3.0, 5.0, 5.0, 1.0)
-    monkeypatch.setattr(fairness, "CROWDS", (crowd,))
+    beside = fairness.FloodCase(0.3, 3.0, 5.0, 5.0, 1.0)
+    monkeypatch.setattr(fairness, "FLOOD_CASES", (beside,))
     found = fairness.tenants(lab)
     (row,) = found.tables[0].rows
-    assert crowd.name == row[0]
-    values = found.data[crowd.name]
+    assert len(row) == len(found.tables[0].header)
+    values = found.data[beside.name]
     assert values["difference"]["mean"] == pytest.approx(values["polite"]["mean"] - values["alone"]["mean"])
-    offered = [
-        simulate(crowd.make(3.0, alone=alone), ServeApp, 1).tenants[fairness.POLITE].offered for alone in (True, False)
-    ]
-    assert len(set(offered)) == 1
+    assert values["strict_priority"]["mean"] > values["strict_priority_in_time"]["mean"]
+    same, alone, above = (
+        generate(made, 1)
+        for made in (beside.make(3.0), beside.make(3.0, alone=True), beside.make(3.0, polite=Priority.HIGH))
+    )
+    polite = same.tenant == same.tenants.index(fairness.POLITE)
+    assert (above.arrival == same.arrival).all()
+    assert (above.deadline == same.deadline).all()
+    assert ((above.priority == Priority.HIGH) == polite).all()
+    assert (alone.arrival == same.arrival[polite]).all()
 
 
 def test_every_size_of_request_is_counted(lab: Laboratory) -> None:

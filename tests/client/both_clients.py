@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
-from serve_app.client import AsyncClient, Client
+from serve_app_client import AsyncClient, Client
 
 
 class EitherClient:

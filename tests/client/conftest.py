@@ -9,8 +9,8 @@ from client.both_clients import EitherClient
 from protocols.listener.raw_client import serving
 from protocols.protocol_service import NumpyService
 
-from serve_app.client import AsyncClient, Client
 from serve_app.protocols.http import create_app
+from serve_app_client import AsyncClient, Client
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import __version__
-from serve_app.client import AsyncClient, Client, PredictResult, Retry, ServeAppClientError
-from serve_app.client.calls import Answer, Call, Calls, default_headers
-from serve_app.client.connection import Connection, checked_url
-from serve_app.client.hedging import Latencies, Percentile
-from serve_app.client.results import Served
+from serve_app_client import AsyncClient, Client, PredictResult, Retry, ServeAppClientError
+from serve_app_client.calls import Answer, Call, Calls, default_headers
+from serve_app_client.connection import Connection, checked_url
+from serve_app_client.hedging import Latencies, Percentile
+from serve_app_client.results import Served
 
 CALLS = Calls(default_headers("secret", {"X-Team": "a"}), priority="low")
 X = {"x": np.zeros((1, 4), np.float32)}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.client import DeadlineExceeded
-from serve_app.client.calls import Call, Calls, default_headers
-from serve_app.client.deadline import Deadline, deadline, deadline_of
+from serve_app_client import DeadlineExceeded
+from serve_app_client.calls import Call, Calls, default_headers
+from serve_app_client.deadline import Deadline, deadline, deadline_of
 
 CALLS = Calls(default_headers(None, None))
 

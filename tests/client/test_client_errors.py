@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.client import (
+from serve_app.errors import ServeAppError, error_from_code
+from serve_app.protocols.errors import STATUSES, render
+from serve_app_client import (
     InvalidAnswer,
     InvalidRequest,
     NotFound,
@@ -18,9 +20,7 @@ from serve_app.client import (
     ServerFault,
     Unavailable,
 )
-from serve_app.client.errors import BY_CODE, error_of, retry_after_s
-from serve_app.errors import ServeAppError, error_from_code
-from serve_app.protocols.errors import STATUSES, render
+from serve_app_client.errors import BY_CODE, error_of, retry_after_s
 
 
 def test_every_code_of_the_server_has_its_exception() -> None:

@@ -9,7 +9,7 @@ import pytest
 from client.both_clients import EitherClient
 from client.scripted_server import Drip, Hangup, Reply, Silence, cancel_when_silent, refusal, scripted
 
-from serve_app.client import (
+from serve_app_client import (
     AsyncClient,
     ConnectionFailed,
     DeadlineExceeded,
@@ -162,10 +162,12 @@ async def test_the_budget_is_shared_by_all_calls(connect: Connect) -> None:
 
 async def test_waiting_until_ready(connect: Connect) -> None:
     """Survives a server that is not there yet, one that starts, and a proxy in front of nothing."""
+    routeless = Reply(404, body=b"Path '/v2/health/ready' not found. Ping http://.../-/routes for available routes.")
     starting = refusal(503, "model_unavailable")
-    async with scripted(Hangup(), Reply(502), starting, Reply(body=b"{}")) as server, connect(server.url) as client:
+    acts = (Hangup(), Reply(502), routeless, Reply(500, body=b"Internal Server Error"), starting, Reply(body=b"{}"))
+    async with scripted(*acts) as server, connect(server.url) as client:
         await client.call("wait_until_ready", 30.0)
-    assert len(server.received) == 4
+    assert len(server.received) == len(acts)
 
 
 async def test_cancelling_a_call_closes_its_connection() -> None:

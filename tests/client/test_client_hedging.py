@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from client.scripted_server import Act, Hangup, Reply, Silence, cancel_when_silent, refusal, scripted
 
-from serve_app.client import AsyncClient, ConnectionFailed, DeadlineExceeded, InvalidRequest, Percentile, Retry
+from serve_app_client import AsyncClient, ConnectionFailed, DeadlineExceeded, InvalidRequest, Percentile, Retry
 
 OK = Reply(body=b'["ok"]')
 SLOW_IS = 0.02

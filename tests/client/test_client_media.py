@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from serve_app.client.media import Media, body_of, content_type_of, is_in_memory
+from serve_app_client.media import Media, body_of, content_type_of, is_in_memory
 
 
 @pytest.mark.parametrize(

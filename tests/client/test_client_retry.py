@@ -10,7 +10,7 @@ import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.client import (
+from serve_app_client import (
     ConnectionFailed,
     DeadlineExceeded,
     InvalidRequest,
@@ -22,8 +22,8 @@ from serve_app.client import (
     ServerFault,
     Unavailable,
 )
-from serve_app.client.deadline import Deadline
-from serve_app.client.retry import RETRYABLE, RetryBudget, retry_arguments
+from serve_app_client.deadline import Deadline
+from serve_app_client.retry import RETRYABLE, RetryBudget, retry_arguments
 
 PLENTY = Retry(attempts=10, reserve=100.0)
 

@@ -10,7 +10,11 @@ from client.both_clients import EitherClient
 from protocols.protocol_service import NumpyService
 
 from serve_app import payloads
-from serve_app.client import (
+from serve_app.errors import QueueFull as ServersQueueFull
+from serve_app.errors import error_from_code
+from serve_app.protocols.errors import STATUSES
+from serve_app.scheduling.entry import Priority
+from serve_app_client import (
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
@@ -19,11 +23,7 @@ from serve_app.client import (
     TensorMetadata,
     UnsupportedMedia,
 )
-from serve_app.client.errors import BY_CODE
-from serve_app.errors import QueueFull as ServersQueueFull
-from serve_app.errors import error_from_code
-from serve_app.protocols.errors import STATUSES
-from serve_app.scheduling.entry import Priority
+from serve_app_client.errors import BY_CODE
 
 Connect = Callable[..., EitherClient]
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from protocols.protocol_service import EVERY_DATATYPE, MIRROR
 
 from serve_app import payloads
-from serve_app.client.errors import InvalidAnswer
-from serve_app.client.tensors import DTYPES, decode_answer, encode_request
 from serve_app.protocols.open_inference.codec import ModelCodec
+from serve_app_client.errors import InvalidAnswer
+from serve_app_client.tensors import DTYPES, decode_answer, encode_request
 
 CODEC = ModelCodec(MIRROR)
 

@@ -290,42 +290,24 @@ def test_variants_share_the_gpu_memory() -> None:
         intra_op_threads=3,
         row_sizes=(1, 4, 16, 32),
         only_for_convolutions=True,
-        few_lengths=False,
         max_rows=32,
     )
 
 
 def test_what_a_gpu_is_asked_for_reaches_the_session() -> None:
-    """A processor pads to a few lengths; the folder of engines is found as models are."""
+    """The folder of engines is found as models are."""
     resources = {"gpus": 1.0, "tensorrt": "auto", "tensorrt_fp16": True, "tensorrt_cache": "/engines"}
-    args = parse_args(
-        {
-            "models": [
-                model(name="a", task="image-classification", resources=resources),
-                model(name="b", resources={"gpus": 1.0, "cuda_graphs": True, "device_buffers": True}),
-            ]
-        }
-    )
+    args = parse_args({"models": [model(resources=resources), model(name="b", resources={"gpus": 1.0})]})
     first, second = (m.onnx_settings(Path("model.onnx"), gpu_available=True) for m in args.models)
 
     assert (first.tensorrt, first.tensorrt_fp16, first.tensorrt_cache) == ("auto", True, Path("/engines"))
-    assert (first.few_lengths, second.few_lengths) == (True, False)
-    assert (second.cuda_graphs, second.device_buffers, second.tensorrt) == (True, True, False)
+    assert (second.tensorrt, second.tensorrt_fp16, second.tensorrt_cache) == (False, False, None)
 
 
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [
-        ({"cuda_graphs": True}, ("cuda_graphs: does nothing while gpus is 0; set gpus, or leave it out",)),
         ({"tensorrt": "auto"}, ("tensorrt: does nothing while gpus is 0; set gpus, or leave it out",)),
-        (
-            {"gpus": 1.0, "cuda_graphs": True, "tensorrt": True},
-            ("cuda_graphs: cannot be used with tensorrt: choose one",),
-        ),
-        (
-            {"gpus": 1.0, "cuda_graphs": True, "row_sizes": "any"},
-            ("row_sizes: cannot be any with cuda_graphs: a graph is of a fixed number of rows",),
-        ),
         ({"gpus": 1.0, "tensorrt_fp16": True}, ("tensorrt_fp16: does nothing without tensorrt: true or auto",)),
         ({"gpus": 1.0, "tensorrt_cache": "e"}, ("tensorrt_cache: does nothing without tensorrt: true or auto",)),
     ],
@@ -333,6 +315,23 @@ def test_what_a_gpu_is_asked_for_reaches_the_session() -> None:
 def test_what_a_gpu_is_asked_for_must_make_sense(resources: dict[str, Any], expected: tuple[str, ...]) -> None:
     """Keys that would do nothing, or contradict each other, are faults."""
     assert problems(with_model(resources=resources)) == tuple(f"args.models[0].resources.{fault}" for fault in expected)
+
+
+@pytest.mark.parametrize("key", ["device_buffers", "cuda_graphs"])
+def test_a_removed_key_that_is_off_changes_nothing(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Files written for earlier versions start, and their owner is told."""
+    args = parse_args(with_model(resources={key: False, "gpus": 1.0}))
+    assert args == parse_args(with_model(resources={"gpus": 1.0}))
+    assert caplog.messages == [f"resources.{key}: false has no effect any more, leave it out: the key was removed"]
+
+
+def test_removed_keys_cannot_be_turned_on() -> None:
+    """Each has a line that says why, whatever else is given."""
+    resources = {"device_buffers": True, "cuda_graphs": "yes", "gpus": 1.0}
+    assert problems(with_model(resources=resources)) == tuple(
+        f"args.models[0].resources.{key}: was removed, leave it out: it was never shown to pay on a GPU"
+        for key in ("device_buffers", "cuda_graphs")
+    )
 
 
 def test_a_processor_has_the_options_of_its_task() -> None:

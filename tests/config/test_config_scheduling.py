@@ -37,14 +37,30 @@ def problems(args: Any) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("policy", ["auto", "eager"])
-@pytest.mark.parametrize("early_drop", [True, False])
-def test_every_policy_reaches_the_scheduler(policy: Any, early_drop: bool) -> None:
-    """With or without giving up early, which is on unless it is turned off."""
-    batching = {"policy": policy} | ({} if early_drop else {"early_drop": False})
-    args = parse_args({"models": [model(batching=batching)]})
+def test_every_policy_reaches_the_scheduler(policy: Any) -> None:
+    """Whether batches wait for more rows or not."""
+    args = parse_args({"models": [model(batching={"policy": policy})]})
     assert args.model_scheduling() == {
-        "a": ModelScheduling("a", 32, 0.1, policy=policy, early_drop=early_drop, breaker=BreakerSettings()),
+        "a": ModelScheduling("a", 32, 0.1, policy=policy, breaker=BreakerSettings()),
     }
+
+
+def test_early_drop_that_is_on_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Files written for earlier versions start, and their owner is told."""
+    args = parse_args({"models": [model(batching={"early_drop": True, "max_rows": 7})]})
+    assert args == parse_args({"models": [model(batching={"max_rows": 7})]})
+    assert caplog.messages == ["batching.early_drop: true has no effect any more, leave it out: it is always on"]
+
+
+@pytest.mark.parametrize("given", [False, None, "yes"])
+def test_early_drop_cannot_be_turned_off(given: Any) -> None:
+    """The fault says why, in one line."""
+    assert problems({"models": [model(batching={"early_drop": given})]}) == (
+        (
+            "args.models[0].batching.early_drop: was removed, leave it out:"
+            " a late answer reaches nobody, since the deadline ends the request"
+        ),
+    )
 
 
 def test_fallbacks_reach_the_scheduler_in_their_order() -> None:

@@ -10,7 +10,7 @@ import onnx_models
 import pytest
 from onnx import TensorProto, helper
 
-from serve_app.app import describe_models
+from serve_app.composition import describe_models
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
 from serve_app.protocols.open_inference.configuration import model_config

@@ -154,7 +154,7 @@ def test_values_reach_the_simulator_in_seconds() -> None:
     )
 
 
-BATCHING = {"policy": "eager", "early_drop": False, "max_rows": 7, "slo_ms": 33.0, "window": 5, "size_fairness": 0.25}
+BATCHING = {"policy": "eager", "max_rows": 7, "slo_ms": 33.0, "window": 5, "size_fairness": 0.25}
 """Every setting of batching, none of them its default."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import particular_models
 import pytest
 
-from serve_app.app import describe_models
+from serve_app.composition import describe_models
 from serve_app.config import ModelConfig, parse_args
 from serve_app.errors import ConfigError
 from serve_app.inference.signature import read_signature

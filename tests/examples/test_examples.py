@@ -95,13 +95,15 @@ def served(server: ServeProcess) -> Served:
 
 def run(command: list[str | Path], **env: str) -> str:
     """What the command prints. It must succeed."""
+    checkout = os.pathsep.join((str(ROOT), str(ROOT / "client")))
     done = subprocess.run(
         command,
         check=False,
         capture_output=True,
         text=True,
         timeout=240.0,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", **env},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": checkout, "HF_HUB_DISABLE_TELEMETRY": "1", **env},
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0
@@ -127,6 +129,14 @@ def test_example(example: Example, served: Served) -> None:
 def test_grpc_example(example: Example, served: Served) -> None:
     """Prints what it should."""
     check(example, served)
+
+
+def test_first_request_of_the_client(served: Served) -> None:
+    """What its README shows prints what stands beside it."""
+    readme = (ROOT / "client" / "README.md").read_text("utf-8")
+    program = readme.partition("```python\n")[2].partition("```")[0]
+    expected = [line.partition("  # ")[2] for line in program.splitlines() if "print(" in line]
+    assert run([sys.executable, "-c", program], SERVE_APP_URL=served.http).splitlines() == expected
 
 
 def test_perf_analyzer(served: Served) -> None:

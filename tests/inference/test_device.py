@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from serve_app.inference.device import (
     TENSORRT,
     Device,
-    cuda_provider,
     device_of,
     divide_memory,
     lacks_device,
@@ -55,12 +54,6 @@ def test_the_memory_limit_reaches_the_cuda_arena(memory: int | None, limit: dict
         "cudnn_conv_algo_search": "HEURISTIC",
         **limit,
     } == options
-
-
-def test_graphs_are_asked_for_only_where_they_are_wanted() -> None:
-    """A session that may record is refused by ONNX Runtime where it cannot."""
-    assert cuda_provider(None, graphs=True)[1]["enable_cuda_graph"] == "1"
-    assert "enable_cuda_graph" not in cuda_provider(None)[1]
 
 
 def test_tensorrt_keeps_what_it_built_and_stays_within_the_limit() -> None:

@@ -12,32 +12,6 @@ import pytest
 from serve_app.errors import ConfigError
 from serve_app.inference.device import preload_tensorrt
 from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.inference.sessions import graph_fault
-from serve_app.payloads import ModelSignature, TensorSpec
-
-FIXED = TensorSpec("pixels", "FP32", (-1, 3, 8))
-VARYING = TensorSpec("ids", "INT64", (-1, -1))
-TEXT = TensorSpec("text", "BYTES", (-1, 1))
-
-
-@pytest.mark.parametrize(
-    ("spec", "rows_fixed", "few_lengths", "convolutions", "fault"),
-    [
-        (FIXED, True, False, True, None),
-        (VARYING, True, True, False, None),
-        (VARYING, True, False, False, "input 'ids' has axes of any size, and no processor pads them to a few"),
-        (VARYING, True, True, True, "input 'ids' has axes that vary, and convolutions are prepared anew for each size"),
-        (FIXED, False, True, False, "batches have any number of rows: name resources.row_sizes"),
-        (TEXT, True, True, False, "it takes or gives text or BF16"),
-    ],
-)
-def test_graphs_are_for_few_shapes(
-    spec: TensorSpec, rows_fixed: bool, few_lengths: bool, convolutions: bool, fault: str | None
-) -> None:
-    """A graph is of one shape, so there must not be many."""
-    signature = ModelSignature((spec,), ())
-
-    assert fault == graph_fault(signature, rows_fixed=rows_fixed, few_lengths=few_lengths, convolutions=convolutions)
 
 
 @pytest.mark.skipif(preload_tensorrt(), reason="needs a machine without TensorRT")
@@ -63,7 +37,7 @@ def test_what_is_taken_where_it_is_there_is_noted_where_it_is_not(
     make_model: Callable[[onnx_models.Kind], Path],
 ) -> None:
     """The model is served all the same, and the operator is told why it is slower."""
-    settings = OnnxSettings("m", make_model("add_one"), gpu_available=True, tensorrt="auto", cuda_graphs=True)
+    settings = OnnxSettings("m", make_model("add_one"), gpu_available=True, tensorrt="auto")
     backend = OnnxBackend(settings)
     backend.load()
 
@@ -75,7 +49,7 @@ def test_what_is_taken_where_it_is_there_is_noted_where_it_is_not(
 
 def test_a_replica_without_a_gpu_asks_for_nothing(make_model: Callable[[onnx_models.Kind], Path]) -> None:
     """One configuration serves machines with a GPU and without."""
-    backend = OnnxBackend(OnnxSettings("m", make_model("add_one"), tensorrt=True, cuda_graphs=True))
+    backend = OnnxBackend(OnnxSettings("m", make_model("add_one"), tensorrt=True))
     backend.load()
 
     assert (backend.device, backend.note) == ("cpu", None)

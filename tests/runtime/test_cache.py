@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, tensor
+from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, settle, tensor
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError
 from serve_app.payloads import UNVERIFIED, BundleResult, Execution, Failure, Joinable, ModelSignature, Payload, Success
@@ -70,12 +70,6 @@ class Line:
             for family in self.metrics.requests.collect()
             for sample in family.samples
         }
-
-
-async def settle() -> None:
-    """Let everything run that can."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def fail(sent: Sent, code: str = "inference_failed") -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from runtime_harness import batch_same_turn, tensor
 
-from serve_app.inference.memory import HostMemory
 from serve_app.payloads import Bundle, ModelSignature, Success, Tensors, WireEntry
-from serve_app.runtime.ahead import Ahead, Ready
 from serve_app.runtime.joining import Joining
 from serve_app.runtime.staged import EXPIRED, SMALL_BYTES, Staged
 from serve_app.runtime.worker import Worker
@@ -107,36 +103,3 @@ async def test_a_bundle_of_unlike_entries_is_as_large_as_all_of_them() -> None:
     worker._assemble(staged)
     assert staged.nbytes == sum(each["x"].nbytes for each in tensors)
     worker.close()
-
-
-class Stuck:
-    """A prepared batch's backend that cannot let go of it."""
-
-    def discard(self, prepared: Any) -> None:
-        """Raise."""
-        raise ZeroDivisionError
-
-
-def test_nobody_waits_for_what_could_not_be_discarded(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever ends the preparing is told that it has ended, whatever the backend raises."""
-    begun, go = threading.Event(), threading.Event()
-    tensors = tensor(*[1.0] * SMALL_BYTES)
-    staged = Staged([WireEntry(2, 1.0, 1, "", tensors)], [0.0], [tensors], [None], nbytes=SMALL_BYTES + 1)
-
-    def prepare(bundles: Any) -> Ready:
-        begun.set()
-        assert go.wait(30.0)
-        return Ready(bundles, Stuck(), HostMemory())  # type: ignore[arg-type]
-
-    worker = ThreadPoolExecutor(1)
-    ahead = Ahead(prepare, worker.submit)
-    ahead.want([staged])
-    assert begun.wait(30.0)
-    ahead.forget(staged)
-    go.set()
-    closing = threading.Thread(target=ahead.close, daemon=True)
-    closing.start()
-    closing.join(30.0)
-    assert not closing.is_alive()
-    worker.shutdown()
-    assert "could not be discarded" in caplog.text

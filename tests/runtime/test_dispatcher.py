@@ -7,7 +7,7 @@ import contextvars
 from typing import Any
 
 import pytest
-from runtime_harness import MODEL, Transport, classes, make_dispatcher, submit, tensor
+from runtime_harness import MODEL, Transport, classes, make_dispatcher, settle, submit, tensor
 
 from serve_app.errors import (
     DeadlineExceeded,
@@ -20,12 +20,6 @@ from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Success
 from serve_app.runtime.send import ReplicaLost
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
-
-
-async def settle() -> None:
-    """Let everything that can happen without outside help happen."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_every_entry_gets_its_own_answer() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Transport, classes, make_dispatcher, submit, tensor
+from runtime_harness import MODEL, Transport, classes, make_dispatcher, settle, submit, tensor
 
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import Bundle, BundleResult, Failure, WireEntry
@@ -68,8 +68,7 @@ async def test_however_a_request_ends_its_tensors_are_freed_at_once(end: str, ex
     if not sent.answer.done():
         sent.succeed()
     del task, sent
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle()
     assert arena.held == 0
 
 

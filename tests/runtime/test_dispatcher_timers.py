@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from runtime_harness import MODEL, Transport, classes, tensor
+from runtime_harness import MODEL, Transport, classes, settle, tensor
 
 from serve_app.errors import DeadlineExceeded
 from serve_app.protocols.service import Answer
@@ -53,12 +53,6 @@ def submit(dispatcher: Dispatcher, value: float, timeout_s: float) -> asyncio.Ta
             MODEL, tensor(value), priority=Priority.NORMAL, timeout_s=timeout_s, rows=1, bucket=0, nbytes=8
         )
     )
-
-
-async def settle() -> None:
-    """Let everything that can happen without outside help happen."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture(params=LOOPS)

@@ -139,12 +139,6 @@ def answer(sent: Sent, variant: str) -> None:
     sent.answer.set_result(BundleResult(list(results), [Execution(len(results), 0, QUICK_S, variant)], 0.0, 0.0, 0.0))
 
 
-async def settle() -> None:
-    """Let everything that can happen without outside help happen."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_what_cannot_be_in_time_any_more_is_given_up_at_once(make_line: MakeLine) -> None:
     """Its client is told well before its deadline, it is not executed, and metrics tell it from what expired."""
     line, replica = make_line(seconds={"exact": TOO_LONG_S})
@@ -155,13 +149,6 @@ async def test_what_cannot_be_in_time_any_more_is_given_up_at_once(make_line: Ma
     assert line.count("serve_app_requests_total", outcome="given_up") == 1
     assert line.count("serve_app_requests_total", outcome="deadline_exceeded") == 0
     assert line.metrics.statistics(MODEL).failed == 1
-
-
-async def test_giving_up_can_be_turned_off(make_line: MakeLine) -> None:
-    """Then the replica runs what it can still take."""
-    line, replica = make_line(seconds={"exact": TOO_LONG_S}, early_drop=False)
-    assert (await line.submit(1)).variant == ""
-    assert replica.exact.runs == [1]
 
 
 async def test_a_fallback_answers_where_the_exact_model_would_be_too_late(make_line: MakeLine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from runtime_harness import MODEL, Transport, make_dispatcher, submit, tensor
+from runtime_harness import MODEL, Transport, make_dispatcher, settle, submit, tensor
 
 from serve_app.errors import DeadlineExceeded, ModelUnavailable
 from serve_app.payloads import BundleResult
@@ -13,12 +13,6 @@ from serve_app.runtime.send import ReplicaLost
 
 AWAKE = BundleResult([], [], 0.0, 0.0, 0.0)
 """What a replica answers to a bundle without entries."""
-
-
-async def settle() -> None:
-    """Let everything that can happen without outside help happen."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_one_call_without_entries_wakes_the_model() -> None:

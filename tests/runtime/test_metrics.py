@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from runtime_harness import MODEL, Transport, make_dispatcher, submit, tensor
+from scheduling_builders import make_entry
 
+from serve_app.payloads import Execution
 from serve_app.runtime.metrics import merge_pages
+from serve_app.runtime.tenant_metrics import MOST_NAMED, OTHER, TenantCollector
 
 
 async def test_answered_requests_and_runs_are_counted() -> None:
@@ -86,3 +90,32 @@ async def test_execution_time_is_counted_by_tenant() -> None:
         if sample.name == "serve_app_tenant_served_seconds_total"
     ]
     assert found == [({"priority": "normal", "tenant": "dashboard"}, True)]
+
+
+def test_tenants_have_their_parts_of_batches_by_rows() -> None:
+    """Two of three rows are two thirds of the time."""
+    collector = TenantCollector()
+    entries = [make_entry(tenant="a", rows=1), make_entry(tenant="b", rows=2)]
+    collector.served(entries, [Execution(3, 0, 0.3, "")])
+
+    assert _served_s(collector) == pytest.approx({"a": 0.1, "b": 0.2})
+
+
+def test_tenants_past_the_named_ones_are_counted_together() -> None:
+    """However many addresses there are, what is kept is bounded."""
+    collector = TenantCollector()
+    for number in range(MOST_NAMED + 3):
+        collector.served([make_entry(tenant=f"tenant-{number}")], [Execution(1, 0, 1.0, "")])
+    served = _served_s(collector)
+
+    assert len(served) == MOST_NAMED + 1
+    assert served[OTHER] == 3.0
+
+
+def _served_s(collector: TenantCollector) -> dict[str, float]:
+    return {
+        sample.labels["tenant"]: sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if sample.name == "serve_app_tenant_served_seconds_total"
+    }

@@ -13,7 +13,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Paced, Transport, batch_same_turn, make_dispatcher, submit, tensor, until
+from runtime_harness import (
+    MODEL,
+    Paced,
+    Transport,
+    acquired,
+    batch_same_turn,
+    ended,
+    make_dispatcher,
+    nothing_left,
+    settle,
+    submit,
+    tensor,
+    until,
+)
 
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Media, Success, Tensors, Texts, WireEntry
 from serve_app.processors.processor import Cost
@@ -21,7 +34,6 @@ from serve_app.protocols.service import Answer
 from serve_app.runtime.dispatcher import Dispatcher
 from serve_app.runtime.frames import encode_recall
 from serve_app.runtime.link_server import LinkServer
-from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.replica_link import ReplicaLink, connect
 from serve_app.runtime.ties import TieTable
 from serve_app.runtime.worker import Worker
@@ -98,7 +110,7 @@ class Stage:
 
     async def begun(self) -> None:
         """Wait in the event loop until the next run has begun."""
-        await _acquired(self.backend.begun)
+        await acquired(self.backend.begun)
 
 
 @pytest.fixture
@@ -108,10 +120,6 @@ def stage() -> Iterator[Stage]:
     yield made
     for worker in made.workers:
         worker.close()
-
-
-async def _acquired(semaphore: threading.Semaphore) -> None:
-    assert await asyncio.get_running_loop().run_in_executor(None, lambda: semaphore.acquire(timeout=30.0))
 
 
 def bundle(*values: float) -> Bundle:
@@ -193,7 +201,7 @@ async def test_what_is_recalled_while_it_is_preprocessed_does_not_run(stage: Sta
     worker = stage.worker(processor=processor)
     sent = Bundle([WireEntry(2, 60.0, 1, "", Texts([text], {})) for text in ("1", "2", "3")], "router", set())
     running = asyncio.ensure_future(worker.run(sent))
-    await _acquired(processor.begun)
+    await acquired(processor.begun)
     recall(worker, sent, 0, 1)
     processor.go.release(3)
     stage.backend.go.release()
@@ -209,7 +217,7 @@ async def test_a_bundle_that_is_recalled_before_it_is_at_the_gate_never_waits(st
     worker = stage.worker(processor=processor)
     sent = Bundle([WireEntry(2, 60.0, 1, "", Texts(["1"], {}))], "router", set())
     running = asyncio.ensure_future(worker.run(sent))
-    await _acquired(processor.begun)
+    await acquired(processor.begun)
     recall(worker, sent, 0)
     processor.go.release()
     result = await running
@@ -291,19 +299,6 @@ async def test_a_recall_of_what_is_not_there_changes_nothing(stage: Stage, caplo
 # ------------------------------------------------------------------ the router
 
 
-def nothing_left(dispatcher: Dispatcher) -> bool:
-    """Whether nothing is queued, running or counted any more."""
-    totals, picture = dispatcher.scheduler.totals(), dispatcher.scheduler.snapshot()[MODEL]
-    queued = sum(each["entries"] for each in totals["classes"].values())
-    return (queued, totals["bytes"], totals["bundles"], picture["slots_in_use"]) == (0, 0, 0, 0)
-
-
-def ended(metrics: RouterMetrics, outcome: str) -> float:
-    """How many requests ended so."""
-    labels = {"model": MODEL, "priority": "normal", "outcome": outcome}
-    return metrics.registry.get_sample_value("serve_app_requests_total", labels) or 0.0
-
-
 def slots(dispatcher: Dispatcher) -> int:
     """Bundles in flight."""
     in_use: int = dispatcher.scheduler.snapshot()[MODEL]["slots_in_use"]
@@ -335,8 +330,7 @@ async def test_whose_client_leaves_is_recalled_in_one_message_per_bundle() -> No
     await asyncio.sleep(0)
     for place in (1, 2, 7, 9):
         tasks[place].cancel()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle()
     assert [(message[0] is each.bundle, *message[1:]) for message, each in zip(asked, sent, strict=True)] == [
         (True, "a", [1, 2]),
         (True, "b", [3]),
@@ -357,8 +351,7 @@ async def test_who_cannot_recall_lets_it_run() -> None:
     leaving, staying = submit(dispatcher, tensor(1)), submit(dispatcher, tensor(2))
     sent = await transport.next()
     leaving.cancel()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle()
     sent.succeed()
     assert (await staying).value == {"x": tensor(2)["x"]}
     assert dispatcher.scheduler.snapshot()[MODEL]["wasted_rows"] == 1

@@ -7,12 +7,21 @@ from random import Random
 from typing import Any
 
 import pytest
-from runtime_harness import MODEL, Transport, batch_same_turn, make_dispatcher, submit, tensor
+from runtime_harness import (
+    MODEL,
+    Transport,
+    batch_same_turn,
+    ended,
+    make_dispatcher,
+    nothing_left,
+    settle,
+    submit,
+    tensor,
+    until,
+)
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Success, Tensors
-from serve_app.runtime.dispatcher import Dispatcher
-from serve_app.runtime.metrics import RouterMetrics
 from serve_app.runtime.send import ReplicaLost
 from serve_app.runtime.staged import NOT_IN_TIME
 from serve_app.runtime.worker import Worker
@@ -23,25 +32,6 @@ from serve_app.scheduling.settings import ModelScheduling
 def answer(*results: Any, rows: int = 1) -> BundleResult:
     """Results of a bundle that a run of so many rows has carried."""
     return BundleResult(list(results), [Execution(rows, 0, 0.001)] if rows else [], 0.0, 0.0, 0.0)
-
-
-def nothing_left(dispatcher: Dispatcher) -> bool:
-    """Whether nothing is queued, running or counted any more."""
-    totals, picture = dispatcher.scheduler.totals(), dispatcher.scheduler.snapshot()[MODEL]
-    queued = sum(each["entries"] for each in totals["classes"].values())
-    return (queued, totals["bytes"], totals["bundles"], picture["slots_in_use"]) == (0, 0, 0, 0)
-
-
-def ended(metrics: RouterMetrics, outcome: str) -> float:
-    """How many requests ended so."""
-    labels = {"model": MODEL, "priority": "normal", "outcome": outcome}
-    return metrics.registry.get_sample_value("serve_app_requests_total", labels) or 0.0
-
-
-async def settle() -> None:
-    """Let everything that can happen without outside help happen."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_what_comes_back_is_sent_again_and_counted_once() -> None:
@@ -232,11 +222,7 @@ async def test_whatever_happens_beside_them_clients_get_their_own_answers(policy
         answered = await asyncio.gather(*(client(number) for number in range(24)))
     assert sum(answered) > 24 * 30 / 4
     assert max(backend.rows) <= 4
-    for _ in range(100):
-        await asyncio.sleep(0.01)
-        if all(map(nothing_left, routers)):
-            break
-    assert all(map(nothing_left, routers))
+    await until(lambda: all(map(nothing_left, routers)))
     assert worker.stalled_s() == 0.0
     assert not worker.broken
     worker.close()

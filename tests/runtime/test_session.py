@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import Paced, batch_same_turn, run_to_the_end, tensor
+from runtime_harness import Paced, acquired, batch_same_turn, run_to_the_end, tensor
 
 from serve_app.payloads import RETURNED, Bundle, Execution, Failure, Success, Tensors, WireEntry
 from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne, Worker
@@ -58,7 +58,7 @@ def bundle(*values: float, priority: int = 2, budget_s: float = 60.0, sender: st
 
 async def begun(backend: Paced) -> None:
     """Wait in the event loop until the next run has begun."""
-    assert await asyncio.get_running_loop().run_in_executor(None, lambda: backend.begun.acquire(timeout=30.0))
+    await acquired(backend.begun)
 
 
 class Unhurried(Paced):

@@ -6,13 +6,12 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Paced, batch_same_turn, make_dispatcher, submit, tensor, until
+from runtime_harness import MODEL, Paced, acquired, batch_same_turn, make_dispatcher, submit, tensor, until
 
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, Success, WireEntry
 from serve_app.protocols.service import Answer
@@ -121,12 +120,7 @@ class Replica:
 
     async def begun(self) -> None:
         """Wait in the event loop until the next run has begun."""
-        acquired = asyncio.get_running_loop().run_in_executor(None, _acquire, self.backend.begun)
-        assert await acquired
-
-
-def _acquire(semaphore: threading.Semaphore) -> bool:
-    return semaphore.acquire(timeout=30.0)
+        await acquired(self.backend.begun)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_models
 import pytest
-from runtime_harness import batch_same_turn, run_to_the_end, tensor
+from runtime_harness import acquired, batch_same_turn, run_to_the_end, tensor
 
 from serve_app.errors import InvalidRequest
 from serve_app.inference.onnx import OnnxBackend
@@ -26,7 +26,7 @@ from serve_app.payloads import (
     Texts,
     WireEntry,
 )
-from serve_app.processors.processor import Cost
+from serve_app.processors.processor import Cost, Processor
 from serve_app.runtime.worker import Worker
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -224,15 +224,50 @@ class Wedged:
         pass
 
 
-def wedged_worker(backend: Wedged, max_rows: int) -> Worker:
-    """A worker of that backend, without a processor."""
+def wedged_worker(backend: Wedged, max_rows: int, processor: Processor | None = None) -> Worker:
+    """A worker of that backend."""
     return Worker(
         scheduling=ModelScheduling("wedged", max_rows, slo_s=60.0),
         backends={"": backend},
-        processor=None,
+        processor=processor,
         preprocess_threads=1,
         batch=batch_same_turn,
     )
+
+
+class Padding(Doubling):
+    """A processor of wide tensors that tells when it pads them, which is the first step of putting rows together."""
+
+    def __init__(self) -> None:
+        self.padded = threading.Semaphore(0)
+
+    def preprocess(self, payload: Media | Texts) -> Tensors:
+        assert isinstance(payload, Texts)
+        return {"x": np.full((1, 20_000), len(payload.texts[0]), np.float32)}
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        self.padded.release()
+        return tensors
+
+    def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors | None = None) -> Any:
+        return outputs["y"][0, 0].item()
+
+
+async def test_rows_are_put_together_while_the_previous_batch_runs() -> None:
+    """By a thread of the pool, where they are worth one."""
+    backend, processor = Wedged(), Padding()
+    worker = wedged_worker(backend, 2, processor)
+    first = asyncio.ensure_future(worker.run(Bundle([entry(Texts(["a"], {}))])))
+    await acquired(processor.padded)
+    assert await asyncio.to_thread(backend.inside.wait, 30.0)
+    second = asyncio.ensure_future(worker.run(Bundle([entry(Texts([text], {})) for text in ("ab", "abc")])))
+    await acquired(processor.padded)
+    await acquired(processor.padded)
+    assert not first.done()
+    backend.go.set()
+    answers = await asyncio.gather(first, second)
+    assert [result.results for result in answers] == [[Success(1.0)], [Success(2.0), Success(3.0)]]
+    worker.close()
 
 
 async def test_a_wedged_session_shows() -> None:

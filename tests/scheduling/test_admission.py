@@ -212,7 +212,7 @@ def test_models_of_a_group_wait_for_each_other() -> None:
 
 def test_a_deadline_that_is_too_short_in_any_case_is_no_matter_of_load() -> None:
     """Trying again is of no use, and nobody says when."""
-    scheduler = make_scheduler(profile=[(1, 0, 6.1)], early_drop=False, max_rows=1)
+    scheduler = make_scheduler(profile=[(1, 0, 6.1)], max_rows=1)
     accept(scheduler, make_entry(deadline=5.0), make_entry(deadline=60.0))  # the first as a probe
     named = scheduler.on_arrival(make_entry(deadline=5.0), 0.0)
     default = scheduler.on_arrival(make_entry(deadline=5.0, default_of=NORMAL), 0.0)

@@ -49,7 +49,7 @@ def _bursts(until: float = 0.0) -> ArrivalPattern:
 
 
 def _waiting(profile: list[tuple[int, int, float]] | None = None, **changes: Any) -> Waiting:
-    """One row of a model of 5 ms and 1 ms per row at time 0, with 100 ms to go; the session was idle."""
+    """One row of a model of 5 ms and 1 ms per row at time 0, with 100 ms to go."""
     latency = LatencyModel()
     latency.seed(AFFINE if profile is None else profile)
     values: dict[str, Any] = {
@@ -79,12 +79,11 @@ def test_a_full_batch_never_waits() -> None:
     head_rows=st.integers(1, 4),
     limit=st.integers(1, 32),
     latest_end=st.floats(-0.1, 2.0),
-    busy=st.floats(0.0, 1.0),
     gaps=st.lists(st.floats(0.0, 0.5), max_size=100),
     proportional=st.booleans(),
 )
 def test_nothing_waits_until_the_head_could_bear_no_further_row(
-    rows: int, head_rows: int, limit: int, latest_end: float, busy: float, gaps: list[float], proportional: bool
+    rows: int, head_rows: int, limit: int, latest_end: float, gaps: list[float], proportional: bool
 ) -> None:
     """After that waiting could only lose."""
     waiting = _waiting(
@@ -93,7 +92,6 @@ def test_nothing_waits_until_the_head_could_bear_no_further_row(
         head_rows=head_rows,
         limit=limit,
         latest_end=latest_end,
-        busy=busy,
         arrivals=_arrivals(gaps, 0.0),
     )
     latest = latest_end - waiting.latency.predict(rows + head_rows, 0)
@@ -112,19 +110,27 @@ def test_nothing_waits_for_what_is_not_known() -> None:
     assert open_at(_waiting()) <= _AT_ONCE
 
 
-def test_a_batch_waits_within_a_burst() -> None:
-    """The next ones of it are due at 2,000 per second, so that waiting a little saves a run of its own."""
-    assert 0.001 < open_at(_waiting(arrivals=_bursts())) < 0.02
+def test_a_batch_waits_within_a_burst_where_the_next_one_has_no_room_for_it() -> None:
+    """One row now and nine after it are fewer than the fifteen that fit into one batch before the same deadline."""
+    assert 0.001 < open_at(_waiting(arrivals=_bursts(), latest_end=0.02, limit=15)) < 0.02
+
+
+def test_a_batch_waits_for_what_would_be_alone() -> None:
+    """Requests come in pairs: the second one would cost a run of its own."""
+    source = random.Random(2)
+    gaps = [1.0 if at % 2 else source.expovariate(2000.0) for at in range(1024)]
+
+    assert 0.0005 < open_at(_waiting(arrivals=_arrivals(gaps, 0.0))) < 0.006
+
+
+def test_a_batch_does_not_wait_for_what_goes_with_the_next_one() -> None:
+    """All of a burst that comes while the first batch runs fits into the second one, and costs no more there."""
+    assert open_at(_waiting(arrivals=_bursts())) <= _AT_ONCE
 
 
 def test_a_batch_waits_for_the_burst_and_not_longer() -> None:
     """Some milliseconds after the last one the burst is over."""
-    assert open_at(_waiting(arrivals=_bursts(until=-0.02))) <= _AT_ONCE
-
-
-def test_a_session_that_is_always_busy_does_not_wait() -> None:
-    """What comes next would not be alone, whether the batch waits for it or not."""
-    assert open_at(_waiting(arrivals=_bursts(), busy=1.0)) <= _AT_ONCE
+    assert open_at(_waiting(arrivals=_bursts(until=-0.02), latest_end=0.02, limit=15)) <= _AT_ONCE
 
 
 def test_a_tight_head_goes_although_more_is_to_come() -> None:

@@ -1,4 +1,4 @@
-"""How long a batch may block the classes above it."""
+"""How long a batch may block the class `high`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_entry
 
 from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -20,7 +19,6 @@ _SETTINGS = ModelScheduling("m", 32, 0.1)
 
 def _claim(
     claims: Claims,
-    priority: Priority,
     budget_s: float,
     now: float,
     part: float = 1.0,
@@ -28,51 +26,31 @@ def _claim(
     waiting_rows: int = 1,
 ) -> None:
     """A request meets what is left of a batch, and is run; where executions are unknown, its budget is its slack."""
-    entry = make_entry(priority, now + budget_s, arrival=now)
-    claims.arrived(entry, now)
-    claims.observe(priority, claims.bears_s(entry, waiting_rows, latency, _SETTINGS, now, part))
+    entry = make_entry(HIGH, now + budget_s, arrival=now)
+    claims.arrived(now)
+    claims.observe(claims.bears_s(entry, waiting_rows, latency, _SETTINGS, now, part))
 
 
-def _claims(priority: Priority, budget_s: float, period_s: float, count: int) -> tuple[Claims, float]:
+def _claims(budget_s: float, period_s: float, count: int) -> tuple[Claims, float]:
     """A regular stream of requests, and when the last one came."""
     claims = Claims()
     for at in range(count):
-        _claim(claims, priority, budget_s, at * period_s)
+        _claim(claims, budget_s, at * period_s)
     return claims, (count - 1) * period_s
 
 
 def test_nothing_asked_bounds_nothing() -> None:
-    """No class is known to be in a hurry."""
-    assert Claims().bounds_s(0.0) == (inf, inf, inf)
-
-
-def test_a_class_bounds_those_below_and_never_itself() -> None:
-    """What runs in class ``normal`` may make ``high`` wait, and ``low`` both."""
-    claims, now = _claims(HIGH, 0.1, 1e-6, 1000)
-    for at in range(1000):
-        _claim(claims, NORMAL, 0.02, now + 1e-6 * at)
-    now += 1e-3
-    high, normal, low = claims.bounds_s(now)
-
-    assert high == inf
-    assert normal == pytest.approx(0.1, rel=0.01)
-    assert low == pytest.approx(0.02, rel=0.01)
-
-
-def test_low_asks_for_nothing() -> None:
-    """There is no class below it."""
-    claims, now = _claims(LOW, 0.1, 0.1, 50)
-
-    assert claims.bounds_s(now) == (inf, inf, inf)
+    """Nobody is known to be in a hurry."""
+    assert Claims().bound_s(0.0) == inf
 
 
 def test_what_is_late_anyway_bounds_nothing() -> None:
     """No batch, however short, would save it."""
     claims = Claims()
-    _claim(claims, HIGH, 0.0, 0.0)
-    _claim(claims, HIGH, -0.2, 0.0)
+    _claim(claims, 0.0, 0.0)
+    _claim(claims, -0.2, 0.0)
 
-    assert claims.bounds_s(0.0) == (inf, inf, inf)
+    assert claims.bound_s(0.0) == inf
 
 
 def test_the_own_execution_is_no_slack() -> None:
@@ -82,15 +60,15 @@ def test_the_own_execution_is_no_slack() -> None:
     for waiting_rows, budget_s, slack_s in ((1, 0.05, 0.044), (40, 0.05, 0.013), (40, 0.03, 0.024)):
         claims = Claims()
         for at in range(200):
-            _claim(claims, HIGH, budget_s, 0.01 * at, 1.0, latency, waiting_rows)
-        assert claims.bounds_s(1.999)[LOW - 1] == pytest.approx(slack_s, abs=1e-6)
+            _claim(claims, budget_s, 0.01 * at, 1.0, latency, waiting_rows)
+        assert claims.bound_s(1.999) == pytest.approx(slack_s, abs=1e-6)
 
 
 def test_who_hardly_ever_comes_blocks_nobody() -> None:
     """A request in twenty seconds is not worth short batches all the time; right after one more may come, it is."""
-    claims, now = _claims(HIGH, 0.03, 20.0, 40)
+    claims, now = _claims(0.03, 20.0, 40)
 
-    assert claims.bounds_s(now + 1.0)[NORMAL - 1] == inf
+    assert claims.bound_s(now + 1.0) == inf
 
 
 @pytest.mark.parametrize(("part", "longest_s"), [(1.0, 0.03), (0.5, 0.06), (0.0, inf)])
@@ -98,9 +76,9 @@ def test_what_was_left_of_batches_counts(part: float, longest_s: float) -> None:
     """Where requests only ever meet the last half of a batch, batches may be twice as long; any, where none runs."""
     claims = Claims()
     for at in range(64):
-        _claim(claims, HIGH, 0.03, 0.01 * at, part)
+        _claim(claims, 0.03, 0.01 * at, part)
 
-    assert claims.bounds_s(0.635)[LOW - 1] == pytest.approx(longest_s)
+    assert claims.bound_s(0.635) == pytest.approx(longest_s)
 
 
 def test_what_another_replica_ran_was_not_blocked_here() -> None:
@@ -109,41 +87,43 @@ def test_what_another_replica_ran_was_not_blocked_here() -> None:
         claims = Claims()
         for at in range(120):
             now = 0.01 * at
-            claims.arrived(make_entry(HIGH, now + 0.03), now)
-            claims.observe(HIGH, 0.03 if at % every == 0 else inf)
-        assert claims.bounds_s(1.195)[LOW - 1] == pytest.approx(longest_s)
+            claims.arrived(now)
+            claims.observe(0.03 if at % every == 0 else inf)
+        assert claims.bound_s(1.195) == pytest.approx(longest_s)
 
 
 def test_one_tight_request_of_many_bounds_nothing() -> None:
-    """A low quantile of the last 64 counts, not the least of them; where one in ten is tight it does."""
+    """A low quantile counts, not the least of them; where one in ten is tight it does."""
     for every, tight in ((60, False), (10, True)):
         claims = Claims()
         for at in range(120):
-            _claim(claims, HIGH, 0.01 if at % every == 0 else 1.0, 0.001 * at)
-        assert (claims.bounds_s(0.119)[LOW - 1] < 0.1) is tight
+            _claim(claims, 0.01 if at % every == 0 else 1.0, 0.001 * at)
+        assert (claims.bound_s(0.119) < 0.1) is tight
 
 
 def test_what_was_asked_before_the_last_requests_is_forgotten() -> None:
-    """Longer batches are allowed again when nobody is tight any more."""
-    claims, now = _claims(HIGH, 0.01, 0.001, 64)
-    assert claims.bounds_s(now)[LOW - 1] < 0.1
-    for at in range(64):
-        _claim(claims, HIGH, 1.0, now + 0.001 * at)
+    """Batches are short soon after somebody is in a hurry, and long again when nobody of the last many was."""
+    claims, now = _claims(1.0, 0.001, 512)
+    for at in range(27):
+        _claim(claims, 0.01, now + 0.001 * at)
+    assert claims.bound_s(now + 0.027) < 0.1
+    for at in range(512):
+        _claim(claims, 1.0, now + 0.027 + 0.001 * at)
 
-    assert claims.bounds_s(now + 0.064)[LOW - 1] >= 1.0
+    assert claims.bound_s(now + 0.54) == pytest.approx(1.0)
 
 
 def test_claims_end_a_minute_after_the_last_request() -> None:
     """A class that asks no more blocks nobody."""
-    claims, now = _claims(HIGH, 0.1, 0.1, 100)
+    claims, now = _claims(0.1, 0.1, 100)
 
-    assert claims.bounds_s(now + 59.9)[LOW - 1] < inf
-    assert claims.bounds_s(now + 60.1) == (inf, inf, inf)
+    assert claims.bound_s(now + 59.9) < inf
+    assert claims.bound_s(now + 60.1) == inf
 
 
 def test_a_short_execution_blocks_nobody() -> None:
     """It ends within the slack of whatever comes."""
-    claims, now = _claims(HIGH, 0.05, 0.1, 600)
+    claims, now = _claims(0.05, 0.1, 600)
 
     assert not claims.likely_blocks(LOW, 0.05, now + 0.09)
     assert not claims.likely_blocks(HIGH, 10.0, now)
@@ -151,7 +131,7 @@ def test_a_short_execution_blocks_nobody() -> None:
 
 def test_a_long_execution_blocks_the_next_request_when_that_is_due() -> None:
     """Right after one came the next is far; shortly before it is due, half a second is too long."""
-    claims, now = _claims(HIGH, 0.1, 1.0, 60)
+    claims, now = _claims(0.1, 1.0, 60)
 
     assert not claims.likely_blocks(LOW, 0.5, now)
     assert claims.likely_blocks(LOW, 0.5, now + 0.9)
@@ -160,7 +140,7 @@ def test_a_long_execution_blocks_the_next_request_when_that_is_due() -> None:
 
 def test_until_a_class_is_known_the_recent_requests_count() -> None:
     """Few requests say that there is a hurry; with time it is forgotten."""
-    claims, _ = _claims(HIGH, 0.05, 0.1, 3)
+    claims, _ = _claims(0.05, 0.1, 3)
 
     assert claims.likely_blocks(LOW, 0.4, 0.25)
     assert not claims.likely_blocks(LOW, 0.4, 5.0)
@@ -168,22 +148,15 @@ def test_until_a_class_is_known_the_recent_requests_count() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(Priority), st.floats(-1.0, 10.0), st.sampled_from([-500.0, -0.1, 0.0, 0.01, 40.0])),
-        min_size=1,
-        max_size=80,
+        st.tuples(st.floats(-1.0, 10.0), st.sampled_from([-500.0, -0.1, 0.0, 0.01, 40.0])), min_size=1, max_size=80
     )
 )
-def test_bounds_tighten_down_the_classes(claimed: list[tuple[Priority, float, float]]) -> None:
-    """What a class may take, the classes above may take as well; none is ever bound to less than some slack asked.
-
-    A clock that goes back changes nothing of it.
-    """
+def test_the_bound_is_never_less_than_what_somebody_asked(claimed: list[tuple[float, float]]) -> None:
+    """A clock that goes back changes nothing of it."""
     claims = Claims()
     now, least = 0.0, inf
-    for priority, slack, gap in claimed:
+    for slack, gap in claimed:
         now += gap
-        _claim(claims, priority, slack, now)
+        _claim(claims, slack, now)
         least = min(least, slack if slack > 0.0 else inf)
-        high, normal, low = claims.bounds_s(now)
-        assert high == inf
-        assert normal >= low >= least - 1e-9
+        assert claims.bound_s(now) >= least - 1e-9

@@ -27,9 +27,8 @@ def _compose(
     profile: list[tuple[int, int, float]] | None = None,
     variants: dict[str, list[tuple[int, int, float]]] | None = None,
     fallbacks: tuple[str, ...] = (),
-    early_drop: bool = True,
     max_rows: int = 32,
-    longest_s: tuple[float, float, float] = (inf, inf, inf),
+    longest_s: float = inf,
     observed: Sequence[float] = (),
 ) -> tuple[Composition, int]:
     """Compose from these entries at time 0; gives the bundle and how many entries stay queued."""
@@ -41,7 +40,7 @@ def _compose(
         latencies.seed((*point, variant) for point in points)
     for seconds in observed:
         latencies.observe(1, 0, seconds, "")
-    settings = ModelScheduling("m", 32, slo_s, early_drop=early_drop, fallbacks=fallbacks)
+    settings = ModelScheduling("m", 32, slo_s, fallbacks=fallbacks)
     room = Room(0.0, max_rows, longest_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
 
@@ -77,16 +76,13 @@ def test_impossible_latency_target_is_given_up_before_the_deadline() -> None:
 
 
 def test_doomed_head_does_not_make_the_bundle_small() -> None:
-    """A head that will be late whatever happens is not allowed to cost throughput, given up or not."""
+    """A head that will be late whatever happens is not allowed to cost throughput."""
     doomed = make_entry(deadline=0.001)
     patient = [make_entry(deadline=5.0) for _ in range(40)]
 
-    for early_drop in (False, True):
-        for slo_s, rows in ((10.0, 32), (0.0200001, 15), (0.0001, 32)):
-            bundle, _ = _compose(doomed, *patient, slo_s=slo_s, early_drop=early_drop)
-            assert bundle.rows == rows
-            assert bundle.given_up == ([doomed] if early_drop else [])
-            assert (bundle.entries[0] is doomed) is not early_drop
+    for slo_s, rows in ((10.0, 32), (0.0200001, 15), (0.0001, 32)):
+        bundle, _ = _compose(doomed, *patient, slo_s=slo_s)
+        assert (bundle.entries, bundle.given_up) == (patient[:rows], [doomed])
 
 
 def test_all_that_is_too_late_is_given_up() -> None:
@@ -168,15 +164,6 @@ def test_entries_count_and_not_rows() -> None:
     assert bundle.given_up == large
 
 
-def test_without_early_drop_the_queue_goes_in_order() -> None:
-    """The bundle is what the head can bear, late or not."""
-    tight = [make_entry(deadline=0.0070001) for _ in range(2)]
-    patient = [make_entry(deadline=0.0350001) for _ in range(30)]
-    bundle, left = _compose(*tight, *patient, early_drop=False)
-
-    assert (bundle.entries, bundle.given_up, left) == (tight, [], 30)
-
-
 def test_a_probe_is_not_given_up_for_a_better_run() -> None:
     """It forces a small bundle; the many that could go without it have to wait."""
     probe = make_entry(deadline=0.0061)
@@ -223,9 +210,9 @@ def test_oversized_entry_travels_alone() -> None:
 
 def test_oversized_entry_that_is_too_late_is_given_up() -> None:
     """100 rows take 3 x 37 ms and 9 ms."""
-    for deadline, early_drop, sent in ((0.121, True, True), (0.119, True, False), (0.119, False, True)):
+    for deadline, sent in ((0.121, True), (0.119, False)):
         big = make_entry(deadline=deadline, rows=100)
-        bundle, _ = _compose(big, early_drop=early_drop)
+        bundle, _ = _compose(big)
         assert bundle == (Composition([big], 100, 0, "", []) if sent else Composition([], 0, 0, "", [big]))
 
 
@@ -269,28 +256,29 @@ def test_fill_must_not_cost_the_head_its_deadline() -> None:
 
 
 def test_fill_must_not_be_late_itself_because_of_the_bundle() -> None:
-    """An urgent entry stays out of a bundle that is too big for it, and can go after it; others still come in."""
+    """An urgent entry stays out of a bundle that is too big for it; others still come in."""
     heads = [make_entry(LOW, 50.0) for _ in range(20)]
     urgent, patient = make_entry(HIGH, 0.030), make_entry(NORMAL, 50.0)
     bundle, left = _compose(*heads, urgent, patient, priority=LOW, max_rows=21)
 
     assert bundle.entries == [*heads, urgent]
     urgent.deadline = 0.0259
-    bundle, left = _compose(*heads, urgent, patient, priority=LOW, max_rows=21, early_drop=False)
-    assert (bundle.entries, bundle.given_up, left) == ([*heads, patient], [], 1)
+    bundle, left = _compose(*heads, urgent, patient, priority=LOW, max_rows=21)
+    assert (bundle.entries, bundle.given_up, left) == ([*heads, patient], [urgent], 0)
     urgent.deadline = 0.0330
     longer = [make_entry(LOW, 50.0) for _ in range(22)]
     assert _compose(*longer, urgent, priority=LOW)[0].entries == [*longer, urgent]
 
 
 def test_fill_gives_up_what_could_go_nowhere_else() -> None:
-    """An entry that is too late for this bundle and for the next one."""
+    """An entry that is too late for this bundle and for the next one; a probe waits."""
     heads = [make_entry(LOW, 50.0) for _ in range(20)]
     urgent = make_entry(HIGH, 0.010)
 
     bundle, left = _compose(*heads, urgent, priority=LOW)
     assert (bundle.entries, bundle.given_up, left) == (heads, [urgent], 0)
-    bundle, left = _compose(*heads, urgent, priority=LOW, early_drop=False)
+    urgent.probe = True
+    bundle, left = _compose(*heads, urgent, priority=LOW)
     assert (bundle.entries, bundle.given_up, left) == (heads, [], 1)
 
 
@@ -300,9 +288,9 @@ def test_fill_must_not_block_a_more_urgent_class() -> None:
     normal = [make_entry(NORMAL, 5.0) for _ in range(10)]
     low = [make_entry(LOW, 9.0) for _ in range(10)]
 
-    bundle, _ = _compose(*high, *normal, *low, priority=HIGH, longest_s=(inf, 0.0150001, 0.0120001))
+    bundle, _ = _compose(*high, *normal, *low, priority=HIGH, longest_s=0.0150001)
     assert bundle.entries == [*high, *normal[:6]]
-    bundle, _ = _compose(*high, *low, priority=HIGH, longest_s=(inf, 0.0150001, 0.0120001))
+    bundle, _ = _compose(*high, *low, priority=HIGH, longest_s=0.0120001)
     assert bundle.entries == [*high, *low[:3]]
 
 
@@ -310,8 +298,8 @@ def test_a_lower_class_s_own_bundle_is_cut_short() -> None:
     """So that it blocks nobody for too long; its head alone may take longer."""
     low = [make_entry(LOW, 9.0) for _ in range(10)]
 
-    assert _compose(*low, priority=LOW, longest_s=(inf, inf, 0.0120001))[0].entries == low[:7]
-    assert _compose(*low, priority=LOW, longest_s=(inf, inf, 0.001))[0].entries == low[:1]
+    assert _compose(*low, priority=LOW, longest_s=0.0120001)[0].entries == low[:7]
+    assert _compose(*low, priority=LOW, longest_s=0.001)[0].entries == low[:1]
 
 
 _BUCKETS = [(1, 16, 0.006), (32, 16, 0.037), (1, 128, 0.048), (32, 128, 0.296)]
@@ -467,14 +455,12 @@ def test_who_asks_for_a_build_gets_that_one() -> None:
         min_size=1,
         max_size=60,
     ),
-    early_drop=st.booleans(),
     max_rows=st.integers(1, 32),
     fallbacks=st.sampled_from([(), ("light",), ("light", "tiny")]),
     longest=st.floats(0.0, 0.1),
 )
 def test_every_entry_is_somewhere(
     offered: list[tuple[Priority, float, int, int, bool]],
-    early_drop: bool,
     max_rows: int,
     fallbacks: tuple[str, ...],
     longest: float,
@@ -492,22 +478,17 @@ def test_every_entry_is_somewhere(
         profile=profile,
         variants=_FALLBACKS,
         fallbacks=fallbacks,
-        early_drop=early_drop,
         max_rows=max_rows,
-        longest_s=(inf, longest, longest),
+        longest_s=longest,
     )
 
     assert len(bundle.entries) + len(bundle.given_up) + left == len(entries)
     assert not set(bundle.entries) & set(bundle.given_up)
     assert bundle.rows == sum(entry.rows for entry in bundle.entries)
     assert bundle.rows <= max_rows or len(bundle.entries) == 1
-    if not early_drop:
-        assert bundle.given_up == []
-        assert bundle.entries
     latencies = VariantLatency()
     for variant, points in ({"": profile} | _FALLBACKS).items():
         latencies.seed((*point, variant) for point in points)
     if bundle.entries:
         seconds = execution_s(latencies.of(bundle.variant), bundle.rows, bundle.bucket, 32)
-        if early_drop:
-            assert all(seconds <= entry.deadline + 1e-9 for entry in bundle.entries), "all are in time"
+        assert all(seconds <= entry.deadline + 1e-9 for entry in bundle.entries), "all are in time"

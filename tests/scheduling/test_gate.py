@@ -72,23 +72,19 @@ def test_the_room_that_is_left_goes_to_the_other_classes() -> None:
     ids=["profile", "max_rows", "slo_s", "deadline"],
 )
 def test_what_bounds_a_batch(limit: dict[str, float], rows: int) -> None:
-    """5 ms and 1 ms per row within the model's target and the head's deadline, and the most rows there may be."""
+    """5 ms and 1 ms per row within the model's target and the deadlines, and the most rows there may be."""
     limit = dict(limit)
     deadline = limit.pop("deadline", 9.0)
-    head = make_entry(deadline=deadline)
-    gate = make_gate(head, *(make_entry(deadline=9.0) for _ in range(40)), early_drop=False, **limit)  # type: ignore[arg-type]
+    turn = make_gate(*(make_entry(deadline=deadline) for _ in range(40)), **limit).next(0.0)  # type: ignore[arg-type]
 
-    assert gate.next(0.0).rows == rows
+    assert (turn.rows, turn.dropped) == (rows, [])
 
 
 def test_the_deadline_counts_from_now() -> None:
     """What has waited has less time left."""
     entries = [make_entry(deadline=5.0200001) for _ in range(15)]
 
-    assert make_gate(*entries).next(5.0).rows == 15
-    assert (
-        make_gate(*entries[:7], *(make_entry(deadline=9.0) for _ in range(9)), early_drop=False).next(5.008).rows == 7
-    )
+    assert [make_gate(*entries).next(now).rows for now in (5.0, 5.008)] == [15, 7]
 
 
 def test_without_predictions_rows_alone_bound_a_batch() -> None:
@@ -126,7 +122,7 @@ def test_expired_entries_are_told_once_and_never_run() -> None:
 
 def test_expired_entries_are_told_though_nothing_runs() -> None:
     """Also where the rest waits for company."""
-    past, ahead = make_entry(deadline=5.0), make_entry(deadline=9.0)
+    past, ahead = make_entry(deadline=5.0), make_entry(deadline=5.02)
     gate = make_gate(past, ahead, policy="auto", in_burst=True, now=5.0)
     turn = gate.next(5.0)
 
@@ -150,13 +146,6 @@ def test_heads_are_given_up_for_more_answers_per_second() -> None:
     turn = make_gate(*tight, *patient).next(0.0)
 
     assert (turn.entries, turn.dropped) == (patient, tight)
-
-
-def test_without_early_drop_all_run_in_order() -> None:
-    """Late or not, as long as they have not expired."""
-    doomed, fine = make_entry(deadline=0.001), make_entry(deadline=9.0)
-
-    assert _all(make_gate(doomed, fine, early_drop=False)) == [[doomed, fine]]
 
 
 def test_a_class_that_is_late_leaves_its_turn_to_the_next() -> None:
@@ -392,7 +381,7 @@ def test_patient_high_requests_cut_nothing() -> None:
 
 def test_a_batch_waits_for_company_in_a_burst() -> None:
     """Asked again when it opens, it goes; an eager one goes at once."""
-    gate = make_gate(entry := make_entry(), policy="auto", in_burst=True, now=5.0)
+    gate = make_gate(entry := make_entry(deadline=5.02), policy="auto", in_burst=True, now=5.0)
     turn = gate.next(5.0)
 
     assert (turn.entries, turn.dropped) == ((), [])
@@ -411,7 +400,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
 
 def test_a_more_urgent_rider_opens_sooner() -> None:
     """The batch goes when it could still be in time for it, though its head is of another class."""
-    gate = make_gate(make_entry(HIGH), policy="auto", in_burst=True, now=5.0)
+    gate = make_gate(make_entry(HIGH, 5.02), policy="auto", in_burst=True, now=5.0)
     alone = gate.next(5.0).opens
     gate.add(rider := make_entry(LOW, 5.0085), 5.0)
     turn = gate.next(5.0)

@@ -42,7 +42,7 @@ class GateMachine(RuleBasedStateMachine):
         self.gate: Gate | None = None
         self.waiting: dict[int, Entry] = {}
         self.gone: list[Entry] = []
-        self.early_drop = True
+        self.known = False
         self.planned = False
 
     @property
@@ -53,7 +53,6 @@ class GateMachine(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(_POLICIES),
-        early_drop=st.booleans(),
         planned=st.booleans(),
         known=st.booleans(),
         share=st.sampled_from([0.0, 0.2]),
@@ -62,19 +61,17 @@ class GateMachine(RuleBasedStateMachine):
     def start(
         self,
         policy: Policy,
-        early_drop: bool,
         planned: bool,
         known: bool,
         share: float,
         fallbacks: tuple[str, ...],
     ) -> None:
         """An empty gate."""
-        self.early_drop, self.planned = early_drop, planned
+        self.known, self.planned = known, planned
         self.gate = make_gate(
             max_rows=_MAX_ROWS,
             slo_s=0.1,
             policy=policy,
-            early_drop=early_drop,
             fallbacks=fallbacks,
             share=share,
             planned=planned,
@@ -124,6 +121,7 @@ class GateMachine(RuleBasedStateMachine):
     )
     def observe(self, rows: int, seconds: float, variant: str) -> None:
         """An execution ends."""
+        self.known = True
         self.it.observe(rows, 0, seconds, variant)
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 0.1, 1.0, 90.0, -0.01, -2.0, -1e6]))
@@ -137,7 +135,7 @@ class GateMachine(RuleBasedStateMachine):
         before = min(self.waiting.values(), key=lambda e: (e.priority, e.deadline), default=None)
         turn = self.it.next(self.now)
         for entry in turn.dropped:
-            assert self.early_drop or entry.deadline <= self.now
+            assert self.known or entry.deadline <= self.now, "without predictions nothing is given up"
             self.leave(entry, EntryState.DONE)
         entries = turn.entries
         for entry in entries:
@@ -229,7 +227,7 @@ def _runs(entries: list[Entry], share: float) -> list[tuple[list[int], list[int]
 
 @given(offered=_OFFERED)
 def test_nothing_runs_late_where_predictions_hold(offered: list[_Offered]) -> None:
-    """With early drop whatever is run is in time; and the first of every batch is of the most urgent class."""
+    """Whatever is run is in time; and the first of every batch is of the most urgent class."""
     entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
     gate, now = make_gate(*entries, max_rows=_MAX_ROWS), 0.0
     waiting = set(entries)

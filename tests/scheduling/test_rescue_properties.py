@@ -149,7 +149,8 @@ class RescueMachine(RuleBasedStateMachine):
         for entry in decisions.expired:
             assert entry.deadline <= self.now
         for bundle_id, entries in decisions.recalls.items():
-            assert {entry.id for entry in entries} <= self.ended, "a copy is recalled when its request has ended"
+            # Its request has ended, or is left to the other copy, since this one's bundle was given up.
+            assert all(entry.state is EntryState.DONE for entry in entries), "a copy is recalled that nobody waits for"
             assert bundle_id not in self.in_flight or set(entries) <= set(self.in_flight[bundle_id].entries)
         for dispatch in decisions.dispatches:
             assert dispatch.bundle_id not in self.in_flight

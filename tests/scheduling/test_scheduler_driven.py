@@ -211,14 +211,13 @@ def _drive(
     ratios: list[float],
     *,
     grouped: bool,
-    early_drop: bool,
     replicas: int,
     known: bool,
     share: float = 0.0,
 ) -> _Drive:
     """Models ``m`` and ``n``, the first of which has a fallback."""
     models = [
-        ModelScheduling(name, 8, 0.1, policy=policy, early_drop=early_drop, fallbacks=("light",))
+        ModelScheduling(name, 8, 0.1, policy=policy, fallbacks=("light",))
         for name, policy in zip("mn", policies, strict=True)
     ]
     names = [f"r{i}" for i in range(replicas)]
@@ -250,7 +249,6 @@ def _drive(
 @given(
     policies=st.tuples(st.sampled_from(_POLICIES), st.sampled_from(_POLICIES)),
     grouped=st.booleans(),
-    early_drop=st.booleans(),
     replicas=st.integers(1, 3),
     known=st.booleans(),
     share=st.sampled_from([0.0, 0.1]),
@@ -260,7 +258,6 @@ def _drive(
 def test_everything_settles(
     policies: tuple[Policy, Policy],
     grouped: bool,
-    early_drop: bool,
     replicas: int,
     known: bool,
     share: float,
@@ -268,9 +265,7 @@ def test_everything_settles(
     ratios: list[float],
 ) -> None:
     """Every accepted entry ends exactly once, what was given up never ran, and few decisions were needed."""
-    drive = _drive(
-        policies, ratios, grouped=grouped, early_drop=early_drop, replicas=replicas, known=known, share=share
-    )
+    drive = _drive(policies, ratios, grouped=grouped, replicas=replicas, known=known, share=share)
     drive.offer(offered)
     ended = [*drive.answered, *drive.expired, *drive.given_up]
     scheduler = drive.scheduler
@@ -292,8 +287,8 @@ def test_everything_settles(
 def test_no_answer_is_late_when_predictions_hold(
     policy: Policy, grouped: bool, replicas: int, offered: list[Offered]
 ) -> None:
-    """With early drop nothing is executed in vain, whatever the policy waits for, except for probes."""
-    drive = _drive((policy, policy), [1.0], grouped=grouped, early_drop=True, replicas=replicas, known=True)
+    """Nothing is executed in vain, whatever the policy waits for, except for probes."""
+    drive = _drive((policy, policy), [1.0], grouped=grouped, replicas=replicas, known=True)
     drive.offer(offered)
     in_vain = [entry for entry in drive.ran if entry in drive.expired]
 
@@ -307,16 +302,15 @@ def test_no_answer_is_late_when_predictions_hold(
 @given(
     policy=st.sampled_from(_POLICIES),
     grouped=st.booleans(),
-    early_drop=st.booleans(),
     priority=st.sampled_from([HIGH, NORMAL, LOW]),
     budget=st.sampled_from([0.012, 0.1, 3.0]),
     earlier=_OFFERED,
 )
 def test_a_lone_request_is_always_answered(
-    policy: Policy, grouped: bool, early_drop: bool, priority: Priority, budget: float, earlier: list[Offered]
+    policy: Policy, grouped: bool, priority: Priority, budget: float, earlier: list[Offered]
 ) -> None:
     """Whatever was before: on an idle server, with time for it and predictions that hold, it is in time."""
-    drive = _drive((policy, policy), [1.0], grouped=grouped, early_drop=early_drop, replicas=1, known=True)
+    drive = _drive((policy, policy), [1.0], grouped=grouped, replicas=1, known=True)
     drive.offer(earlier)
     answered = len(drive.answered)
     drive.offer([(300.0, "n", priority, budget, 1)])

@@ -65,19 +65,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         seeded=st.booleans(),
         started=st.booleans(),
         grouped=st.booleans(),
-        early_drop=st.booleans(),
         policies=st.tuples(*[st.sampled_from(_POLICIES)] * len(_MODELS)),
     )
-    def start(
-        self, shares: bool, seeded: bool, started: bool, grouped: bool, early_drop: bool, policies: tuple[Policy, ...]
-    ) -> None:
+    def start(self, shares: bool, seeded: bool, started: bool, grouped: bool, policies: tuple[Policy, ...]) -> None:
         """One process with small limits, and perhaps two models that share a device."""
         self.shares = shares
         self.seeded = seeded
         self.grouped = set(_GROUP.models) if grouped else set()
         self.models = {
-            model.name: replace(model, policy=policy, early_drop=early_drop)
-            for model, policy in zip(_MODELS.values(), policies, strict=True)
+            model.name: replace(model, policy=policy) for model, policy in zip(_MODELS.values(), policies, strict=True)
         }
         self.classes = {
             HIGH: make_class(entries=5, nbytes=40, overflow="demote"),
@@ -290,7 +286,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.end(entry)
         for entry in decisions.given_up:
             assert entry.model in self.grouped, "gates know best what can be in time"
-            assert self.models[entry.model].early_drop
             assert entry.deadline > self.now
             assert entry.id in self.queued
             assert self.tries[entry.id] == 0
@@ -393,11 +388,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
         lane = self.lanes[entries[0].id]
         self.lanes.update((entry.id, entry.lane) for entry in entries)
-        if not fresh or (self.models[dispatch.model].early_drop and dispatch.model in self.grouped):
-            return
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             assert chosen == sorted(chosen)
+        if not fresh or dispatch.model in self.grouped:
+            return
+        for priority in Priority:
+            chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             waiting = [
                 (e.deadline, e.id)
                 for e in self.fresh(dispatch.model)

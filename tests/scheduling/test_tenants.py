@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from math import inf
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +10,9 @@ from hypothesis import strategies as st
 
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
-from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
-from serve_app.scheduling.tenants import CREDIT_BATCHES, MOST_NAMED, OTHER, ServedSeconds, Service
+from serve_app.scheduling.tenants import CREDIT_BATCHES
 
 MODEL = "model"
 ROWS = 8
@@ -80,40 +77,6 @@ class TestTheGate:
         gate.add(_entry(next(numbers), "small", 900.0), 0.1)
         first = gate.next(0.1).entries
         assert "small" == first[0].tenant
-
-    @pytest.mark.parametrize(("budget_s", "longest"), [(0.0275, 6), (0.2, ROWS)])
-    def test_a_flood_runs_no_longer_than_a_polite_tenant_can_bear(self, budget_s: float, longest: int) -> None:
-        """A polite request comes in every fourth batch or so, with 11 ms for its own run."""
-        gate, rng = _gate(), Random(1)
-        numbers = count()
-        now = 0.0
-        rows: list[int] = []
-        for turn in range(300):
-            for _ in range(2 * ROWS):
-                gate.add(_entry(next(numbers), "flood", now + 0.1), now)
-            if rng.random() < 0.25:
-                gate.add(_entry(next(numbers), "polite", now + budget_s), now)
-            batch = gate.next(now)
-            if turn > 100 and "polite" not in _tenants(list(batch.entries)):
-                rows.append(batch.rows)
-            gate.ended()
-            now += batch.predicted_s
-        assert longest == max(rows)
-
-    @pytest.mark.parametrize(("gap_s", "bounds"), [(0.1, True), (0.002, False)])
-    def test_batches_so_short_that_the_polite_would_fill_half_of_them_help_nobody(
-        self, gap_s: float, bounds: bool
-    ) -> None:
-        """Of 500 requests per second 8 come within 16 ms: as many as the batch could hold."""
-        service, latency = Service(), LatencyModel()
-        latency.seed([(rows, 0, _seconds(rows)) for rows in (1, 2, 4, ROWS, 32)])
-        service.batch(0.02)
-        service.reach(1.0)
-        for number in range(100):
-            now = number * gap_s
-            service.claims(_entry(number, "polite", now + 0.030), latency, 32, now)
-        assert service.is_under("polite", 1.0)
-        assert bounds == (service.bound_s(1.0, now + 0.9 * gap_s) < inf)
 
     @pytest.mark.parametrize("weight", [1.0, 2.0, 4.0])
     def test_backlogged_tenants_share_by_weight(self, weight: float) -> None:
@@ -239,24 +202,3 @@ class TestTheRouter:
         scheduler.on_arrival(polite, 0.1)
         dispatches = scheduler.decide(0.1).dispatches
         assert [[polite]] == [dispatch.entries for dispatch in dispatches]
-
-    def test_served_seconds_are_counted_by_tenant(self) -> None:
-        scheduler = _scheduler(100)
-        scheduler.on_replicas(MODEL, ["a"], 0.0)
-        for number, tenant in enumerate(("a", "b", "b")):
-            scheduler.on_arrival(_entry(number, tenant), 0.0)
-        now = 0.0
-        while dispatches := scheduler.decide(now).dispatches:
-            now += 1.0
-            for dispatch in dispatches:
-                scheduler.on_done(dispatch.bundle_id, [(dispatch.rows, 0, 0.1 * dispatch.rows, "")], now)
-        assert {(Priority.NORMAL, "a"): 0.1, (Priority.NORMAL, "b"): 0.2} == pytest.approx(dict(scheduler.served_s()))
-
-
-def test_tenants_past_the_named_ones_are_counted_together() -> None:
-    """However many addresses there are, what is kept is bounded."""
-    served = ServedSeconds()
-    for number in range(MOST_NAMED + 3):
-        served.add([_entry(number, f"tenant-{number}")], [(1, 0, 1.0, "")])
-    assert MOST_NAMED + 1 == len(served.seconds)
-    assert 3.0 == served.seconds[Priority.NORMAL, OTHER]

@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import serialization
 
 from protocols.authority import Authority
 from protocols.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until
-from serve_app.client import AsyncClient
 from serve_app.errors import ConfigError
 from serve_app.protocols.http1 import Limits
 from serve_app.protocols.secure import SecureTransport
 from serve_app.protocols.tls import Certificates, TlsFiles, careless, make_context
+from serve_app_client import AsyncClient
 
 GOODBYES = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)
 

@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 
 from protocols.live.conftest import PICTURE
 from serve_app.cli.key_file import add, remove
-from serve_app.client import Client, ModelNotFound, PermissionDenied, RateLimited, Unauthenticated
+from serve_app_client import Client, ModelNotFound, PermissionDenied, RateLimited, Unauthenticated
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Use 'content=:DeprecationWarning"  # Hugging Face's client's own way of calling httpx

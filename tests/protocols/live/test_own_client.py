@@ -1,11 +1,11 @@
-"""The client of this package, asked for what a whole server is needed for."""
+"""This project's own client, asked for what a whole server is needed for."""
 
 from __future__ import annotations
 
 import numpy as np
 from local_server import LocalServer
 
-from serve_app.client import Client
+from serve_app_client import Client
 
 
 def test_embeddings_are_cut_to_order(server: LocalServer) -> None:

@@ -13,8 +13,8 @@ import onnx_models
 import pytest
 from local_server import LocalServer
 
-from serve_app.client import Client
 from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app_client import Client
 
 DIGITS = sorted(Path("tests/data/digits").glob("*.png"))
 ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}]}

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import tenacity
 
-from serve_app.client.calls import Call, CallOptions
-from serve_app.client.connection import (
+from serve_app_client.calls import Call, CallOptions
+from serve_app_client.connection import (
     GRACE_S,
     PROBE_TIMEOUT_S,
     ClientSettings,
@@ -24,11 +24,11 @@ from serve_app.client.connection import (
     request_of,
     wait_arguments,
 )
-from serve_app.client.deadline import deadline
-from serve_app.client.errors import ConnectionFailed, DeadlineExceeded
-from serve_app.client.media import Media
-from serve_app.client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
-from serve_app.client.retry import retry_arguments
+from serve_app_client.deadline import deadline
+from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
+from serve_app_client.media import Media
+from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
+from serve_app_client.retry import retry_arguments
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Client:
     Args:
         url: Address of the server, e.g. ``http://127.0.0.1:8000``; default: the environment variable SERVE_APP_URL,
             or this one.
-        settings: See `serve_app.client.ClientSettings`.
+        settings: See `serve_app_client.ClientSettings`.
     """
 
     def __init__(self, url: str | None = None, **settings: Unpack[ClientSettings]) -> None:
@@ -72,7 +72,7 @@ class Client:
 
     @staticmethod
     def deadline(seconds: float) -> AbstractContextManager[None]:
-        """As `serve_app.client.deadline`: all calls inside end within so many seconds together."""
+        """As `serve_app_client.deadline`: all calls inside end within so many seconds together."""
         return deadline(seconds)
 
     def infer(
@@ -93,10 +93,10 @@ class Client:
             outputs: Names of the outputs wanted; ``None`` for all.
             version: Of the model; ``None`` for the one served.
             timings: Whether the answer shall say where the time went.
-            options: See `serve_app.client.CallOptions`.
+            options: See `serve_app_client.CallOptions`.
 
         Raises:
-            ServeAppClientError: See `serve_app.client.errors`. So do all other methods.
+            ServeAppClientError: See `serve_app_client.errors`. So do all other methods.
             TypeError: An input has no form in the protocol.
         """
         return self._run(self._calls.infer(model, inputs, outputs, version, options, timings=timings))
@@ -118,7 +118,7 @@ class Client:
                 array, which is a sound where it has a sampling rate, and otherwise a picture.
             parameters: Of the task, e.g. ``{"top_k": 3}`` or ``{"candidate_labels": [...]}``.
             sampling_rate: Of an array of samples, Hz.
-            options: See `serve_app.client.CallOptions`.
+            options: See `serve_app_client.CallOptions`.
 
         Raises:
             TypeError: ``media`` is nothing that can be sent.
@@ -141,7 +141,7 @@ class Client:
             texts: One or several.
             model: The model's name.
             dimensions: Shorten the vectors to so many, for models made for that.
-            options: See `serve_app.client.CallOptions`.
+            options: See `serve_app_client.CallOptions`.
 
         Returns:
             Of shape (texts, dimensions), also for one text.

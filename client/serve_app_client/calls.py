@@ -9,18 +9,18 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from serve_app import __version__
-from serve_app.client.deadline import MAX_TIMEOUT_S, Deadline, deadline_of
-from serve_app.client.errors import InvalidAnswer, error_of
-from serve_app.client.media import Media, body_of
-from serve_app.client.results import (
+from serve_app_client import wire
+from serve_app_client.deadline import Deadline, deadline_of
+from serve_app_client.errors import DeadlineExceeded, InvalidAnswer, Unavailable, error_of
+from serve_app_client.media import Media, body_of
+from serve_app_client.results import (
     InferResult,
     ModelMetadata,
     ModelSummary,
@@ -29,14 +29,12 @@ from serve_app.client.results import (
     TensorMetadata,
     Timings,
 )
-from serve_app.client.tensors import decode_answer, encode_request
+from serve_app_client.tensors import decode_answer, encode_request
+from serve_app_client.wire import Priority
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-Priority: TypeAlias = Literal["high", "normal", "low"]
-
-_PRIORITIES: Final = ("high", "normal", "low")
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"([\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?)?")
@@ -99,7 +97,7 @@ class Call(Generic[T_co]):
     @property
     def request_id(self) -> str:
         """The id sent."""
-        return self.headers["x-request-id"]
+        return self.headers[wire.X_REQUEST_ID]
 
     def attempt_headers(self, now: float) -> dict[str, str]:
         """The headers of an attempt that starts now: they tell the server what is left until the deadline.
@@ -107,10 +105,10 @@ class Call(Generic[T_co]):
         Raises:
             DeadlineExceeded: Nothing is.
         """
-        left = min(self.deadline.left(now), MAX_TIMEOUT_S)
+        left = min(self.deadline.left(now), wire.MAX_TIMEOUT_S)
         headers = dict(self.headers)
         if self.deadline.announced:
-            headers["x-timeout-ms"] = f"{max(left * 1e3, 0.001):.3f}"
+            headers[wire.X_TIMEOUT_MS] = f"{max(left * 1e3, 0.001):.3f}"
         return headers
 
 
@@ -145,7 +143,7 @@ class Calls:
         body, head_length = encode_request(inputs, outputs, timings=timings)
         headers = {
             "content-type": "application/octet-stream",
-            "inference-header-content-length": str(head_length),
+            wire.HEAD_LENGTH: str(head_length),
         }
         path = f"{_model_path(model, version)}/infer"
         return self._post(path, body, headers, options, deadline, _read_infer)
@@ -228,13 +226,13 @@ class Calls:
         headers = dict(self.headers)
         priority = options.get("priority") or self.priority
         if priority is not None:
-            headers["x-priority"] = checked_priority(priority)
+            headers[wire.X_PRIORITY] = checked_priority(priority)
         variant, fallback = options.get("variant"), options.get("fallback")
         if variant:
-            headers["x-variant"] = _header_value("variant", variant)
+            headers[wire.X_VARIANT] = _header_value("variant", variant)
         if fallback is not None:
-            headers["x-fallback"] = "allow" if fallback else "never"
-        headers["x-request-id"] = _request_id(options.get("request_id"))
+            headers[wire.X_FALLBACK] = "allow" if fallback else "never"
+        headers[wire.X_REQUEST_ID] = _request_id(options.get("request_id"))
         return headers
 
 
@@ -244,7 +242,7 @@ def default_headers(api_key: str | None, further: Mapping[str, str] | None) -> d
     Raises:
         ValueError: One cannot be sent. Later it would look like a connection that broke, and be tried again.
     """
-    headers = {"user-agent": f"serve-app-python/{__version__}", "accept-encoding": "identity"}
+    headers = {"user-agent": f"serve-app-python/{wire.__version__}", "accept-encoding": "identity"}
     if api_key is not None:
         headers["authorization"] = f"Bearer {_header_value('api_key', api_key)}"
     for name, value in (further or {}).items():
@@ -263,8 +261,8 @@ def _header_value(what: str, value: str) -> str:
 
 def checked_priority(priority: Priority) -> Priority:
     """The priority, if there is such a class. Raises `ValueError`."""
-    if priority not in _PRIORITIES:
-        raise ValueError(f"priority: expected one of {', '.join(_PRIORITIES)}; got {priority!r}")
+    if priority not in wire.PRIORITIES:
+        raise ValueError(f"priority: expected one of {', '.join(wire.PRIORITIES)}; got {priority!r}")
     return priority
 
 
@@ -307,12 +305,12 @@ def _misshapen(error: Exception) -> InvalidAnswer:
 
 
 def _served(answer: Answer) -> Served:
-    headers = answer.headers
-    return Served(*(headers.get(name, "") for name in ("x-priority", "x-variant", "x-request-id", "x-cache")))
+    names = (wire.X_PRIORITY, wire.X_VARIANT, wire.X_REQUEST_ID, wire.X_CACHE)
+    return Served(*(answer.headers.get(name, "") for name in names))
 
 
 def _read_infer(answer: Answer) -> InferResult:
-    head, outputs = decode_answer(_body(answer), answer.headers.get("inference-header-content-length"))
+    head, outputs = decode_answer(_body(answer), answer.headers.get(wire.HEAD_LENGTH))
     timings = _timings(head.get("parameters"))
     return InferResult(
         outputs, str(head.get("model_name", "")), str(head.get("model_version", "")), _served(answer), timings
@@ -386,7 +384,8 @@ def _read_statistics(answer: Answer) -> dict[str, Any]:
 
 
 def _read_health(answer: Answer) -> str:
-    if answer.status in {502, 503, 504}:
-        return str(error_of(answer.status, answer.headers, answer.body).message)
-    _body(answer)
+    try:
+        _body(answer)
+    except (Unavailable, DeadlineExceeded) as error:
+        return error.message
     return ""

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from serve_app.client.errors import InvalidAnswer
+from serve_app_client.errors import InvalidAnswer
+from serve_app_client.extras import brought_by
 
 Array = npt.NDArray[Any]
 
@@ -120,7 +121,8 @@ def decode_answer(body: bytes, head_length: str | None) -> tuple[dict[str, Any],
 
 def _dtype_of(datatype: str) -> np.dtype[Any]:
     if datatype == _BFLOAT16:
-        import ml_dtypes  # noqa: PLC0415 - rarely needed
+        with brought_by("bfloat16"):
+            import ml_dtypes  # noqa: PLC0415 - rarely needed
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16

@@ -10,12 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from serve_app.client.errors import DeadlineExceeded
-
-MAX_TIMEOUT_S: Final = 24 * 3600.0
-"""The longest deadline that the server takes."""
+from serve_app_client.errors import DeadlineExceeded
+from serve_app_client.wire import MAX_TIMEOUT_S
 
 _scope: ContextVar[float | None] = ContextVar("serve_app_client_deadline", default=None)
 

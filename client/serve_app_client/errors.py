@@ -23,7 +23,7 @@
     └── ConnectionFailed           -   no connection, or it broke before the answer was complete
 
 `Refused`, `Unavailable` and `ConnectionFailed` are worth another attempt: inference changes nothing at the server, so
-that a request may be run twice. `serve_app.client.retry` decides whether there is one.
+that a request may be run twice. `serve_app_client.retry` decides whether there is one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import orjson
+
+from serve_app_client.wire import X_REQUEST_ID
 
 _QUOTED_CHARS: Final = 200
 
@@ -237,7 +239,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes, request_id: s
     cls = BY_CODE.get(code) or _behind_serves_proxy(status, body) or _BY_STATUS.get(status) or _by_range(status)
     if not message:
         message = f"HTTP status {status}{_excerpt(body)}"
-    return cls(message, status, code, retry_after_s(headers), headers.get("x-request-id", request_id))
+    return cls(message, status, code, retry_after_s(headers), headers.get(X_REQUEST_ID, request_id))
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime.datetime | None = None) -> float | None:

@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 import httpx
 import tenacity
 
-from serve_app.client.calls import Answer, Call, Calls, Priority, checked_priority, default_headers
-from serve_app.client.deadline import checked_timeout
-from serve_app.client.errors import ConnectionFailed, DeadlineExceeded, ServeAppClientError
-from serve_app.client.retry import Retry, RetryBudget
+from serve_app_client.calls import Answer, Call, Calls, checked_priority, default_headers
+from serve_app_client.deadline import checked_timeout
+from serve_app_client.errors import ConnectionFailed, DeadlineExceeded, ServeAppClientError
+from serve_app_client.retry import Retry, RetryBudget
+from serve_app_client.wire import Priority
 
 URL_VARIABLE: Final = "SERVE_APP_URL"
 """Environment variable with the address of the server, for clients that are given none."""

@@ -26,8 +26,8 @@ from typing import Any, Final, TypedDict
 
 import tenacity
 
-from serve_app.client.deadline import Deadline
-from serve_app.client.errors import ConnectionFailed, Refused, ServeAppClientError, Unavailable
+from serve_app_client.deadline import Deadline
+from serve_app_client.errors import ConnectionFailed, Refused, ServeAppClientError, Unavailable
 
 _log = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ Deadlines, priorities, retries within a budget, tensors as numpy arrays, media a
 own: nothing of the server is imported. See docs/client.md.
 """
 
-from serve_app.client.asynchronous import AsyncClient
-from serve_app.client.calls import CallOptions, Priority
-from serve_app.client.connection import ClientSettings
-from serve_app.client.deadline import deadline
-from serve_app.client.errors import (
+from serve_app_client.asynchronous import AsyncClient
+from serve_app_client.calls import CallOptions
+from serve_app_client.connection import ClientSettings
+from serve_app_client.deadline import deadline
+from serve_app_client.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     InferenceFailed,
@@ -30,8 +30,8 @@ from serve_app.client.errors import (
     Unsupported,
     UnsupportedMedia,
 )
-from serve_app.client.hedging import Percentile
-from serve_app.client.results import (
+from serve_app_client.hedging import Percentile
+from serve_app_client.results import (
     InferResult,
     Label,
     ModelMetadata,
@@ -41,8 +41,9 @@ from serve_app.client.results import (
     TensorMetadata,
     Timings,
 )
-from serve_app.client.retry import Retry
-from serve_app.client.sync import Client
+from serve_app_client.retry import Retry
+from serve_app_client.sync import Client
+from serve_app_client.wire import Priority, __version__
 
 __all__ = [
     "AsyncClient",
@@ -80,5 +81,6 @@ __all__ = [
     "Unavailable",
     "Unsupported",
     "UnsupportedMedia",
+    "__version__",
     "deadline",
 ]

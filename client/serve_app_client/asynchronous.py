@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import tenacity
 
-from serve_app.client.calls import Call, CallOptions
-from serve_app.client.connection import (
+from serve_app_client.calls import Call, CallOptions
+from serve_app_client.connection import (
     GRACE_S,
     PROBE_TIMEOUT_S,
     ClientSettings,
@@ -25,12 +25,12 @@ from serve_app.client.connection import (
     request_of,
     wait_arguments,
 )
-from serve_app.client.deadline import deadline
-from serve_app.client.errors import ConnectionFailed, DeadlineExceeded
-from serve_app.client.hedging import Latencies, Percentile, checked_hedge
-from serve_app.client.media import Media, is_in_memory
-from serve_app.client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
-from serve_app.client.retry import RETRYABLE, retry_arguments
+from serve_app_client.deadline import deadline
+from serve_app_client.errors import ConnectionFailed, DeadlineExceeded
+from serve_app_client.hedging import Latencies, Percentile, checked_hedge
+from serve_app_client.media import Media, is_in_memory
+from serve_app_client.results import InferResult, ModelMetadata, ModelSummary, PredictResult
+from serve_app_client.retry import RETRYABLE, retry_arguments
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class AsyncClient:
     """A client of serve_app over HTTP, for one event loop. Close it, or use it as an asynchronous context manager.
 
-    Methods are those of `serve_app.client.Client`. A call that is cancelled closes its connection, which the server
+    Methods are those of `serve_app_client.Client`. A call that is cancelled closes its connection, which the server
     takes as the request's end: what waits there is dropped.
 
     Args:
@@ -47,7 +47,7 @@ class AsyncClient:
         hedge_after: Seconds without an answer after which an inference call is sent a second time; the first answer
             counts, and the other attempt is cancelled. A `Percentile` waits as long as that part of the latest calls
             of the same kind took. Default: never. Hedges count against the budget of retries.
-        settings: See `serve_app.client.ClientSettings`.
+        settings: See `serve_app_client.ClientSettings`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AsyncClient:
 
     @staticmethod
     def deadline(seconds: float) -> AbstractContextManager[None]:
-        """As `serve_app.client.deadline`: all calls inside end within so many seconds together."""
+        """As `serve_app_client.deadline`: all calls inside end within so many seconds together."""
         return deadline(seconds)
 
     async def infer(
@@ -98,7 +98,7 @@ class AsyncClient:
         timings: bool = False,
         **options: Unpack[CallOptions],
     ) -> InferResult:
-        """Send tensors to a model. See `serve_app.client.Client.infer`."""
+        """Send tensors to a model. See `serve_app_client.Client.infer`."""
         call = self._calls.infer(model, inputs, outputs, version, options, timings=timings)
         return await self._run(call, self._hedging)
 
@@ -111,7 +111,7 @@ class AsyncClient:
         sampling_rate: int | None = None,
         **options: Unpack[CallOptions],
     ) -> PredictResult:
-        """Send a model a picture, a sound or text. See `serve_app.client.Client.predict`."""
+        """Send a model a picture, a sound or text. See `serve_app_client.Client.predict`."""
         arguments = (model, media, parameters, sampling_rate, options)
         if is_in_memory(media):
             call = self._calls.predict(*arguments)
@@ -127,7 +127,7 @@ class AsyncClient:
         dimensions: int | None = None,
         **options: Unpack[CallOptions],
     ) -> npt.NDArray[np.float32]:
-        """Embed texts. See `serve_app.client.Client.embed`."""
+        """Embed texts. See `serve_app_client.Client.embed`."""
         return await self._run(self._calls.embed(texts, model, dimensions, options), self._hedging)
 
     async def models(self) -> list[ModelSummary]:
@@ -155,7 +155,7 @@ class AsyncClient:
         return not await self._probe(self._calls.ready(model, timeout))
 
     async def wait_until_ready(self, timeout: float = 60.0, model: str | None = None) -> None:  # noqa: ASYNC109
-        """Wait until all models, or this one, can take work. See `serve_app.client.Client.wait_until_ready`."""
+        """Wait until all models, or this one, can take work. See `serve_app_client.Client.wait_until_ready`."""
 
         async def ask() -> str:
             return await self._probe(self._calls.ready(model, PROBE_TIMEOUT_S))

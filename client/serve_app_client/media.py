@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from serve_app_client.extras import brought_by
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -119,7 +121,8 @@ def _read(file: Any) -> Body:
 
 
 def _picture_of(array: npt.NDArray[Any]) -> Body:
-    from PIL import Image  # noqa: PLC0415 - see the module's text
+    with brought_by("media"):
+        from PIL import Image  # noqa: PLC0415 - see the module's text
 
     if array.dtype != np.uint8 or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in {3, 4})):
         raise ValueError(
@@ -136,7 +139,8 @@ def _png(image: Any) -> Body:
 
 
 def _sound_of(array: npt.NDArray[Any], sampling_rate: int) -> Body:
-    import soundfile  # noqa: PLC0415 - see the module's text
+    with brought_by("media"):
+        import soundfile  # noqa: PLC0415 - see the module's text
 
     if array.ndim not in {1, 2} or not (array.dtype.kind == "f" or array.dtype == np.int16):
         raise ValueError(

@@ -1,0 +1,51 @@
+"""Keys that earlier versions had, and that files may still set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from serve_app.config.faults import misfit
+
+_log = logging.getLogger(__name__)
+
+
+class Removed(NamedTuple):
+    """A switch that was removed.
+
+    Attributes:
+        key: Its name.
+        harmless: The value that asks for what happens anyway.
+        fault: Why the other value cannot be had any more.
+        note: Why ``harmless`` need not be said.
+    """
+
+    key: str
+    harmless: bool
+    fault: str
+    note: str
+
+
+def without_removed(given: Any, section: str, removed: Sequence[Removed]) -> Any:
+    """What was given for a section, without removed keys. Each that asks for nothing else is told in the log.
+
+    Args:
+        given: As in the file; returned as it is where it is not a mapping.
+        section: Its name, for the log.
+        removed: Its removed keys.
+
+    Raises:
+        ValidationError: A removed key asks for what is not there any more.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    found = [each for each in removed if each.key in given]
+    refused = [each for each in found if given[each.key] is not each.harmless]
+    if refused:
+        raise misfit([((each.key,), f"was removed, leave it out: {each.fault}") for each in refused])
+    for key, harmless, _, note in found:
+        value = str(harmless).lower()
+        _log.warning("%s.%s: %s has no effect any more, leave it out: %s", section, key, value, note)
+    dropped = {each.key for each in found}
+    return {key: value for key, value in given.items() if key not in dropped} if dropped else given

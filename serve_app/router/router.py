@@ -1,0 +1,298 @@
+"""A router, put together: scheduler, dispatcher, links, caches, protocols and ports of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from serve_app.errors import ConfigError
+from serve_app.payloads import Bundle, BundleResult
+from serve_app.protocols.body import ALIGNMENT, allocate
+from serve_app.protocols.direct_ports import DirectPorts
+from serve_app.protocols.grpc_app import GrpcApp
+from serve_app.protocols.grpc_listener import GrpcListener
+from serve_app.protocols.http import HttpApp, create_app
+from serve_app.protocols.listener import Listener, bind
+from serve_app.protocols.request_log import RequestLog
+from serve_app.protocols.tls import Certificates, TlsFiles
+from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
+from serve_app.runtime.arena import Arena
+from serve_app.runtime.cache import ResponseCache
+from serve_app.runtime.connection_metrics import ConnectionsCollector
+from serve_app.runtime.dispatcher import Dispatcher
+from serve_app.runtime.key_metrics import KeysCollector
+from serve_app.runtime.line_writer import LineWriter
+from serve_app.runtime.links import Links
+from serve_app.runtime.liveness import Watch
+from serve_app.runtime.metrics import RouterMetrics, merge_pages
+from serve_app.runtime.service import Service
+from serve_app.runtime.statistics import Statistics
+from serve_app.runtime.ties import TieTable
+from serve_app.runtime.trail import Trails, configured_tracer
+from serve_app.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+OPEN_ANYWAY_S: Final = 30.0
+"""After so many seconds the ports are opened even if some model has no replica yet."""
+
+Call = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
+"""Sends a bundle of a model to a replica that has no link (``None``: to any), and waits for its results. The last
+argument is the size of the bundle's payloads, bytes."""
+
+
+class Peers(Protocol):
+    """The other routers of the application. One that does not answer in time is left out."""
+
+    def own_name(self) -> str:
+        """What this one is called among them."""
+
+    async def pages(self) -> Mapping[str, str]:
+        """Their pages of metrics, by name."""
+
+    async def statistics(self) -> Sequence[Mapping[str, Statistics]]:
+        """The statistics of their models, by the model's name."""
+
+
+class Router:
+    """One router process. It must be made in the event loop that it works in, and works from then on.
+
+    Whoever makes it says which replicas there are (`on_replicas`), and closes it. Bundles travel by links to replicas
+    that have told an address, and by ``call`` to others.
+
+    Args:
+        settings: What it serves. Raises ConfigError when a port cannot be had, or a certificate cannot be used.
+        call: The way to replicas without a link.
+        peers: The other routers of the application; ``None``: there are none.
+
+    Attributes:
+        service: What every protocol is served by.
+        app: Answers HTTP requests that come by a server in front: an ASGI application.
+        grpc: Answers gRPC calls that come by a server in front.
+        metrics: What it counts.
+    """
+
+    def __init__(self, settings: RouterSettings, call: Call, peers: Peers | None = None) -> None:
+        self._settings = settings
+        self._call = call
+        self._peers = peers
+        self._loop = asyncio.get_running_loop()
+        self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
+        self._scheduler = Scheduler(settings.scheduling.values(), settings.classes, settings.limits, settings.groups)
+        for model, prior in settings.priors.items():
+            self._scheduler.seed(model, prior)
+        self.metrics = RouterMetrics(self._scheduler)
+        ties = TieTable() if Arena.supported() else None
+        self._dispatcher = Dispatcher(
+            self._scheduler, self._send, self.metrics, settings.bundle_timeout_s, self._recall, ties
+        )
+        watch = Watch(
+            settings.replica_silence_s, settings.replica_kill_s, self._dispatcher.on_silent, self._dispatcher.on_heard
+        )
+        self._links = Links(ties, self._arena, self._on_link, watch)
+        caches = settings.caches
+        self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self.metrics)
+        if self._cache is not None:
+            self._cache.start()
+        file = settings.log_file
+        self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
+        self._log = None
+        if self._log_lines is not None:
+            self._log = RequestLog(settings.log, self._log_lines, self._loop.call_later)
+        tracer = configured_tracer()
+        self.service = Service(
+            models=settings.models,
+            processors=settings.processors,
+            dispatcher=self._dispatcher,
+            metrics=self.metrics,
+            on_demand=settings.on_demand,
+            metrics_page=self._metrics_page,
+            scheduling=settings.scheduling,
+            groups=settings.groups,
+            peer_statistics=None if peers is None else peers.statistics,
+            trails=None if self._log is None and tracer is None else Trails(self._log, tracer),
+            cache=self._cache,
+        )
+        keys = settings.keys
+        self._guard = None if keys is None else keys.guard
+        if keys is not None:
+            self.metrics.registry.register(KeysCollector(keys.guard))
+            keys.start()
+        self.app = self._http_app()
+        grpc = settings.grpc
+        self.grpc = GrpcApp(
+            self.service,
+            self.app.bodies,
+            self._guard,
+            self._log,
+            open_administration=grpc.open_administration,
+            streams=grpc.streams,
+            stream_idle_s=grpc.stream_idle_s,
+            typed_answers=grpc.typed_answers,
+        )
+        self._http_listener = None if settings.http_port is None else self._listen_http(settings.http_port)
+        self._grpc_listener = None if settings.grpc_port is None else self._listen_grpc(settings.grpc_port)
+        listeners = self._http_listener, self._grpc_listener
+        self._ports = DirectPorts([each for each in listeners if each is not None])
+        self._loop.call_later(OPEN_ANYWAY_S, self._ports.open)
+
+    def _http_app(self) -> HttpApp:
+        """What answers requests that come by a server in front, which adds the request's id itself."""
+        settings = replace(self._settings.http, send_request_id=False, door="http")
+        return create_app(self.service, settings, allocate=self._allocate, guard=self._guard, log=self._log)
+
+    def _listen_http(self, port: HttpPort) -> Listener:
+        """Take the port. It is opened when the models can take work: other routers may be serving on it."""
+        try:
+            sock = bind(port.host, port.port)
+        except OSError as error:
+            raise _cannot_listen(port, error) from error
+        app = create_app(self.service, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
+        listener = Listener(app, sock, port.limits, _certificates(port.tls, "http/1.1"))
+        self.metrics.registry.register(ConnectionsCollector(listener))
+        return listener
+
+    def _listen_grpc(self, port: GrpcPort) -> GrpcListener:
+        try:
+            return GrpcListener(self.grpc, port.host, port.port, port.limits, _certificates(port.tls, "h2"))
+        except OSError as error:
+            raise _cannot_listen(port, error) from error
+
+    # ---------------------------------------------------------------- ports
+
+    @property
+    def http_address(self) -> tuple[str, int] | None:
+        """Host and port of its own for HTTP, ``None`` without one."""
+        port = self._settings.http_port
+        return None if port is None or self._http_listener is None else (port.host, self._http_listener.port)
+
+    @property
+    def grpc_address(self) -> tuple[str, int] | None:
+        """Host and port of its own for gRPC, ``None`` without one."""
+        port = self._settings.grpc_port
+        return None if port is None or self._grpc_listener is None else (port.host, self._grpc_listener.port)
+
+    async def opened(self) -> None:
+        """Open its own ports, whether models can take work or not, and wait until they are open, however long."""
+        self._ports.open()
+        await self._ports.opened()
+
+    # ------------------------------------------------------------- replicas
+
+    def on_replicas(self, model: str, replicas: Mapping[str, ReplicaReport]) -> None:
+        """Take the list of a model's replicas as it is now, by name. Its own ports open when every model has some.
+
+        To be called in the router's event loop.
+        """
+        for report in replicas.values():
+            self._scheduler.seed(model, report.executions)
+            self.service.on_joinable(model, report.joinable)
+        addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
+        if self._cache is not None:
+            self._cache.on_replicas(model, [report.identities for report in replicas.values()])
+        self.service.on_warm_up(model, [report.not_warmed for report in replicas.values()])
+        self._links.update(model, addresses)
+        self._dispatcher.on_replicas(model, list(replicas))
+        for name in addresses:
+            if self._links.find(name) is not None:
+                self._dispatcher.on_linked(model, name, linked=True)
+        self.grpc.changed()
+        if self.service.ready():
+            self._ports.open()
+
+    async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
+        link = self._links.find(replica)
+        result = await (self._call(model, bundle, replica, nbytes) if link is None else link.call(bundle))
+        if result.joinable is not None:
+            self.service.on_joinable(model, result.joinable)
+        return result
+
+    def _recall(self, bundle: Bundle, replica: str | None, positions: Sequence[int]) -> None:
+        # What went the caller's way cannot be asked for in parts: it runs.
+        if (link := self._links.find(replica)) is not None:
+            link.recall(bundle, positions)
+
+    def _on_link(self, model: str, replica: str, up: bool) -> None:
+        if up:
+            logger.info("Bundles for replica %s travel by a link", replica)
+        self._dispatcher.on_linked(model, replica, linked=up)
+
+    def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
+        """Memory for a large body: where replicas can read it, as long as there is room."""
+        before = -aligned_at % ALIGNMENT
+        block = None if self._arena is None else self._arena.allocate(before + nbytes)
+        return allocate(nbytes, aligned_at) if block is None else block.data[before:]
+
+    # ------------------------------------------------------------ questions
+
+    def check_health(self) -> None:
+        """Raise RuntimeError when the scheduler has failed, or a port does not open: a new router is needed."""
+        if self._dispatcher.broken:
+            raise RuntimeError("the scheduler failed; its traceback is in this replica's log")
+        if self._ports.fault:
+            raise RuntimeError(self._ports.fault)
+
+    def load(self, model: str) -> int:
+        """Rows of a model that are queued and running; see `Scheduler.load`."""
+        return self._scheduler.load(model)
+
+    def statistics(self) -> dict[str, Statistics]:
+        """The statistics of its models, by name."""
+        return {model: self.service.statistics(model) for model in self.service.models}
+
+    async def _metrics_page(self) -> str:
+        own = self.metrics.render()
+        if self._peers is None:
+            return own
+        # Also where none of them answers: series keep their labels.
+        return merge_pages({**await self._peers.pages(), self._peers.own_name(): own}.items())
+
+    # ------------------------------------------------------------------ end
+
+    async def drain(self, limit_s: float) -> int:
+        """Be ready no more, answer what was accepted, and refuse what comes after that. Called when all is to end.
+
+        Args:
+            limit_s: After so many seconds, what is not answered is left to its fate.
+
+        Returns:
+            How many requests that is.
+        """
+        loop, until = self._loop, self._loop.time() + limit_s
+        self.service.stop_being_ready()
+        await self._close_ports(limit_s)
+        return await self.service.finish(max(0.0, until - loop.time()))
+
+    async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
+        """Answer what came by its own ports, and end all that it holds. Replicas must not be told of any more.
+
+        Args:
+            limit_s: After so many seconds, connections are cut.
+            grace_s: How long connections without a request stay open, seconds.
+        """
+        await self._close_ports(limit_s, grace_s)
+        if self._settings.keys is not None:
+            self._settings.keys.close()
+        self._links.close()
+        if self._arena is not None:
+            self._arena.close()
+        if self._cache is not None:
+            await self._cache.close()
+        if self._log_lines is not None:
+            await asyncio.to_thread(self._log_lines.close)
+
+    async def _close_ports(self, limit_s: float, grace_s: float = 1.0) -> None:
+        if self._grpc_listener is None:
+            self.grpc.close()  # else that port does it, once its clients know that they should go elsewhere
+        await self._ports.close(limit_s, grace_s)
+
+
+def _certificates(files: TlsFiles | None, alpn: str) -> Certificates | None:
+    return None if files is None else Certificates(files, alpn)
+
+
+def _cannot_listen(port: HttpPort | GrpcPort, error: OSError) -> ConfigError:
+    return ConfigError((f"{port.setting}: cannot listen on {port.host}:{port.port}: {error}",))

@@ -1,0 +1,143 @@
+"""What a router is made of. `serve_app.composition` makes it of a configuration, in the process of the router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serve_app.payloads import Execution, Joinable
+from serve_app.processors.processor import Processor
+from serve_app.protocols.grpc_listener import GrpcLimits
+from serve_app.protocols.http import HttpSettings
+from serve_app.protocols.http1 import Limits
+from serve_app.protocols.request_log import LogSettings
+from serve_app.protocols.service import ModelInfo
+from serve_app.protocols.tls import TlsFiles
+from serve_app.runtime.cache import CacheSettings
+from serve_app.runtime.key_watch import KeyWatch
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPort:
+    """A port for HTTP.
+
+    Attributes:
+        host: Address to listen at.
+        port: 0 for a free one.
+        limits: Of its connections.
+        tls: Certificate and key; ``None``: without TLS.
+        setting: What error messages call it: the place in the configuration, e.g. ``args.router.direct_port``.
+    """
+
+    host: str
+    port: int
+    limits: Limits = field(default_factory=Limits)
+    tls: TlsFiles | None = None
+    setting: str = "http_port"
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcPort:
+    """A port for gRPC; attributes as of `HttpPort`."""
+
+    host: str
+    port: int
+    limits: GrpcLimits = field(default_factory=GrpcLimits)
+    tls: TlsFiles | None = None
+    setting: str = "grpc_port"
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    """What gRPC calls may do; see `serve_app.protocols.grpc_app.GrpcApp`."""
+
+    open_administration: bool = False
+    typed_answers: bool = False
+    streams: int = 1024
+    stream_idle_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """Where the log of requests goes.
+
+    Attributes:
+        path: The file.
+        max_bytes: How large it grows before the next one is begun.
+        backups: How many earlier ones are kept.
+    """
+
+    path: Path
+    max_bytes: int
+    backups: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """What a router serves, and within which limits.
+
+    Attributes:
+        models: Every model's description, by the model's name.
+        scheduling: How each is scheduled, by name.
+        classes: Limits of every class.
+        limits: Limits of the process.
+        processors: The processor of every model that takes media.
+        groups: Models that share a device.
+        priors: What batches of some models cost, by name, until a replica has measured it.
+        on_demand: Models that may have no replica while nobody asks for them.
+        bundle_timeout_s: A replica that owes an answer for so long is not asked any more, seconds.
+        replica_silence_s: After so long without a sign of life what a linked replica has is tried elsewhere, seconds.
+        replica_kill_s: After so long without a sign of life such a replica is killed, seconds; ``None``: never.
+        shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
+        caches: Of answers; ``None`` for none.
+        http: Limits and manners of HTTP on every port.
+        grpc: The same of gRPC.
+        http_port: Its own port for HTTP; ``None`` for none.
+        grpc_port: Its own port for gRPC; ``None`` for none.
+        keys: API keys; ``None``: everybody is let in. The router starts and ends it.
+        log: Which requests get a line in the log.
+        log_file: Where these go; ``None``: there is no log.
+    """
+
+    models: Mapping[str, ModelInfo]
+    scheduling: Mapping[str, ModelScheduling]
+    classes: Mapping[Priority, ClassSettings]
+    limits: ProcessLimits
+    processors: Mapping[str, Processor] = field(default_factory=dict)
+    groups: Sequence[DeviceGroup] = ()
+    priors: Mapping[str, Sequence[Execution]] = field(default_factory=dict)
+    on_demand: frozenset[str] = frozenset()
+    bundle_timeout_s: float = 60.0
+    replica_silence_s: float = 2.0
+    replica_kill_s: float | None = 10.0
+    shared_memory: int = 0
+    caches: CacheSettings | None = None
+    http: HttpSettings = field(default_factory=HttpSettings)
+    grpc: GrpcSettings = field(default_factory=GrpcSettings)
+    http_port: HttpPort | None = None
+    grpc_port: GrpcPort | None = None
+    keys: KeyWatch | None = None
+    log: LogSettings = field(default_factory=LogSettings)
+    log_file: LogFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReport:
+    """What a replica that can take work has told of itself.
+
+    Attributes:
+        executions: What it measured when it warmed up.
+        joinable: Which requests may share a run, by variant.
+        not_warmed: Why it has not warmed up; ``None`` where it has.
+        identities: Digests of its builds by variant, which answers in caches belong to.
+        address: Where it listens for a link, for a replica on this node; ``None``: bundles go by the caller's way.
+    """
+
+    executions: Sequence[Execution] = ()
+    joinable: Mapping[str, Joinable] = field(default_factory=dict)
+    not_warmed: str | None = None
+    identities: Mapping[str, str] = field(default_factory=dict)
+    address: str | None = None

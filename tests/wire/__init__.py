@@ -1,0 +1,1 @@
+"""What clients see: requests of every kind, and the answers that are committed."""
