@@ -75,6 +75,7 @@ class ServeProcess:
                     "env_vars": {
                         "RAY_SERVE_ENABLE_HA_PROXY": "1",
                         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+                        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # beside other load
                         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 1024 * 1024),
                         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
                         **haproxy_variables(self._haproxy, _DIRECT_PORTS),
