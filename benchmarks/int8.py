@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from benchmarks.int8_candidates import CANDIDATES, quiet
 from benchmarks.machine import Machine, describe
 from benchmarks.publishing import PUBLISHED, machine_table, table, write_report
-from serve_app.inference.int8.balance import make_session
+from serve_app.backends.onnx.int8.balance import make_session
 from serve_app.payloads import Tensors
 from training.minilm.texts import make_texts
 from training.paths import MODELS

@@ -20,9 +20,9 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from serve_app.inference.int8.balance import find_balance
-from serve_app.inference.int8.graph import products, tables
-from serve_app.inference.int8.rowwise import quantize_rows
+from serve_app.backends.onnx.int8.balance import find_balance
+from serve_app.backends.onnx.int8.graph import products, tables
+from serve_app.backends.onnx.int8.rowwise import quantize_rows
 from serve_app.payloads import Tensors
 
 Samples = Sequence[Tensors]

@@ -16,15 +16,15 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.failure import BenchmarkError
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.description import Description
+from serve_app.backends.joining.records import Records, record_key
+from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.config import ModelConfig
 from serve_app.deployments.model import ModelDeployment  # noqa: F401 - what a replica has to import
-from serve_app.inference.description import Description
-from serve_app.inference.joining.records import Records, record_key
-from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Joinable, Tensors
-from serve_app.protocols.open_inference.sample import decode_sample
-from serve_app.runtime.replica_proof import Proofs, proof_budget_s, prove_replica
-from serve_app.runtime.replica_warm_up import warm_up_replica
+from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
+from serve_app.replica.warm_up import warm_up_replica
 
 
 class Work(msgspec.Struct):

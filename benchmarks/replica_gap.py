@@ -27,11 +27,11 @@ from rich.table import Table
 
 from benchmarks.server import ROOT
 from benchmarks.session import quiet_machine
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.backends.warm_up import row_buckets, tensor_inputs, warm_up
 from serve_app.deployments.batching import batch_with_serve
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.inference.warmup import row_buckets, tensor_inputs, warm_up
 from serve_app.payloads import Bundle, Execution, ModelSignature, Success, Tensors, WireEntry
-from serve_app.runtime.worker import Worker
+from serve_app.replica.worker import Worker
 from serve_app.scheduling.settings import ModelScheduling
 
 _WAITING = 2

@@ -41,15 +41,15 @@ from rich.table import Table
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
+from serve_app.api.http_app import HttpSettings, create_app
+from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, TensorSpec
-from serve_app.protocols.http import HttpSettings, create_app
-from serve_app.protocols.service import ModelInfo
-from serve_app.runtime.dispatcher import Dispatcher
-from serve_app.runtime.metrics import RouterMetrics
-from serve_app.runtime.service import Service
+from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.telemetry.metrics import RouterMetrics
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SEED = 7
@@ -57,13 +57,13 @@ _WARM_UP = 2_000
 _RUN_S = (2e-5, 1e-6)
 """What a run of a model is said to take: of itself, and per row."""
 _PARTS = (
-    ("http", ("protocols/http", "protocols/errors")),
-    ("body", ("protocols/body",)),
+    ("http", ("api/http_app", "http/errors")),
+    ("body", ("http/body",)),
     ("decode, encode", ("open_inference/",)),
-    ("options", ("protocols/options", "protocols/service")),
-    ("service", ("runtime/service", "inference/batch")),
-    ("dispatcher", ("runtime/dispatcher",)),
-    ("metrics", ("runtime/metrics", "prometheus_client/")),
+    ("options", ("domain/options", "domain/service")),
+    ("service", ("router/service", "backends/batch")),
+    ("dispatcher", ("router/dispatcher",)),
+    ("metrics", ("telemetry/metrics", "prometheus_client/")),
     ("scheduler", ("scheduling/",)),
     ("asyncio", ("asyncio/",)),
 )
@@ -127,7 +127,7 @@ class Measured(msgspec.Struct):
 
 
 class Replica:
-    """The replica's side of `serve_app.runtime.send.Send`: answers at once.
+    """The replica's side of `serve_app.transport.send.Send`: answers at once.
 
     Attributes:
         outputs: Values of an answer's row.
@@ -392,7 +392,7 @@ def as_the_router_collects() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with contextlib.suppress(ImportError):  # of a tree that has none
-        from serve_app.runtime.garbage import collect_seldom  # noqa: PLC0415
+        from serve_app.deployments.garbage import collect_seldom  # noqa: PLC0415
 
         collect_seldom()
     try:

@@ -20,8 +20,8 @@ from rich.table import Table
 
 from benchmarks.server import ROOT
 from benchmarks.session import quiet_machine
-from serve_app.inference.signature import signature_of
-from serve_app.inference.warmup import tensor_inputs
+from serve_app.backends.onnx.signature import signature_of
+from serve_app.backends.warm_up import tensor_inputs
 from serve_app.payloads import Tensors
 
 _WIDTH = 110

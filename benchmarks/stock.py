@@ -16,8 +16,8 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.config import ModelConfig
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 
 Array = npt.NDArray[np.float32]
 

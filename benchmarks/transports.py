@@ -30,10 +30,10 @@ from benchmarks.publishing import folders, picture_style, save_svg, write_report
 from benchmarks.server import ROOT
 from benchmarks.session import ending_in_order, quiet_machine, steps
 from serve_app.payloads import Bundle, BundleResult, Success, WireEntry
-from serve_app.runtime.arena import Arena
-from serve_app.runtime.link_server import LinkServer
-from serve_app.runtime.replica_link import connect
-from serve_app.runtime.ties import TieTable
+from serve_app.transport.arena import Arena
+from serve_app.transport.link_server import LinkServer
+from serve_app.transport.replica_link import connect
+from serve_app.transport.ties import TieTable
 
 _WAYS = {
     "value": "Serve, by value (gRPC)",

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serve_app.api.grpc_listener import GrpcLimits
+from serve_app.api.http_app import HttpSettings
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.description import Description
 from serve_app.config import AppArgs, ModelConfig, ModelLocation
 from serve_app.config.profile import read_profile
 from serve_app.config.tensors import input_formats, output_labels
+from serve_app.domain.service import ModelInfo, ModelServing
 from serve_app.errors import ConfigError, ServeAppError
-from serve_app.inference.description import Description
+from serve_app.http.http1 import Limits
+from serve_app.http.listener import within_open_files
+from serve_app.http.tls import TlsFiles
 from serve_app.payloads import Execution
 from serve_app.processors.image import ImageProcessor
 from serve_app.processors.processor import Processor
-from serve_app.protocols.grpc_listener import GrpcLimits
-from serve_app.protocols.http import HttpSettings
-from serve_app.protocols.http1 import Limits
-from serve_app.protocols.listener import within_open_files
-from serve_app.protocols.open_inference.sample import decode_sample
-from serve_app.protocols.service import ModelInfo, ModelServing
-from serve_app.protocols.tls import TlsFiles
 from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RouterSettings
 
 _log = logging.getLogger(__name__)

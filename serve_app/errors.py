@@ -20,7 +20,7 @@
 
 Every class carries a stable ``code`` and a message that is safe to show to a client: it says what is wrong and what
 to do, and never holds a traceback, a path of the server or another client's data. Protocol adapters map codes to
-statuses (`serve_app.protocols.errors`); nothing here knows HTTP or gRPC.
+statuses (`serve_app.http.errors`); nothing here knows HTTP or gRPC.
 
 Instances survive pickling: every argument is passed to ``super().__init__`` positionally.
 """

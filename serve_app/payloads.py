@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.errors import DeadlineExceeded
+
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Of a model that has rows, axis 0 is rows, and all tensors of one payload have as many."""
 
@@ -229,7 +231,7 @@ class WireEntry(NamedTuple):
 
 
 class Ties(Protocol):
-    """Who runs an entry that several replicas have; see `serve_app.runtime.ties`."""
+    """Who runs an entry that several replicas have; see `serve_app.transport.ties`."""
 
     def taken(self, place: int) -> bool:
         """Whether another replica runs it."""
@@ -291,6 +293,13 @@ EntryResult: TypeAlias = Success | Failure
 RETURNED = Failure("returned", "not run here; it goes back to its router")
 """The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
 one that its router has recalled."""
+
+
+EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
+"""The outcome of an entry that was not run in time."""
+
+NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
+"""The outcome of an entry that is given up, since it would be late, or would make more others late."""
 
 
 class Execution(NamedTuple):

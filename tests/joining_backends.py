@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from serve_app.backends.joining.drawing import Varied
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.errors import InferenceFailed
-from serve_app.inference.joining.drawing import Varied
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
 from serve_app.payloads import ModelSignature, Tensors
 
 Answer = Callable[[Tensors], Tensors]

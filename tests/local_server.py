@@ -18,22 +18,22 @@ import onnx_models
 import tokenizers
 from runtime_harness import batch_same_turn
 
+from serve_app.access.key_watch import KeyWatch
+from serve_app.api.http_app import HttpApp, HttpSettings
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.backend import Backend
+from serve_app.backends.description import Description
+from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.composition import model_info, read_models, router_settings
 from serve_app.config import ModelConfig, parse_args
 from serve_app.config.identity import identities
-from serve_app.inference.backend import Backend
-from serve_app.inference.description import Description
-from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.protocols.http import HttpApp, HttpSettings
-from serve_app.protocols.open_inference.sample import decode_sample
+from serve_app.replica.joining import Joining
+from serve_app.replica.proof import Proofs, prove_replica
+from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
+from serve_app.replica.worker import Worker
 from serve_app.router.router import Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
-from serve_app.runtime.joining import Joining
-from serve_app.runtime.key_watch import KeyWatch
-from serve_app.runtime.replica_proof import Proofs, prove_replica
-from serve_app.runtime.replica_warm_up import ReplicaWarmUp, warm_up_replica
-from serve_app.runtime.worker import Worker
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0

@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import numpy as np
 
+from serve_app.domain.service import Answer
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
-from serve_app.protocols.service import Answer
-from serve_app.runtime.dispatcher import Dispatcher
-from serve_app.runtime.metrics import RouterMetrics
-from serve_app.runtime.send import Recall
-from serve_app.runtime.staged import Staged
-from serve_app.runtime.ties import TieTable
-from serve_app.runtime.worker import RunBatch, RunOne, Worker
+from serve_app.replica.staged import Staged
+from serve_app.replica.worker import RunBatch, RunOne, Worker
+from serve_app.router.dispatcher import Dispatcher
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.transport.send import Recall
+from serve_app.transport.ties import TieTable
 
 MODEL = "model"
 

@@ -67,7 +67,7 @@ class ServeProcess:
             "http_options": {"host": "127.0.0.1", "port": self.port},
             "grpc_options": {
                 "port": self.grpc_port,
-                "grpc_servicer_functions": ["serve_app.protocols.grpc_app.add_to_server"],
+                "grpc_servicer_functions": ["serve_app.api.grpc_app.add_to_server"],
                 "enable_reflection": False,
             },
             "controller_options": {

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.api.open_inference import inference_pb2 as pb
 
 TIMEOUT_S = 30.0
 _SERVICE = "/inference.GRPCInferenceService/"

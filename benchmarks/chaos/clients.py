@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from benchmarks.chaos.questions import Known, Question, known_of
 from benchmarks.chaos.records import End
+from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.payloads import DTYPES
-from serve_app.protocols.open_inference import inference_pb2 as pb
 from serve_app_client import AsyncClient, ConnectionFailed, DeadlineExceeded, ServeAppClientError
 
 GRACE_S = 3.0

@@ -24,8 +24,8 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.process import ROOT
 from benchmarks.requests import JSON_HEADERS, Request
 from benchmarks.wires import Binary, Json
+from serve_app.backends.onnx.signature import read_signature
 from serve_app.config import ModelConfig
-from serve_app.inference.signature import read_signature
 from serve_app.payloads import Embeddings, Media, Texts
 from serve_app.processors.processor import Processor
 

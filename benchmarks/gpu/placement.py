@@ -15,15 +15,15 @@ import numpy as np
 import onnxruntime
 
 from benchmarks.gpu.subjects import MIB, Bench, Device, Subject, distance, gpu_memory_used, make_inputs, measure
+from serve_app.backends.onnx.device import preload_cuda, providers_for
 from serve_app.errors import ServeAppError
-from serve_app.inference.device import preload_cuda, providers_for
 
 _ROWS = 8
 _REFUSAL = """
 import sys
 from pathlib import Path
 from serve_app.errors import ConfigError
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 path = Path(sys.argv[1])
 automatic = OnnxBackend(OnnxSettings("m", path, device="auto", gpu_available=True))
 automatic.load()

@@ -22,9 +22,9 @@ from benchmarks.gpu.subjects import (
     make_inputs,
     percentiles,
 )
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.backends.warm_up import row_buckets, shapes, spaced_rows
 from serve_app.errors import InferenceFailed
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
-from serve_app.inference.warmup import row_buckets, shapes, spaced_rows
 from serve_app.payloads import Tensors
 
 _MOST = 32

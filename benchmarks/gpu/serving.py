@@ -12,13 +12,13 @@ import numpy as np
 
 from benchmarks.gpu.shapes import SIZES, SessionPerSize
 from benchmarks.gpu.subjects import Bench, Device, make_inputs
-from serve_app.inference.backend import Backend
-from serve_app.inference.warmup import row_buckets
+from serve_app.backends.backend import Backend
+from serve_app.backends.warm_up import row_buckets
 from serve_app.payloads import Bundle, Media, Payload, Success, Texts, WireEntry
 from serve_app.processors.processor import Processor
 from serve_app.processors.registry import create_processor
-from serve_app.runtime.staged import Staged
-from serve_app.runtime.worker import RunBatch, RunOne, Worker
+from serve_app.replica.staged import Staged
+from serve_app.replica.worker import RunBatch, RunOne, Worker
 from serve_app.scheduling.settings import ModelScheduling
 from training.paths import TEST_DATA
 

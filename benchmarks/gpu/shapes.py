@@ -23,8 +23,8 @@ from benchmarks.gpu.subjects import (
     measure,
     percentiles,
 )
-from serve_app.inference.device import preload_cuda, providers_for
-from serve_app.inference.onnx import OnnxBackend
+from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.backends.onnx.device import preload_cuda, providers_for
 from serve_app.payloads import ModelSignature, Tensors
 
 SIZES = (1, 8, 32)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.subjects import MIB, SUBJECTS, Bench, gpu_memory_used, make_inputs, percentiles
-from serve_app.inference.batch import pieces
+from serve_app.backends.batch import pieces
 
 _MEMBERS = 4
 _LIMIT = 2048 * MIB

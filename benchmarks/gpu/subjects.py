@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.payloads import DTYPES, ModelSignature, Tensors
 
 Device = Literal["cpu", "cuda"]

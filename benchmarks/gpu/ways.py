@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.gpu.apart import apart
 from benchmarks.gpu.subjects import MIB, Bench, distance, gpu_memory_used, make_inputs, percentiles
-from serve_app.inference.batch import assemble
-from serve_app.inference.half import convert_to_fp16
-from serve_app.inference.onnx import OnnxBackend, OnnxSettings
+from serve_app.backends.batch import assemble
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.backends.onnx.half import convert_to_fp16
 from serve_app.payloads import Tensors
 
 _CASES = (

@@ -30,8 +30,8 @@ from benchmarks.ports import free_ports
 from benchmarks.process import ROOT, ServerProcess
 from benchmarks.server import DIRECT, PROXY, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.wires import WIRES, Wire
+from serve_app.backends.onnx.signature import read_signature
 from serve_app.config import ModelConfig, load_file
-from serve_app.inference.signature import read_signature
 
 CONFIG = ROOT / "configs" / "bench.yaml"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from serve_app.backends.onnx.external_data import external_data
+from serve_app.backends.onnx.half import convert_to_fp16
+from serve_app.backends.onnx.int8.convert import convert_to_int8
 from serve_app.config import ModelLocation, resolve_model
 from serve_app.config.locate import SUFFIX
 from serve_app.errors import ConfigError
-from serve_app.inference.external_data import external_data
-from serve_app.inference.half import convert_to_fp16
-from serve_app.inference.int8.convert import convert_to_int8
 
 
 def convert_model(

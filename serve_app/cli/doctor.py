@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from serve_app import __version__
+from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.cli.check import check_file
 from serve_app.cli.run import busy_ports, unusable_folder
 from serve_app.config import ModelConfig, ServeFile
 from serve_app.config.locate import is_remote
 from serve_app.errors import ConfigError
-from serve_app.inference.onnx import OnnxBackend
 
 Level = Literal["ok", "note", "error"]
 

@@ -18,6 +18,13 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBar
 
 from serve_app import __version__
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.backend import Backend
+from serve_app.backends.description import Description
+from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.backends.onnx.device import resolve_device
+from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
+from serve_app.backends.warm_up import MakeInputs, first_that_runs
 from serve_app.cli.profile_report import draw, summary, table
 from serve_app.config import ModelConfig, load_file
 from serve_app.config.faults import nearest, shown
@@ -25,16 +32,9 @@ from serve_app.config.locate import ModelLocation, home, is_remote
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict, sha256
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.errors import ConfigError, InferenceFailed
-from serve_app.inference.backend import Backend
-from serve_app.inference.description import Description
-from serve_app.inference.device import resolve_device
-from serve_app.inference.onnx import OnnxBackend
-from serve_app.inference.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
-from serve_app.inference.warmup import MakeInputs, first_that_runs
 from serve_app.payloads import Joinable
 from serve_app.processors.processor import Processor
-from serve_app.protocols.open_inference.sample import decode_sample
-from serve_app.runtime.replica_proof import Proofs, prove_replica
+from serve_app.replica.proof import Proofs, prove_replica
 
 PlotFormat = Literal["svg", "png"]
 

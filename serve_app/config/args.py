@@ -22,8 +22,8 @@ from serve_app.config.names import deployment_name
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
-from serve_app.protocols.tls import make_context
-from serve_app.runtime.cache import CacheSettings, ModelCacheSettings
+from serve_app.http.tls import make_context
+from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 

@@ -14,7 +14,7 @@ from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.locate import home
 from serve_app.config.values import Milliseconds, Seconds, Section, Size
 from serve_app.errors import ConfigError
-from serve_app.runtime.redis_cache import RedisSettings
+from serve_app.router.cache.redis import RedisSettings
 
 _SCHEMES = ("redis", "rediss", "unix")
 _PLACE = "args.router.cache.redis"

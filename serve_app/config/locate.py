@@ -27,9 +27,9 @@ from typing import Any, Final
 
 import fsspec
 
+from serve_app.backends.onnx.external_data import external_data
 from serve_app.config.faults import shown
 from serve_app.errors import ConfigError
-from serve_app.inference.external_data import external_data
 from serve_app.processors.model_folder import SIDECARS, ModelFolder
 
 MODEL_FILE = "model.onnx"

@@ -20,6 +20,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from serve_app.backends.description import Description, describe_build
+from serve_app.backends.onnx.backend import OnnxSettings
+from serve_app.backends.onnx.signature import ROWS_FIRST, Layout
+from serve_app.backends.samples import Samples, make_samples
+from serve_app.backends.warm_up import row_buckets, spaced_rows
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import ModelBatchingConfig, fallback_faults
 from serve_app.config.breaker import BreakerConfig
@@ -41,11 +46,6 @@ from serve_app.config.tensors import (
 from serve_app.config.values import Positive, Seconds, Section
 from serve_app.config.warm_up import DecodeRequest, WarmUpConfig
 from serve_app.errors import ConfigError
-from serve_app.inference.description import Description, describe_build
-from serve_app.inference.onnx import OnnxSettings
-from serve_app.inference.samples import Samples, make_samples
-from serve_app.inference.signature import ROWS_FIRST, Layout
-from serve_app.inference.warmup import row_buckets, spaced_rows
 from serve_app.payloads import TENSORS, ModelSignature
 from serve_app.processors import PROCESSOR_OPTIONS, create_processor
 from serve_app.processors.options import AudioOptions, ImageOptions

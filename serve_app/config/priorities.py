@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, WithJsonSchema
 
 from serve_app.config.faults import misfit, shown
-from serve_app.protocols.priorities import DEFAULT_LEVELS, MAX_LEVEL, PriorityLevels
+from serve_app.domain.priorities import DEFAULT_LEVELS, MAX_LEVEL, PriorityLevels
 from serve_app.scheduling.entry import Priority
 
 _CLASSES: Final = {priority.label: priority for priority in Priority}

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
+from serve_app.access.guard import Guard
+from serve_app.access.key_watch import KeyFile, KeyWatch
 from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
@@ -16,10 +18,8 @@ from serve_app.config.locate import home
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
+from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import ConfigError
-from serve_app.protocols.access.guard import Guard
-from serve_app.protocols.priorities import DEFAULT_LEVELS, PriorityLevels
-from serve_app.runtime.key_watch import KeyFile, KeyWatch
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
 

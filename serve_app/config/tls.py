@@ -10,7 +10,7 @@ from pydantic import Field
 
 from serve_app.config.locate import home
 from serve_app.config.values import Section
-from serve_app.protocols.tls import TlsFiles
+from serve_app.http.tls import TlsFiles
 
 
 class TlsConfig(Section):

@@ -11,11 +11,11 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from serve_app.backends.sample_settings import InputRule, SampleFile, SampleSettings
 from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.locate import read_file
 from serve_app.config.values import Positive, Section
 from serve_app.errors import ConfigError, ServeAppError
-from serve_app.inference.sample_settings import InputRule, SampleFile, SampleSettings
 from serve_app.payloads import ModelSignature, Tensors
 
 DecodeRequest: TypeAlias = Callable[[str, ModelSignature, bytes], Tensors]
@@ -82,7 +82,7 @@ class WarmUpConfig(Section):
         decode: DecodeRequest,
         environ: Mapping[str, str] | None = None,
     ) -> SampleSettings:
-        """Read the samples. Whether they fit the model is checked by `serve_app.inference.samples.make_samples`.
+        """Read the samples. Whether they fit the model is checked by `serve_app.backends.samples.make_samples`.
 
         Args:
             model: The model's name.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ray import serve
 
-from serve_app.runtime.staged import Staged
-from serve_app.runtime.worker import BatchTogether, RunBatch, RunOne
+from serve_app.replica.staged import Staged
+from serve_app.replica.worker import BatchTogether, RunBatch, RunOne
 
 
 def batch_with_serve(max_rows: int) -> BatchTogether:

@@ -18,7 +18,7 @@ from ray.exceptions import (
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serve_app.errors import ModelUnavailable
-from serve_app.runtime.send import ReplicaLost
+from serve_app.transport.send import ReplicaLost
 
 _T = TypeVar("_T")
 

@@ -1,6 +1,6 @@
 """The gRPC calls on Ray Serve's own port: Serve looks for methods of the ingress that are named as the calls.
 
-Serve hands a message on as it came, since `serve_app.protocols.grpc_app.add_to_server` tells it not to parse any; that
+Serve hands a message on as it came, since `serve_app.api.grpc_app.add_to_server` tells it not to parse any; that
 also means that it need not pickle messages where it carries them between processes. Of an answer it wants to be able to
 serialize it. A call without a method would end as UNKNOWN, so every call has one.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
-from serve_app.protocols.grpc_app import RPCS, GrpcApp, Rpc
-from serve_app.protocols.grpc_call import Context
+from serve_app.api.grpc.call import Context
+from serve_app.api.grpc_app import RPCS, GrpcApp, Rpc
 
 
 class HasGrpcApp(Protocol):

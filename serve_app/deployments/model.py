@@ -11,23 +11,23 @@ from typing import Any
 import ray
 from ray.serve.metrics import Gauge
 
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.backend import Backend
+from serve_app.backends.description import Description
+from serve_app.backends.joining.records import Records, record_key
+from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
-from serve_app.inference.backend import Backend
-from serve_app.inference.description import Description
-from serve_app.inference.joining.records import Records, record_key
-from serve_app.inference.onnx import OnnxBackend
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.protocols.open_inference.sample import decode_sample
-from serve_app.runtime.joining import Joining
-from serve_app.runtime.link_server import LinkServer
-from serve_app.runtime.process_memory import ProcessMemory
-from serve_app.runtime.replica_proof import Proofs, proof_budget_s, prove_replica
-from serve_app.runtime.replica_warm_up import warm_up_replica
-from serve_app.runtime.trail import configured_tracer, traced
-from serve_app.runtime.worker import NO_SHARES, Worker
+from serve_app.replica.joining import Joining
+from serve_app.replica.process_memory import ProcessMemory
+from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
+from serve_app.replica.warm_up import warm_up_replica
+from serve_app.replica.worker import NO_SHARES, Worker
 from serve_app.scheduling.entry import Priority
+from serve_app.telemetry.trace import configured_tracer, traced
+from serve_app.transport.link_server import LinkServer
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class ModelDeployment:
         self.__del__ = self._stop
 
     async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter
-        """Run one bundle; see `serve_app.runtime.worker.Worker.run`."""
+        """Run one bundle; see `serve_app.replica.worker.Worker.run`."""
         return await self._run(bundle)
 
     def record_replica_metadata(self) -> dict[str, Any]:

@@ -17,18 +17,18 @@ from serve_app.composition import router_settings
 from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.faults import explained
+from serve_app.deployments.garbage import collect_seldom
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
 from serve_app.deployments.model import IDENTITIES, JOINABLE, LINK, NOT_WARMED, WARM_UP
 from serve_app.deployments.replica_directory import Replicas, directory
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
-from serve_app.protocols.service import Answer, ModelInfo, RequestOptions
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
-from serve_app.runtime.garbage import collect_seldom
-from serve_app.runtime.statistics import Statistics
 from serve_app.scheduling.entry import Priority
+from serve_app.telemetry.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ray.serve.request_router import RequestRouter
 
 from serve_app.deployments import replica_directory
-from serve_app.runtime.send import ReplicaLost
+from serve_app.transport.send import ReplicaLost
 
 if TYPE_CHECKING:
     from ray.serve._private.common import ReplicaID

@@ -1,1 +1,1 @@
-"""Protocol adapters: what clients speak, translated to entries and payloads and back."""
+"""Old import paths that configurations name. They go with version 0.2."""

@@ -8,31 +8,31 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from serve_app.api.grpc_app import GrpcApp
+from serve_app.api.grpc_listener import GrpcListener
+from serve_app.api.http_app import HttpApp, create_app
 from serve_app.errors import ConfigError
+from serve_app.http.body import ALIGNMENT, allocate
+from serve_app.http.listener import Listener, bind
+from serve_app.http.tls import Certificates, TlsFiles
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.protocols.body import ALIGNMENT, allocate
-from serve_app.protocols.direct_ports import DirectPorts
-from serve_app.protocols.grpc_app import GrpcApp
-from serve_app.protocols.grpc_listener import GrpcListener
-from serve_app.protocols.http import HttpApp, create_app
-from serve_app.protocols.listener import Listener, bind
-from serve_app.protocols.request_log import RequestLog
-from serve_app.protocols.tls import Certificates, TlsFiles
+from serve_app.router.cache.response_cache import ResponseCache
+from serve_app.router.direct_ports import DirectPorts
+from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.service import Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
-from serve_app.runtime.arena import Arena
-from serve_app.runtime.cache import ResponseCache
-from serve_app.runtime.connection_metrics import ConnectionsCollector
-from serve_app.runtime.dispatcher import Dispatcher
-from serve_app.runtime.key_metrics import KeysCollector
-from serve_app.runtime.line_writer import LineWriter
-from serve_app.runtime.links import Links
-from serve_app.runtime.liveness import Watch
-from serve_app.runtime.metrics import RouterMetrics, merge_pages
-from serve_app.runtime.service import Service
-from serve_app.runtime.statistics import Statistics
-from serve_app.runtime.ties import TieTable
-from serve_app.runtime.trail import Trails, configured_tracer
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.telemetry.connection_metrics import ConnectionsCollector
+from serve_app.telemetry.key_metrics import KeysCollector
+from serve_app.telemetry.line_writer import LineWriter
+from serve_app.telemetry.metrics import RouterMetrics, merge_pages
+from serve_app.telemetry.request_log import RequestLog
+from serve_app.telemetry.statistics import Statistics
+from serve_app.telemetry.trace import Trails, configured_tracer
+from serve_app.transport.arena import Arena
+from serve_app.transport.links import Links
+from serve_app.transport.liveness import Watch
+from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)
 

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from serve_app.access.key_watch import KeyWatch
+from serve_app.api.grpc_listener import GrpcLimits
+from serve_app.api.http_app import HttpSettings
+from serve_app.domain.service import ModelInfo
+from serve_app.http.http1 import Limits
+from serve_app.http.tls import TlsFiles
 from serve_app.payloads import Execution, Joinable
 from serve_app.processors.processor import Processor
-from serve_app.protocols.grpc_listener import GrpcLimits
-from serve_app.protocols.http import HttpSettings
-from serve_app.protocols.http1 import Limits
-from serve_app.protocols.request_log import LogSettings
-from serve_app.protocols.service import ModelInfo
-from serve_app.protocols.tls import TlsFiles
-from serve_app.runtime.cache import CacheSettings
-from serve_app.runtime.key_watch import KeyWatch
+from serve_app.router.cache.response_cache import CacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.telemetry.request_log import LogSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class GrpcPort:
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings:
-    """What gRPC calls may do; see `serve_app.protocols.grpc_app.GrpcApp`."""
+    """What gRPC calls may do; see `serve_app.api.grpc_app.GrpcApp`."""
 
     open_administration: bool = False
     typed_answers: bool = False

@@ -1,4 +1,4 @@
-"""A simulated replica: one gate, and around it what `serve_app.runtime.session` does in a server.
+"""A simulated replica: one gate, and around it what `serve_app.replica.session` does in a server.
 
 Entries that reach a busy replica wait at its gate. When the session is free the gate composes a batch of them; bundles
 whose entries are in it are answered after it, and what else they brought goes back to their routers.

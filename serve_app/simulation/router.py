@@ -1,4 +1,4 @@
-"""A simulated router: one scheduler, and around it what `serve_app.runtime.dispatcher` does in a server.
+"""A simulated router: one scheduler, and around it what `serve_app.router.dispatcher` does in a server.
 
 One decision per instant, however many events it has; a timer at the scheduler's next moment; a time-out per bundle.
 """

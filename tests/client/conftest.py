@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from api.listener.raw_client import serving
+from api.protocol_service import NumpyService
 from client.both_clients import EitherClient
-from protocols.listener.raw_client import serving
-from protocols.protocol_service import NumpyService
 
-from serve_app.protocols.http import create_app
+from serve_app.api.http_app import create_app
 from serve_app_client import AsyncClient, Client
 
 

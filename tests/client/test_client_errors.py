@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.errors import ServeAppError, error_from_code
-from serve_app.protocols.errors import STATUSES, render
+from serve_app.http.errors import STATUSES, render
 from serve_app_client import (
     InvalidAnswer,
     InvalidRequest,

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from api.protocol_service import NumpyService
 from client.both_clients import EitherClient
-from protocols.protocol_service import NumpyService
 
 from serve_app import payloads
 from serve_app.errors import QueueFull as ServersQueueFull
 from serve_app.errors import error_from_code
-from serve_app.protocols.errors import STATUSES
+from serve_app.http.errors import STATUSES
 from serve_app.scheduling.entry import Priority
 from serve_app_client import (
     DeadlineExceeded,

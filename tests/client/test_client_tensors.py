@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pytest
+from api.protocol_service import EVERY_DATATYPE, MIRROR
 from hypothesis import given
 from hypothesis import strategies as st
-from protocols.protocol_service import EVERY_DATATYPE, MIRROR
 
 from serve_app import payloads
-from serve_app.protocols.open_inference.codec import ModelCodec
+from serve_app.api.open_inference.codec import ModelCodec
 from serve_app_client.errors import InvalidAnswer
 from serve_app_client.tensors import DTYPES, decode_answer, encode_request
 

@@ -10,7 +10,7 @@ import pytest
 from client_models import TYPES
 from local_server import LocalServer
 
-from serve_app.protocols.http import HttpSettings
+from serve_app.api.http_app import HttpSettings
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from serve_app.backends.onnx.backend import OnnxSettings
 from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
-from serve_app.inference.onnx import OnnxSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 

@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import onnx_models
 import pytest
-from protocols.authority import Authority
+from api.authority import Authority
 
 from serve_app.config import AppArgs, parse_args
 from serve_app.config.identity import identities

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from serve_app.config import parse_args
+from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import ConfigError
-from serve_app.protocols.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
 

@@ -10,11 +10,11 @@ import onnx_models
 import pytest
 from onnx import TensorProto, helper
 
+from serve_app.api.open_inference.configuration import model_config
 from serve_app.composition import describe_models
 from serve_app.config import parse_args
+from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError
-from serve_app.protocols.open_inference.configuration import model_config
-from serve_app.protocols.service import ModelInfo
 
 FOUR = ["red", "green", "blue", "none"]
 

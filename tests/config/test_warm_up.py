@@ -11,11 +11,11 @@ import numpy as np
 import particular_models
 import pytest
 
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.onnx.signature import read_signature
 from serve_app.composition import describe_models
 from serve_app.config import ModelConfig, parse_args
 from serve_app.errors import ConfigError
-from serve_app.inference.signature import read_signature
-from serve_app.protocols.open_inference.sample import decode_sample
 
 INT64 = "whole numbers from -9223372036854775808 to 9223372036854775807"
 

@@ -17,7 +17,7 @@ import numpy as np
 from local_server import LocalServer
 
 from conformance.alone import Array, Tensors
-from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app_client.tensors import DTYPES, datatype_of, decode_answer, encode_request
 
 CLIENTS = 8

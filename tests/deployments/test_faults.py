@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from serve_app.deployments.faults import explain, explained
 from serve_app.errors import InvalidRequest, ModelUnavailable
-from serve_app.runtime.send import ReplicaLost
+from serve_app.transport.send import ReplicaLost
 
 
 def cut(code: StatusCode) -> AioRpcError:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from foreign import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
 
-from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.api.open_inference import inference_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 

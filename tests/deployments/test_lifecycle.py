@@ -29,7 +29,7 @@ from serve_process import ROOT, ServeProcess
 from steady_load import SteadyLoad
 
 from benchmarks.ports import free_ports
-from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.api.open_inference import inference_pb2 as pb
 
 pytestmark = pytest.mark.cluster
 

@@ -10,7 +10,7 @@ from ray.serve._private.common import DeploymentHandleSource, DeploymentID, Requ
 from ray.serve._private.request_router.common import PendingRequest
 
 from serve_app.deployments.slot_router import SlotRouter
-from serve_app.runtime.send import ReplicaLost
+from serve_app.transport.send import ReplicaLost
 
 
 def pending(number: int, replica: str | None) -> PendingRequest:

@@ -19,13 +19,13 @@ import grpc
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-with atheris.instrument_imports(include=["serve_app.protocols"]):
+with atheris.instrument_imports(include=["serve_app.api"]):
+    from api.protocol_service import DOUBLE, MIRROR, WIDE, NumpyService
     from fuzz.fuzzing import fuzz, one_row
-    from protocols.protocol_service import DOUBLE, MIRROR, WIDE, NumpyService
 
-    from serve_app.protocols.body import BodyReader
-    from serve_app.protocols.grpc_app import RPCS, GrpcApp
-    from serve_app.protocols.open_inference import inference_pb2 as pb
+    from serve_app.api.grpc_app import RPCS, GrpcApp
+    from serve_app.api.open_inference import inference_pb2 as pb
+    from serve_app.http.body import BodyReader
 
 CALLS: Final = tuple(rpc for rpc in RPCS if rpc.name != "Watch")  # which ends only when its client does
 MODELS: Final = (DOUBLE, WIDE, MIRROR)

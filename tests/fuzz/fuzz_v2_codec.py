@@ -18,17 +18,17 @@ import atheris  # type: ignore[import-untyped]
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-with atheris.instrument_imports(include=["serve_app.protocols"]):
+with atheris.instrument_imports(include=["serve_app.api"]):
+    from api.protocol_service import BRAIN, DOUBLE, MIRROR, SCORES, TEXT, WIDE
     from fuzz.fuzzing import fuzz, one_row
-    from protocols.protocol_service import BRAIN, DOUBLE, MIRROR, SCORES, TEXT, WIDE
 
+    from serve_app.api.open_inference.classification import classify
+    from serve_app.api.open_inference.codec import ModelCodec
+    from serve_app.domain.options import header_wish, request_options
+    from serve_app.domain.priorities import DEFAULT_LEVELS
     from serve_app.errors import ServeAppError
-    from serve_app.protocols.body import BodyReader
-    from serve_app.protocols.compression import asked_coding
-    from serve_app.protocols.open_inference.classification import classify
-    from serve_app.protocols.open_inference.codec import ModelCodec
-    from serve_app.protocols.options import header_wish, request_options
-    from serve_app.protocols.priorities import DEFAULT_LEVELS
+    from serve_app.http.body import BodyReader
+    from serve_app.http.compression import asked_coding
 
 CODECS = [ModelCodec(info) for info in (DOUBLE, WIDE, MIRROR, SCORES, BRAIN, TEXT)]
 BODIES = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, inline_bytes=1 << 16, decode_threads=1)

@@ -18,7 +18,7 @@ from typing import Any
 
 from local_server import LocalServer, every_kind_of_model
 
-from serve_app.runtime.garbage import collect_seldom
+from serve_app.deployments.garbage import collect_seldom
 
 _TELLING = frozenset(
     (

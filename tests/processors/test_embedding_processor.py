@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from serve_app.api.media import decode
+from serve_app.domain.service import ModelInfo
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Embeddings, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors import create_processor
 from serve_app.processors.embedding import EmbeddingProcessor
 from serve_app.processors.processor import Cost
-from serve_app.protocols.media import decode
-from serve_app.protocols.service import ModelInfo
 
 INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 POOLED = TensorSpec("embedding", "FP32", (-1, 2))

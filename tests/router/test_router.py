@@ -17,9 +17,9 @@ from serve_app.errors import ConfigError
 from serve_app.payloads import Bundle, BundleResult, Execution
 from serve_app.router.router import Router
 from serve_app.router.settings import GrpcPort, HttpPort, RouterSettings
-from serve_app.runtime.statistics import Statistics
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
+from serve_app.telemetry.statistics import Statistics
 
 
 async def no_replicas(model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:

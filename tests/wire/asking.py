@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import grpc
 import orjson
 
-from serve_app.protocols.grpc_app import RPCS
+from serve_app.api.grpc_app import RPCS
 
 Server: TypeAlias = Literal["open", "guarded"]
 """Whether the server that is asked has API keys."""

@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from serve_app.protocols.grpc_app import RPCS
-from serve_app.protocols.grpc_call import QUESTION_BYTES
-from serve_app.protocols.grpc_listener import GrpcLimits
-from serve_app.protocols.open_inference import inference_pb2 as pb
+from serve_app.api.grpc.call import QUESTION_BYTES
+from serve_app.api.grpc_app import RPCS
+from serve_app.api.grpc_listener import GrpcLimits
+from serve_app.api.open_inference import inference_pb2 as pb
 from wire.asking import GrpcAsk
 
 _ROWS: Final = [np.arange(16, dtype="<i4").reshape(1, 16) * (at + 1) for at in range(2)]

@@ -13,8 +13,8 @@ import grpc
 import onnx_models
 from local_server import LocalServer, every_kind_of_model
 
+from serve_app.api.http_app import HttpSettings
 from serve_app.cli.key_file import add
-from serve_app.protocols.http import HttpSettings
 from wire import calls, requests
 from wire.asking import Ask, GrpcAsk, Server, ask, ask_grpc
 from wire.goldens import Answers

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from serve_process import ROOT
 
-from serve_app.protocols.openapi.operations import HUGGING_FACE, OPENAI, OPERATIONS, PREDICT, SERVER, V2
+from serve_app.api.openapi.operations import HUGGING_FACE, OPENAI, OPERATIONS, PREDICT, SERVER, V2
 from wire.asking import HOST, Ask, as_json
 
 MOST_BYTES: Final = 64 * 1024

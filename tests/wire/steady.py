@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from serve_process import ROOT
 
 from serve_app import __version__
-from serve_app.protocols.grpc_app import SERVICES
-from serve_app.protocols.open_inference import inference_pb2
+from serve_app.api.grpc_app import SERVICES
+from serve_app.api.open_inference import inference_pb2
 from wire.asking import Answer, Ask, GrpcAnswer, GrpcAsk
 
 DIGITS: Final = 6

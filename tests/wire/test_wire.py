@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.protocols.grpc_app import RPCS
+from serve_app.api.grpc_app import RPCS
 from wire import goldens
 from wire.goldens import FOLDER, REWRITE, Answers
 from wire.recorder import record

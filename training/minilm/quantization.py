@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from tokenizers import Tokenizer
 
-from serve_app.inference.int8.balance import find_balance
-from serve_app.inference.int8.rowwise import quantize_rows
+from serve_app.backends.onnx.int8.balance import find_balance
+from serve_app.backends.onnx.int8.rowwise import quantize_rows
 from training.minilm.texts import make_texts
 from training.onnx_graph import save
 

@@ -1,0 +1,286 @@
+"""Who asks: finds the key of every request, and remembers it for as long as the request is worked on.
+
+The key of the current request is a context variable: every request is a task of its own, and whatever works for it
+inherits its context. `serve_app.access.guarded` asks for it wherever something is allowed or not. What was
+let in by no door has no key, and may do nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, Final, Literal, TypeAlias
+
+from serve_app.access.credentials import missing, presented
+from serve_app.access.keys import Key, digest_of
+from serve_app.access.meter import Meter
+from serve_app.domain.options import header_wish
+from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.errors import PermissionDenied, RateLimited, Unauthenticated
+from serve_app.scheduling.entry import Priority
+
+Part: TypeAlias = Literal["docs", "metrics", "status"]
+"""What may be open to everybody, besides the questions for health."""
+
+_HEALTH: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/health"})
+_PATHS: Final[Mapping[Part, frozenset[str]]] = {
+    "docs": frozenset({"/docs", "/openapi.json"}),
+    "metrics": frozenset({"/metrics"}),
+    "status": frozenset({"/status"}),
+}
+_ASSETS: Final = "/docs/"
+_HEALTH_CALLS: Final = frozenset({"ServerLive", "ServerReady", "Check", "List", "Watch"})
+_STREAM: Final = "ModelStreamInfer"
+_REFLECTION: Final = "ServerReflectionInfo"
+
+_NOBODY: Final = Key(name="", digest=b"", models=frozenset())
+"""Who asks an open question without a key."""
+_current: Final[ContextVar[Key | None]] = ContextVar("serve_app_key", default=None)
+
+
+def wall_clock() -> float:
+    """POSIX time, seconds."""
+    return datetime.now(UTC).timestamp()
+
+
+class Guard:
+    """Lets requests in by their keys.
+
+    Args:
+        keys: All keys.
+        open_parts: What everybody may ask for.
+        routers: How many processes share the keys' rates: each allows its part.
+        levels: What the numbers of priorities mean.
+        now: A clock that only goes forward, seconds.
+        wall: POSIX time, for keys that expire.
+
+    Attributes:
+        counts: Requests by the name of their key and ``admitted``, ``rate_limited`` or ``unauthenticated`` (no name).
+        reloads: How often the keys were replaced, and how often that failed.
+        loaded_at: When the keys that count were read, POSIX time.
+        fault: Why the last attempt to replace them failed; empty where it did not.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[Key],
+        *,
+        open_parts: Iterable[Part] = ("docs",),
+        routers: int = 1,
+        levels: PriorityLevels = DEFAULT_LEVELS,
+        now: Callable[[], float] = monotonic,
+        wall: Callable[[], float] = wall_clock,
+    ) -> None:
+        parts = frozenset(open_parts)
+        self._paths = _HEALTH.union(*(_PATHS[part] for part in parts))
+        self._assets_open = "docs" in parts
+        self._calls = _HEALTH_CALLS | ({_REFLECTION} if "docs" in parts else set())
+        self.open_parts = parts
+        self._routers = routers
+        self._levels = levels
+        self._now, self._wall = now, wall
+        self._keys: Mapping[bytes, Key] = {}
+        self._meters: Mapping[bytes, Meter] = {}
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.reloads: Counter[str] = Counter(ok=0, failed=0)
+        self.fault = ""
+        self._take(keys)
+
+    @property
+    def number(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
+
+    def replace(self, keys: Iterable[Key]) -> None:
+        """Have other keys count from now on. A key that stays keeps what it has used of its rate."""
+        self._take(keys)
+        self.reloads["ok"] += 1
+
+    def keep(self, fault: str) -> None:
+        """Have the same keys count, since others could not be read."""
+        self.fault = fault
+        self.reloads["failed"] += 1
+
+    def _take(self, keys: Iterable[Key]) -> None:
+        keyed = {key.digest: key for key in keys}
+        meters: dict[bytes, Meter] = {}
+        for digest, key in keyed.items():
+            if key.rate is not None:
+                meter = meters[digest] = Meter(key.rate, self._routers)
+                if (before := self._meters.get(digest)) is not None:
+                    meter.due = before.due
+        self._keys, self._meters, self.fault, self.loaded_at = keyed, meters, "", self._wall()
+
+    def status(self) -> dict[str, Any]:
+        """How many keys there are and how reading them went: nothing of the keys."""
+        return {
+            "keys": self.number,
+            "loaded_at": datetime.fromtimestamp(self.loaded_at, UTC).isoformat(timespec="seconds"),
+            "reloads": dict(self.reloads),
+            "fault": self.fault,
+        }
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> None:
+        """Let one request in, and count it against its key's rate.
+
+        Args:
+            headers: Of an HTTP request, or the metadata of a gRPC call, by lower-case name.
+
+        Raises:
+            Unauthenticated: It has no key, or none that is valid.
+            RateLimited: The key was used too often.
+            PermissionDenied: The headers ask for a class that the key may not use.
+            InvalidRequest: They ask for none that there is.
+        """
+        key = self._recognise(headers)
+        _current.set(key)  # even where it is refused now: the log names it
+        if (meter := self._meters.get(key.digest)) is not None and (wait_s := meter.take(self._now())) > 0.0:
+            self.counts[key.name, "rate_limited"] += 1
+            raise _limited(wait_s)
+        self.counts[key.name, "admitted"] += 1
+        if key.highest is not Priority.HIGH and b"x-priority" in headers:
+            allowed_class(key, header_wish(headers, self._levels)[0])  # the body need not be read to refuse this
+
+    def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """As `admit`, for a path that may be open to everybody."""
+        if self.is_open(path):
+            self._glance(headers)
+        else:
+            self.admit(headers)
+
+    def enter_call(self, call: str, headers: Mapping[bytes, bytes]) -> None:
+        """As `admit`, for a gRPC call, which may be open to everybody."""
+        if call in self._calls:
+            self._glance(headers)
+        elif call == _STREAM:
+            _current.set(self._recognise(headers))  # its requests are let in one by one
+        else:
+            self.admit(headers)
+
+    def is_open(self, path: str) -> bool:
+        """Whether a path is open to everybody."""
+        return path in self._paths or (self._assets_open and path.startswith(_ASSETS))
+
+    def current(self) -> Key:
+        """The key of the current request, as it is now.
+
+        Raises:
+            Unauthenticated: There is none, or it was removed while the request was worked on.
+        """
+        key = _current.get()
+        if key is None:
+            raise missing()
+        if key is _NOBODY:
+            return key
+        now = self._keys.get(key.digest)
+        if now is None or now.disabled:
+            raise Unauthenticated("this API key is not valid any more")
+        return now
+
+    @property
+    def name(self) -> str:
+        """Name of the current request's key, whether or not it was let in; empty where it has none that is known."""
+        key = _current.get()
+        return "" if key is None else key.name
+
+    @staticmethod
+    def is_stranger() -> bool:
+        """Whether the current request asks an open question, and has no key."""
+        return _current.get() is _NOBODY
+
+    def administer(self) -> None:
+        """Allow the current request to change the server, or to see what is not of one model.
+
+        Raises:
+            PermissionDenied: Its key may not.
+            Unauthenticated: It has none.
+        """
+        key = self.current()
+        if key is _NOBODY:
+            raise missing()
+        if not key.admin:
+            raise PermissionDenied("this API key may not do that; it needs one with admin: true")
+
+    def _recognise(self, headers: Mapping[bytes, bytes]) -> Key:
+        _current.set(None)
+        try:
+            return self._find(headers)
+        except Unauthenticated as error:
+            self.counts["", "unauthenticated"] += 1
+            error.counted = True
+            raise
+
+    def _glance(self, headers: Mapping[bytes, bytes]) -> None:
+        """Let anybody in, and look whether there is a key: who has one may see more."""
+        try:
+            key = self._find(headers)
+        except Unauthenticated:
+            key = _NOBODY
+        _current.set(key)
+
+    def _find(self, headers: Mapping[bytes, bytes]) -> Key:
+        given = presented(headers)
+        if given is None:
+            raise missing()
+        # Looking a digest up takes a time that depends on it, but nobody can choose keys by the digests that they have:
+        # what is learned from it tells nothing of a key. The comparison that decides takes the same time for all.
+        digest = digest_of(given)
+        key = self._keys.get(digest)
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise Unauthenticated("this API key is not valid here")
+        if key.disabled:
+            raise Unauthenticated("this API key is disabled")
+        if key.expires_at <= self._wall():
+            raise Unauthenticated("this API key has expired")
+        return key
+
+
+def administration(guard: Guard | None, open_to_all: bool) -> Callable[[], None]:
+    """What to call before something changes the server: it raises where that is not allowed.
+
+    Args:
+        guard: Knows who asks; ``None`` where there are no keys.
+        open_to_all: Whether anybody may, where there are no keys.
+    """
+    if guard is not None:
+        return guard.administer
+    return _anybody if open_to_all else _nobody
+
+
+def _anybody() -> None:
+    pass
+
+
+def _nobody() -> None:
+    raise PermissionDenied(
+        "this would change the server for everybody: it takes an API key with admin: true (router.api_keys_file),"
+        " or router.open_administration in the configuration"
+    )
+
+
+def allowed_class(key: Key, priority: Priority | None) -> Priority | None:
+    """The class in which what asks for this one is served; ``None`` for the default.
+
+    Raises:
+        PermissionDenied: The key may not use it.
+    """
+    if priority is None:
+        return key.highest if key.highest > Priority.NORMAL else None
+    if priority >= key.highest:
+        return priority
+    if key.lowers:
+        return key.highest
+    raise PermissionDenied(
+        f"this API key may not use the class {priority.label}; the most urgent that it may use is {key.highest.label}"
+    )
+
+
+def _limited(wait_s: float) -> RateLimited:
+    # Not where it is raised: in a variable there, it would be in a cycle with its traceback.
+    error = RateLimited("this API key is used more often than it may be; send fewer requests", wait_s)
+    error.counted = True
+    return error

@@ -1,0 +1,135 @@
+"""What a body is: what its Content-Type says, and where that says nothing, what its first bytes say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+from serve_app.domain.service import ModelInfo
+from serve_app.errors import InvalidRequest, UnsupportedMedia
+
+Kind: TypeAlias = Literal["tensors", "image", "audio", "text"]
+
+JSON = "application/json"
+MULTIPART = "multipart/form-data"
+# What curl says when nobody told it anything better, and what says nothing: the processor looks at the bytes.
+OPAQUE = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
+_AUDIO_ALIASES = frozenset({"application/ogg", "video/ogg", "video/webm"})
+_FIRST_BYTES = 256
+_IN_RIFF = {b"WAVE": "audio/wav", b"WEBP": "image/webp"}
+_IN_FTYP = {b"avif": "image/avif", b"heic": "image/heic", b"M4A ": "audio/mp4"}
+_MAGIC = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif",
+    b"BM": "image/bmp",
+    b"II*\0": "image/tiff",
+    b"MM\0*": "image/tiff",
+    b"\0\0\1\0": "image/x-icon",
+    b"fLaC": "audio/flac",
+    b"OggS": "audio/ogg",
+    b"ID3": "audio/mpeg",
+    b".snd": "audio/basic",
+    b"caff": "audio/x-caf",
+}
+"""First bytes of the formats that are usual."""
+
+
+def kind_of(task: str) -> Kind:
+    """What a model of this task takes, from Hugging Face's naming: ``image-...``, ``audio-...``, else text."""
+    if task == "tensors":
+        return "tensors"
+    if task.startswith("image-"):
+        return "image"
+    if task.startswith("audio-"):
+        return "audio"
+    return "text"
+
+
+WANTED: Mapping[Kind, str] = {
+    "tensors": "tensors",
+    "image": "a picture (image/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
+    "audio": "a sound (audio/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
+    "text": 'text (text/plain, or application/json {"inputs": "..."})',
+}
+
+
+def media_type(headers: Mapping[bytes, bytes]) -> str:
+    """The Content-Type without parameters, lower case; empty where there is none.
+
+    Raises:
+        UnsupportedMedia: Text in a charset other than UTF-8.
+    """
+    value = headers.get(b"content-type", b"").decode("latin-1")
+    name, _, parameters = value.partition(";")
+    name = name.strip().lower()
+    if name in {"text/plain", JSON}:
+        for parameter in parameters.split(";"):
+            key, _, charset = parameter.partition("=")
+            if key.strip().lower() == "charset" and charset.strip(' "').lower() not in {"utf-8", "utf8", "us-ascii"}:
+                raise UnsupportedMedia(f"Content-Type: charset {charset[:40]!r} is not served; send UTF-8")
+    return name
+
+
+def resolve(content_type: str, content: bytes) -> str:
+    """What a body is whose type says nothing, as where curl's ``--data-binary`` was told none.
+
+    Returns:
+        The type as it was if it says something; otherwise JSON for what begins as an object, a media type as `sniff`
+        finds it, or the type as it was.
+    """
+    if content_type not in OPAQUE:
+        return content_type
+    if content[:_FIRST_BYTES].lstrip(b" \t\r\n").startswith(b"{"):
+        return JSON
+    return sniff(content) or content_type
+
+
+def sniff(content: bytes) -> str:
+    """The media type of a picture or a sound by its first bytes; empty where they are not known.
+
+    It tells pictures from sounds; which of them can be decoded is the processor's to say.
+    """
+    if content[:4] in {b"RIFF", b"RF64"}:
+        return _IN_RIFF.get(content[8:12], "")
+    if content[:4] == b"FORM" and content[8:12] in {b"AIFF", b"AIFC"}:
+        return "audio/aiff"
+    if content[4:8] == b"ftyp":
+        return _IN_FTYP.get(content[8:12], "")
+    for magic, media in _MAGIC.items():
+        if content.startswith(magic):
+            return media
+    # MPEG audio: eleven set bits, then a layer that is not reserved.
+    if len(content) > 1 and content[0] == 0xFF and content[1] & 0xE0 == 0xE0 and content[1] & 0x06:
+        return "audio/mpeg"
+    return ""
+
+
+def check_content_type(info: ModelInfo, kind: Kind, content_type: str, *, final: bool = True) -> None:
+    """Refuse what this model cannot take.
+
+    Args:
+        info: The model.
+        kind: What it takes.
+        content_type: Of the body.
+        final: Whether the body has been looked at, so that this is all that will be known of it.
+
+    Raises:
+        InvalidRequest: The model takes tensors only.
+        UnsupportedMedia: The content type is not one of the model's.
+    """
+    if kind == "tensors":
+        raise InvalidRequest(
+            f"model {info.name!r} takes tensors, not media: send them to POST /v2/models/{info.segment}/infer"
+        )
+    if content_type in {JSON, MULTIPART}:
+        return
+    if kind == "text":
+        fits = content_type == "text/plain" or (content_type in OPAQUE and not final)
+    elif kind == "image":
+        fits = content_type.startswith("image/") or content_type in OPAQUE
+    else:
+        fits = content_type.startswith("audio/") or content_type in OPAQUE | _AUDIO_ALIASES
+    if not fits:
+        raise UnsupportedMedia(f"model {info.name!r} takes {WANTED[kind]}; got {content_type[:80] or 'no type'!r}")

@@ -1,0 +1,173 @@
+"""One gRPC call, whoever carries it: what its metadata ask for, and how it ends when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from serve_app.domain.options import CACHE_CONTROL, CLIENT, DOOR, MAX_TIMEOUT_S, Wish, header_wish
+from serve_app.domain.priorities import PriorityLevels
+from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
+from serve_app.http.errors import code_of, retry_after, status_of
+
+_M = TypeVar("_M", bound=Message)
+
+_HEADERS: Final = MappingProxyType(
+    {
+        name: name.encode()
+        for name in (
+            "x-priority",
+            "x-timeout-ms",
+            "x-variant",
+            "x-fallback",
+            "x-request-id",
+            "traceparent",
+            "tracestate",
+            "cache-control",
+            "authorization",
+            "x-api-key",
+        )
+    }
+)
+"""Metadata that mean something here, as the HTTP headers of the same names do."""
+_DIRECT: Final = b"direct-grpc"
+_BY_SERVE: Final = b"grpc"
+QUESTION_BYTES: Final = 16 * 1024
+"""Largest message of a call that takes no tensors. Calls that watch keep theirs for as long as they last."""
+_LONGEST_DETAILS: Final = 2000
+"""Characters: clients refuse a call whose end takes more than 8 KiB, percent signs included."""
+
+
+class Context(Protocol):
+    """The part of `grpc.aio.ServicerContext` that Ray Serve's own context has, too."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """What came with the call."""
+
+    def peer(self) -> str:
+        """Where it comes from, e.g. ``ipv4:127.0.0.1:4711``."""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Say how the call ends."""
+
+    def set_details(self, details: str) -> None:
+        """Say why it ends like this."""
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """What goes with the end of the call: pairs of names and values."""
+
+
+class OwnContext(Context, Protocol):
+    """What the context of a port of the router's own has beyond that."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the call's deadline; ``None`` where it has none."""
+
+
+class Call:
+    """One call, or one request of a stream.
+
+    Args:
+        context: Of whoever carries it.
+
+    Attributes:
+        headers: The metadata that are understood here, by lower-case name.
+        asked_model: The model that it asks for; ``None`` for calls that take no work.
+        asked_id: The id that the client gave it in the message.
+    """
+
+    __slots__ = ("_context", "asked_id", "asked_model", "headers")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.asked_model: str | None = None
+        self.asked_id = ""
+        self.headers: dict[bytes, bytes] = {}
+        for key, value in context.invocation_metadata() or ():
+            name = _HEADERS.get(key)
+            if name is not None:
+                field = value if isinstance(value, bytes) else value.encode()
+                if name == CACHE_CONTROL and name in self.headers:
+                    field = self.headers[name] + b"," + field
+                self.headers[name] = field
+        if address := address_of(context.peer()):
+            self.headers[CLIENT] = address.encode()
+        # Ray Serve's context knows no deadline, by which it is told apart.
+        self.headers[DOOR] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
+
+    def again(self) -> Call:
+        """The next request of the same stream."""
+        call = Call.__new__(Call)
+        call._context, call.headers = self._context, self.headers
+        call.asked_model, call.asked_id = None, ""
+        return call
+
+    def wish(self, levels: PriorityLevels) -> Wish:
+        """The class and the deadline that the metadata name, and the client's own deadline where that is tighter.
+
+        Args:
+            levels: What the numbers of priorities mean.
+
+        Raises:
+            InvalidRequest: The metadata name none that there is.
+        """
+        priority, timeout_s = header_wish(self.headers, levels)
+        # Ray Serve's context has none: through it, a client's deadline arrives as a cancellation.
+        time_remaining = getattr(self._context, "time_remaining", None)
+        left = None if time_remaining is None else time_remaining()
+        if left is not None and left < (MAX_TIMEOUT_S if timeout_s is None else timeout_s):
+            timeout_s = left
+        return priority, timeout_s
+
+    def tell(self, *metadata: tuple[str, str]) -> None:
+        """Say something with the end of the call."""
+        self._context.set_trailing_metadata(list(metadata))  # Serve adds its own to a list
+
+    @property
+    def request_id(self) -> str:
+        """For the client to quote; empty where it was given none."""
+        return self.headers.get(b"x-request-id", b"").decode("latin-1")
+
+    def fail(self, error: ServeAppError) -> None:
+        """End the call with an error: its status, its message, and its code among the metadata."""
+        metadata = [("code", code_of(error)), ("x-request-id", self.request_id)]
+        seconds = retry_after(error)
+        if seconds is not None:
+            metadata.append(("retry-after", str(seconds)))
+        self._context.set_code(grpc.StatusCode[status_of(error).grpc])
+        self._context.set_details(shown(error))
+        self._context.set_trailing_metadata(metadata)
+
+
+def shown(error: ServeAppError) -> str:
+    """The message of an error as it may be sent."""
+    message = error.message.encode("utf-8", "replace").decode()
+    return message if len(message) <= _LONGEST_DETAILS else f"{message[:_LONGEST_DETAILS]}..."
+
+
+def parse(kind: type[_M], body: bytes, most_bytes: int = QUESTION_BYTES) -> _M:
+    """Read a message.
+
+    Raises:
+        PayloadTooLarge: It has more than ``most_bytes``.
+        InvalidRequest: It is no message of that kind.
+    """
+    if len(body) > most_bytes:
+        raise PayloadTooLarge(f"the message has {len(body)} bytes; {kind.DESCRIPTOR.name} may have {most_bytes}")
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise InvalidRequest(f"this is not a valid message {kind.DESCRIPTOR.full_name}") from None
+
+
+def address_of(peer: str) -> str:
+    """The address of a peer without its port, as gRPC names peers; empty where it has none, e.g. a Unix socket."""
+    kind, _, rest = peer.partition(":")
+    if kind not in {"ipv4", "ipv6"}:
+        return ""
+    return unquote(rest.rpartition(":")[0]).strip("[]")

@@ -1,0 +1,108 @@
+"""gRPC's standard health service: the server as a whole (the empty name), the V2 service, and every model by name."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+from grpc_health.v1 import health_pb2 as pb
+
+from serve_app.api.grpc.call import Call, parse
+from serve_app.domain.service import InferenceService
+from serve_app.errors import ModelNotFound
+
+_LIST: Final[Any] = pb
+"""Has messages that its type stubs do not know."""
+
+SERVING: Final = pb.HealthCheckResponse.SERVING
+NOT_SERVING: Final = pb.HealthCheckResponse.NOT_SERVING
+UNKNOWN_SERVICE: Final = pb.HealthCheckResponse.SERVICE_UNKNOWN
+
+LOOK_EVERY_S: Final = 1.0
+"""How late a watcher may hear of a change that nobody announced, seconds."""
+
+
+class Health:
+    """Answers the calls of the service.
+
+    Args:
+        service: Knows what is ready.
+        names: Services that are served where this one is; each is as ready as the whole server.
+        watch_s: How long the current call may watch, seconds.
+    """
+
+    def __init__(
+        self, service: InferenceService, names: tuple[str, ...], watch_s: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        self._service = service
+        self._whole = frozenset({"", *names})
+        self._watch_s = watch_s
+        self._changed = asyncio.Event()
+        self._closing = False
+        self.unary = {"Check": self.check, "List": self.list}
+
+    async def check(self, body: bytes, _: Call) -> bytes:
+        """Whether a service or a model can take work.
+
+        Raises:
+            ModelNotFound: There is none of that name.
+        """
+        name = parse(pb.HealthCheckRequest, body).service
+        status = self.status(name)
+        if status == UNKNOWN_SERVICE:
+            raise ModelNotFound(f"there is no service and no model {name[:64]!r} here")
+        return _answer(status).SerializeToString()
+
+    async def list(self, body: bytes, _: Call) -> bytes:
+        """The state of everything that `check` knows."""
+        parse(_LIST.HealthListRequest, body)
+        names = (*sorted(self._whole), *self._service.models)
+        statuses = {name: _answer(self.status(name)) for name in names}
+        listed: bytes = _LIST.HealthListResponse(statuses=statuses).SerializeToString()
+        return listed
+
+    async def watch(self, body: bytes, _: Call) -> AsyncIterator[bytes]:
+        """The state of a service or a model, again whenever it has changed, until the server closes or time is up."""
+        name = parse(pb.HealthCheckRequest, body).service
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._watch_s()
+        said: int | None = None
+        while True:
+            status = self.status(name)
+            if status != said:
+                yield _answer(status).SerializeToString()
+                said = status
+            left = until - loop.time()
+            if self._closing or left <= 0.0:
+                return
+            try:
+                async with asyncio.timeout(min(left, LOOK_EVERY_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def status(self, name: str) -> int:
+        """The state of one service or model."""
+        if self._closing:
+            return NOT_SERVING
+        if name in self._whole:
+            return SERVING if self._service.ready() else NOT_SERVING
+        if name in self._service.models:
+            return SERVING if self._service.model_ready(name) else NOT_SERVING
+        return UNKNOWN_SERVICE
+
+    def changed(self) -> None:
+        """Have watchers look now."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """From now on nothing is ready, and nobody watches any more."""
+        self._closing = True
+        self.changed()
+
+
+def _answer(status: Any) -> pb.HealthCheckResponse:
+    return pb.HealthCheckResponse(status=status)

@@ -1,0 +1,352 @@
+"""All gRPC services as one: the V2 service, gRPC's own health service, and reflection.
+
+Calls take and give serialized messages, so that the same methods serve the router's own port and Ray Serve's, which
+carries requests through other processes. Errors are made presentable here, in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from serve_app.access.guard import Guard, administration
+from serve_app.access.guarded import GuardedService
+from serve_app.api.grpc.arrivals import Arrivals
+from serve_app.api.grpc.call import Call, Context, OwnContext, parse
+from serve_app.api.grpc.health import Health
+from serve_app.api.open_inference import inference_pb2
+from serve_app.api.open_inference.rpc import InferenceRpc, Stream, Unary
+from serve_app.api.refusals import Refusals
+from serve_app.domain.service import InferenceService
+from serve_app.errors import QueueFull, ServeAppError
+from serve_app.http.body import SLOWEST, BodyReader
+from serve_app.http.errors import internal_error
+from serve_app.http.request_id import RequestIds
+from serve_app.telemetry.request_log import RequestLog
+
+_FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service in file.services_by_name.values())
+"""Descriptors of everything that is served."""
+
+STALL_S: Final = 30.0
+_STALLING_BYTES: Final = 64 * 1024
+"""Single answers up to this size leave for the connection at once, whether or not they are read."""
+
+
+STRANGERS: Final[Mapping[str, int]] = MappingProxyType({"Watch": 256, "ServerReflectionInfo": 16})
+"""Most streams of each open call that those without a key have open at once, where others have keys."""
+
+
+class Rpc(NamedTuple):
+    """One call that is served.
+
+    Attributes:
+        service: Full name of its service.
+        name: Its own name, which no other service has.
+        streams: Whether it answers with a stream, whatever it takes.
+        takes_stream: Whether it takes a stream. All of these answer with one.
+    """
+
+    service: str
+    name: str
+    streams: bool
+    takes_stream: bool
+
+
+RPCS: Final[tuple[Rpc, ...]] = tuple(
+    Rpc(service.full_name, method.name, method.server_streaming, method.client_streaming)
+    for service in SERVICES
+    for method in service.methods
+)
+
+
+class GrpcApp:
+    """Answers every call. It must be made in the event loop that it is used in.
+
+    Args:
+        service: What it serves.
+        bodies: Limits large messages together with what other protocols hold.
+        guard: Lets calls in by their API keys; ``None``: everybody is let in.
+        log: Is told of requests that are refused before they reach the service.
+        open_administration: Whether anybody may change the server, where there are no API keys.
+        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
+        streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of strangers
+            are not among them, but have room of their own (`STRANGERS`).
+        stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
+            owed is answered.
+        reflection_idle_s: The same for streams of reflection, which are open to all.
+        stranger_watch_s: How long health may be watched without a key, where others have keys, seconds.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        guard: Guard | None = None,
+        log: RequestLog | None = None,
+        *,
+        open_administration: bool = False,
+        typed_answers: bool = False,
+        streams: int = 1024,
+        stream_idle_s: float = 3600.0,
+        reflection_idle_s: float = 10.0,
+        stranger_watch_s: float = 300.0,
+    ) -> None:
+        self._refusals = Refusals(service, guard, log)
+        if guard is not None:
+            service = GuardedService(service, guard)
+        self._most_streams = streams
+        self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
+        self._unlimited = Arrivals(sys.maxsize, math.inf)
+        self._open: Counter[str] = Counter()  # streams: those of strangers by their call, the others by no name
+        self._guard = guard
+        self._ids = RequestIds()
+        self._inference = InferenceRpc(
+            service,
+            bodies,
+            self._explain,
+            administration(guard, open_administration),
+            None if guard is None else guard.admit,
+            typed_answers=typed_answers,
+        )
+        self._health = Health(
+            service,
+            tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values()),
+            lambda: stranger_watch_s if self._is_stranger() else math.inf,
+        )
+        self._unary: Mapping[str, Unary] = MappingProxyType({**self._inference.unary, **self._health.unary})
+        self._streams: Mapping[str, Stream] = MappingProxyType(
+            {**self._inference.streams, "Watch": _of_one(self._health.watch), "ServerReflectionInfo": _reflect}
+        )
+
+    async def unary(self, name: str, body: bytes, context: Context) -> bytes:
+        """Answer a call that takes one message and gives one.
+
+        Args:
+            name: Of the call, as in `RPCS`.
+            body: The serialized request.
+            context: Of whoever carries the call. It is told how the call ended.
+
+        Returns:
+            The serialized answer; nothing where the call failed.
+        """
+        call = Call(context)
+        self._request_id(call)
+        try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
+            return await self._unary[name](body, call)
+        except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
+            self._fail(error, call, name)
+            return b""
+
+    async def stream(
+        self,
+        name: str,
+        request: bytes | AsyncIterator[bytes],
+        context: Context,
+        arrivals: Arrivals | None = None,
+    ) -> AsyncIterator[bytes]:
+        """Answer a call that gives a stream.
+
+        Args:
+            name: As for `unary`.
+            request: As for `unary`; some take a stream of requests.
+            context: As for `unary`.
+            arrivals: Bounds how many messages may be arriving. ``None``: they come whole.
+        """
+        if isinstance(request, bytes):
+            incoming = _only(request)
+        else:
+            bound = self._unlimited if arrivals is None else arrivals
+            incoming = bound.messages(request, self._idle_s[name])
+        call = Call(context)
+        self._request_id(call)
+        whose: str | None = None
+        try:
+            if self._guard is not None:
+                self._guard.enter_call(name, call.headers)
+            whose = self._take_place(name)
+            async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    yield answer
+        except Exception as error:  # as above
+            self._fail(error, call, name)
+        finally:
+            if whose is not None:
+                self._open[whose] -= 1
+
+    def _is_stranger(self) -> bool:
+        return self._guard is not None and self._guard.is_stranger()
+
+    def _take_place(self, name: str) -> str:
+        """Count a stream. Raises `QueueFull`; returns whose it is among the `_open` ones."""
+        whose, most = (name, STRANGERS[name]) if self._is_stranger() else ("", self._most_streams)
+        if self._open[whose] >= most:
+            raise QueueFull("the server has too many streams open; try again, or close some", 1.0)
+        self._open[whose] += 1
+        return whose
+
+    def refuse(self, name: str, error: ServeAppError, context: Context) -> None:
+        """End a call that was not asked, for lack of its message. Arguments as those of `unary`."""
+        self._fail(error, Call(context), name)
+
+    def changed(self) -> None:
+        """Tell those who watch that a model may have become ready, or unready."""
+        self._health.changed()
+
+    def close(self) -> None:
+        """Let streams end; calls in work are not touched, and new ones are still answered."""
+        self._inference.close()
+        self._health.close()
+
+    def _fail(self, error: Exception, call: Call, name: str) -> None:
+        call.fail(self._explain(error, call, name))
+
+    def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
+        """Note what was refused on the way to the scheduler, and make what the client may see."""
+        self._refusals.note(error, call.asked_model, call.headers)
+        if isinstance(error, ServeAppError):
+            return error
+        return internal_error(error, call.request_id, name)
+
+    def _request_id(self, call: Call) -> None:
+        call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
+
+
+class Server(Protocol):
+    """The part of `grpc.aio.Server` that Ray Serve's own server has, too."""
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Any) -> None:
+        """Serve what these handle."""
+
+
+def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S, arrivals: Arrivals | None = None) -> None:
+    """Have a server answer every call.
+
+    Args:
+        app: Answers.
+        server: Carries the calls.
+        stall_s: How long a client may take nothing of an answer, seconds, beyond 1 s for every 64 KiB of it. Then its
+            call is cut: what it does not read would be held for ever, as many calls have no deadline.
+        arrivals: Bounds how long messages may take to arrive, and can hold answers back.
+
+    Ray Serve calls this, too, as one of its ``grpc_servicer_functions``: with nothing for ``app``, since its server
+    puts its own way to the router in place of every method. It looks at the first handler only of each call here.
+    """
+    for service in SERVICES:
+        methods = {rpc.name: _handler(app, rpc, stall_s, arrivals) for rpc in RPCS if rpc.service == service.full_name}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, methods),))
+
+
+def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) -> Any:
+    """Messages stay as they are: who parses them has to say what is wrong with them."""
+    name = rpc.name
+    if not rpc.streams:
+
+        async def unary(body: bytes, context: Context) -> bytes:
+            answer = await app.unary(name, body, context)
+            if len(answer) > _STALLING_BYTES:
+                _cut_later(stall_s, answer)  # without effect once the answer is sent
+            return answer
+
+        if arrivals is None:
+            return grpc.unary_unary_rpc_method_handler(unary)
+
+        async def arrived(requests: AsyncIterator[bytes], context: OwnContext) -> bytes:
+            # To gRPC it takes a stream: on the wire both are the same.
+            body = await _message(app, name, arrivals, requests, context)
+            answer = b"" if body is None else await unary(body, context)
+            if arrivals.held:
+                await arrivals.released(context.time_remaining())
+            return answer
+
+        return grpc.stream_unary_rpc_method_handler(arrived)
+
+    async def stream(request: bytes | AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(app.stream(name, request, context, arrivals)) as answers:  # type: ignore[type-var]
+            async for answer in answers:
+                cut = _cut_later(stall_s, answer)
+                try:
+                    yield answer
+                finally:
+                    cut.cancel()
+
+    if rpc.takes_stream:
+        return grpc.stream_stream_rpc_method_handler(stream)
+    if arrivals is None:
+        return grpc.unary_stream_rpc_method_handler(stream)
+
+    async def arrived_first(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        body = await _message(app, name, arrivals, requests, context)
+        if body is not None:
+            async with contextlib.aclosing(stream(body, context)) as answers:  # type: ignore[type-var]
+                async for answer in answers:
+                    yield answer
+
+    return grpc.stream_stream_rpc_method_handler(arrived_first)
+
+
+async def _message(
+    app: GrpcApp, name: str, arrivals: Arrivals, requests: AsyncIterator[bytes], context: Context
+) -> bytes | None:
+    """The message of a call that has one; ``None`` where it did not come, and the call is over."""
+    try:
+        return await arrivals.message(requests)
+    except ServeAppError as error:
+        app.refuse(name, error, context)
+        return None
+
+
+def _cut_later(stall_s: float, answer: bytes) -> asyncio.TimerHandle:
+    """End the call of this task unless its client has taken an answer by then. That of a call that ended is no more."""
+    task = asyncio.current_task()
+    assert task is not None
+    return asyncio.get_running_loop().call_later(stall_s + len(answer) / SLOWEST, task.cancel)
+
+
+async def _only(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _of_one(answer: Callable[[bytes, Call], AsyncIterator[bytes]]) -> Stream:
+    """A stream in answer to one message."""
+
+    async def streamed(incoming: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        async for body in incoming:
+            async for each in answer(body, call):
+                yield each
+
+    return streamed
+
+
+def _reflection_pool() -> DescriptorPool:
+    pool = DescriptorPool()
+    for file in _FILES:
+        pool.AddSerializedFile(file.serialized_pb)
+    return pool
+
+
+_REFLECTION: Final[Any] = reflection.aio.ReflectionServicer(
+    [service.full_name for service in SERVICES], pool=_reflection_pool()
+)
+
+
+async def _reflect(incoming: AsyncIterator[bytes], _: Call) -> AsyncIterator[bytes]:
+    async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        async for body in incoming:
+            yield parse(reflection_pb2.ServerReflectionRequest, body)
+
+    async for answer in _REFLECTION.ServerReflectionInfo(requests(), None):
+        yield answer.SerializeToString()

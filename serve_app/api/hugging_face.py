@@ -1,0 +1,217 @@
+"""The URLs that Hugging Face's ``InferenceClient`` makes, beside a model's own predict route.
+
+====================================  ==========================================================================
+``POST /models/{model}``              the model's predict route by another name
+``POST /models/{model}/pipeline/...`` the same, for one task: the request must be of that task
+``POST /``                            the client was given the server's base URL: the one model that fits
+``GET .../health``, ``GET .../info``  what ``health_check`` and ``get_endpoint_info`` ask, of the server or one model
+====================================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve_app import __version__
+from serve_app.api.content_type import Kind, kind_of, resolve, sniff
+from serve_app.api.media import Asked, Body, Document, Form, PredictRequest, split_data_uri, text_of
+from serve_app.api.predict import Predict
+from serve_app.api.replies import json_response
+from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.errors import InvalidRequest, ModelUnavailable
+
+EMBEDDING: Final = "feature-extraction"
+SIMILARITY: Final = "sentence-similarity"
+ZERO_SHOT: Final = "zero-shot-classification"
+CLASSIFICATION: Final = "text-classification"
+
+_SERVED_BY: Final = {SIMILARITY: {EMBEDDING}, ZERO_SHOT: {EMBEDDING, ZERO_SHOT}}
+"""Tasks that models of other tasks do."""
+_TASK_OF_PARAMETER: Final = {
+    "candidate_labels": ZERO_SHOT,
+    "hypothesis_template": ZERO_SHOT,
+    "multi_label": ZERO_SHOT,
+    "normalize": EMBEDDING,
+    "prompt_name": EMBEDDING,
+    "truncate": EMBEDDING,
+    "truncation_direction": EMBEDDING,
+    "dimensions": EMBEDDING,
+    "encoding_format": EMBEDDING,
+    "top_k": CLASSIFICATION,
+    "function_to_apply": CLASSIFICATION,
+}
+"""What a parameter tells of a text's task."""
+_FIRST_BASE64: Final = 64
+"""Characters of base64 that hold the first bytes of a file."""
+_NAMES: Final[dict[Kind, str]] = {"image": "a picture", "audio": "a sound", "text": "a text", "tensors": "tensors"}
+
+
+def routes(service: InferenceService, predict: Predict) -> list[Route]:
+    """The routes."""
+    endpoints = _Endpoints(service, predict)
+    return [
+        Route("/", endpoints.fitting, methods=["POST"]),
+        Route("/health", endpoints.health, methods=["GET"]),
+        Route("/info", endpoints.info, methods=["GET"]),
+        Route("/models/{model}", predict.named, methods=["POST"]),
+        Route("/models/{model}/health", endpoints.model_health, methods=["GET"]),
+        Route("/models/{model}/info", endpoints.model_info, methods=["GET"]),
+        Route("/models/{model}/pipeline/{task}", endpoints.pipeline, methods=["POST"]),
+    ]
+
+
+def tasks_of(info: ModelInfo) -> list[str]:
+    """Every task that this model does, its own first; none where it takes tensors only."""
+    if info.task == "tensors":
+        return []
+    return [info.task, *(task for task, by in _SERVED_BY.items() if info.task in by and task != info.task)]
+
+
+def choose(service: InferenceService, asked: Asked) -> ModelInfo:
+    """The one model that fits a body.
+
+    Raises:
+        InvalidRequest: None fits, or several do; the message names them and the URL to use.
+    """
+    kind, task = _wanted(asked)
+    if kind is None:
+        raise InvalidRequest(
+            "what was sent is not known by its first bytes; name its type (Content-Type), or the model:"
+            f" {_urls(service, service.models)}"
+        )
+    fitting = [
+        info.name
+        for info in service.models.values()
+        if kind_of(info.task) == kind and (task is None or task in tasks_of(info))
+    ]
+    if len(fitting) == 1:
+        return service.find(fitting[0])
+    what = _NAMES[kind] + (f" for {task}" if task else "")
+    if not fitting:
+        raise InvalidRequest(f"no model here takes {what}; there is {_urls(service, service.models)}")
+    raise InvalidRequest(f"{len(fitting)} models here take {what}; name one of them: {_urls(service, fitting)}")
+
+
+def _urls(service: InferenceService, names: Any) -> str:
+    infos = [service.find(name) for name in names]
+    return ", ".join(
+        f"POST /v2/models/{info.segment}/infer"
+        if info.task == "tensors"
+        else f"POST /models/{info.segment} ({info.task})"
+        for info in infos
+    )
+
+
+def _wanted(asked: Asked) -> tuple[Kind | None, str | None]:
+    """What a body holds, ``None`` where nobody can tell, and the task if it is text and says so."""
+    match asked:
+        case Body(content, content_type):
+            return _kind(resolve(content_type, content)), None
+        case Form(field, content, content_type, texts, parameters):
+            if texts or field == "inputs":
+                return "text", _task(parameters.task)
+            return (_kind(resolve(content_type, content)) if field else None), None
+        case Document(inputs, parameters):
+            first = bytes(memoryview(inputs)[:1])
+            if first == b"{":
+                return "text", SIMILARITY
+            kind = _kind_of_string(text_of(inputs)) if first == b'"' else "text"
+            return kind, _task(parameters.task) if kind == "text" else None
+    raise AssertionError(f"no body: {asked!r}")
+
+
+def _kind(content_type: str) -> Kind | None:
+    for prefix, kind in _KINDS.items():
+        if content_type.startswith(prefix):
+            return kind
+    return None
+
+
+_KINDS: Final[dict[str, Kind]] = {
+    "image/": "image",
+    "audio/": "audio",
+    "video/": "audio",  # Ogg and WebM sounds are called so
+    "application/ogg": "audio",
+    "text/": "text",
+}
+
+
+def _kind_of_string(inputs: str) -> Kind:
+    """Base64 of a picture or a sound, or else a text."""
+    content_type, encoded = split_data_uri(inputs)
+    if content_type:
+        return _kind(content_type) or "text"
+    try:
+        start = binascii.a2b_base64("".join(encoded[: 2 * _FIRST_BASE64].split())[:_FIRST_BASE64])
+    except ValueError:
+        return "text"
+    return _kind(sniff(start)) or "text"
+
+
+def _task(parameters: dict[str, Any]) -> str | None:
+    tasks = [_TASK_OF_PARAMETER[name] for name in parameters if name in _TASK_OF_PARAMETER]
+    return ZERO_SHOT if ZERO_SHOT in tasks else next(iter(tasks), None)
+
+
+class _Endpoints:
+    def __init__(self, service: InferenceService, predict: Predict) -> None:
+        self._service = service
+        self._predict = predict
+
+    async def fitting(self, request: Request) -> Response:
+        return await self._predict.by_chosen(request, lambda asked: choose(self._service, asked))
+
+    async def pipeline(self, request: Request) -> Response:
+        info, task = self._predict.find(request), request.path_params["task"]
+        tasks = tasks_of(info)
+        if tasks and task not in tasks:
+            raise InvalidRequest(f"model {info.name!r} does {', '.join(tasks)}, not {task[:64]!r}")
+
+        def check(asked: PredictRequest) -> None:
+            came = _task_of(info, asked)
+            if came != task:
+                raise InvalidRequest(f"this is a request for {came}; send it to /models/{info.segment}/pipeline/{came}")
+
+        return await self._predict.by(request, info, check)
+
+    async def health(self, _: Request) -> Response:
+        if not self._service.ready():
+            raise ModelUnavailable("not every model is ready; GET / says which are")
+        return json_response({"ready": True})
+
+    async def model_health(self, request: Request) -> Response:
+        info = self._service.find(request.path_params["model"])
+        if not self._service.model_ready(info.name):
+            raise ModelUnavailable(f"model {info.name!r} has no replica that can take work")
+        return json_response({"ready": True})
+
+    async def info(self, _: Request) -> Response:
+        models = [_info(info) for info in self._service.models.values()]
+        return json_response({"version": __version__, "models": models})
+
+    async def model_info(self, request: Request) -> Response:
+        info = self._service.find(request.path_params["model"])
+        return json_response({"version": __version__, **_info(info)})
+
+
+def _task_of(info: ModelInfo, asked: PredictRequest) -> str:
+    parameters = asked.payload.parameters
+    if info.task == EMBEDDING and "source_sentence" in parameters:
+        return SIMILARITY
+    return ZERO_SHOT if info.task == EMBEDDING and "candidate_labels" in parameters else info.task
+
+
+def _info(info: ModelInfo) -> dict[str, Any]:
+    """In the words of Hugging Face's servers, where they have one."""
+    return {
+        "model_id": info.name,
+        "model_pipeline_tag": None if info.task == "tensors" else info.task,
+        "max_client_batch_size": info.max_request_rows,
+        "max_batch_size": info.max_rows,
+        "variants": list(info.variants),
+    }

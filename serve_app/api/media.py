@@ -1,0 +1,322 @@
+"""Decodes media as users have them: raw bodies, JSON with text or base64, and multipart forms.
+
+Two steps: `parse` and `parse_form` take a body apart without knowing the model, and `payload_of` makes of that what one
+model takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.types import Message
+
+from serve_app.api.content_type import JSON, MULTIPART, OPAQUE, WANTED, Kind, check_content_type, resolve, sniff
+from serve_app.api.open_inference.wire import invalid
+from serve_app.domain.service import ModelInfo
+from serve_app.errors import InvalidRequest, UnsupportedMedia
+from serve_app.payloads import Media, Texts
+
+_Scalar: TypeAlias = str | int | float | bool | None
+
+_MAX_FIELDS = 2000
+_FORM_PIECE = 64 * 1024
+_MOST_PARAMETER_BYTES = 2**20
+
+
+class _SentenceSimilarity(msgspec.Struct, forbid_unknown_fields=True):
+    """The ``inputs`` of Hugging Face's sentence-similarity task."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class _Document(msgspec.Struct):
+    inputs: msgspec.Raw
+
+
+_DOCUMENT: Final = msgspec.json.Decoder(_Document)
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECT_OR_NULL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_PARAMETER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Scalar | list[_Scalar])
+_TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
+_PAIR: Final = msgspec.json.Decoder(_SentenceSimilarity)
+
+
+class PredictRequest(NamedTuple):
+    """A decoded predict request.
+
+    Attributes:
+        payload: What the model takes.
+        variant: Name of the variant that the body asks for; empty for the exact model.
+        fallback: Whether the body lets a fallback answer; ``None`` where it does not say.
+        lone_text: Whether the body held one text and not a list of them.
+    """
+
+    payload: Media | Texts
+    variant: str = ""
+    fallback: bool | None = None
+    lone_text: bool = False
+
+
+class Parameters(NamedTuple):
+    """The ``parameters`` of a request: those of its task, and those for the server."""
+
+    task: dict[str, Any]
+    variant: str = ""
+    fallback: bool | None = None
+
+
+class Document(NamedTuple):
+    """A JSON body: the ``inputs``, not decoded yet, and the parameters from wherever they stood."""
+
+    inputs: msgspec.Raw
+    parameters: Parameters
+
+
+class Body(NamedTuple):
+    """A body that is the file or the text itself."""
+
+    content: bytes
+    content_type: str
+
+
+class Form(NamedTuple):
+    """A multipart form.
+
+    Attributes:
+        field: Name of the file's field; empty where there is no file.
+        content: The file.
+        content_type: What the form calls the file; lower case, empty where it does not say.
+        texts: Fields named ``inputs`` that are no files.
+        parameters: From the field of this name.
+    """
+
+    field: str
+    content: bytes
+    content_type: str
+    texts: list[str]
+    parameters: Parameters
+
+
+Asked: TypeAlias = Document | Body | Form
+"""A body, taken apart."""
+
+
+def decode(info: ModelInfo, kind: Kind, content_type: str, content: bytes) -> PredictRequest:
+    """`payload_of` of what `parse` finds, in one step."""
+    return payload_of(info, kind, parse(content_type, content))
+
+
+def parse(content_type: str, content: bytes) -> Document | Body:
+    """Take a body apart that is not a form. Raises `InvalidRequest` where it cannot be understood."""
+    if content_type != JSON:
+        return Body(content, content_type)
+    # Only what is needed is decoded, as the type it must have: a decoder that makes objects of whatever comes holds
+    # the GIL, and with it every other request, for seconds on a body of brackets.
+    try:
+        document = _DOCUMENT.decode(content)
+        if len(content) - len(memoryview(document.inputs)) > _MOST_PARAMETER_BYTES:
+            raise InvalidRequest(f"parameters: more than {_MOST_PARAMETER_BYTES} bytes beside the inputs")
+        values = _OBJECT.decode(content)
+    except msgspec.ValidationError:
+        raise InvalidRequest('the body: expected a JSON object {"inputs": ..., "parameters": {...}}') from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error) from None
+    del values["inputs"]
+    nested = values.pop("parameters", None)
+    # Some tasks of Hugging Face's clients put their parameters beside the inputs.
+    parameters = _parameters({**values, **(_parameter_object(nested) if nested is not None else {})})
+    return Document(document.inputs, parameters)
+
+
+def payload_of(info: ModelInfo, kind: Kind, asked: Asked) -> PredictRequest:
+    """Make of a body what this model takes.
+
+    Raises:
+        InvalidRequest: It cannot be understood.
+        UnsupportedMedia: It is something else than this model takes.
+    """
+    match asked:
+        case Body(content, content_type):
+            check_content_type(info, kind, content_type)
+            if kind == "text":
+                return PredictRequest(Texts([_utf8(content, "the body")], {}), lone_text=True)
+            return PredictRequest(Media(content, _declared(content_type, content), {}))
+        case Document(inputs, parameters):
+            if kind == "text":
+                return _from_inputs(info, inputs, parameters)
+            return _from_base64(info, kind, inputs, parameters)
+        case Form():
+            return _from_form(info, kind, asked)
+
+
+def _declared(content_type: str, content: bytes) -> str:
+    """The type that the client named, not one that was found by looking: decoders blame it when they cannot read it."""
+    return "" if content_type in OPAQUE or content_type == sniff(content) else content_type
+
+
+def text_of(inputs: msgspec.Raw, what: str = "text") -> str:
+    """The ``inputs`` as a string. Raises `InvalidRequest`, naming what was expected."""
+    try:
+        return _TEXT.decode(inputs)
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"inputs: expected {what}, as a string") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(error, "inputs") from None
+
+
+def split_data_uri(inputs: str) -> tuple[str, str]:
+    """Media type and base64 of a data URI; no type for plain base64."""
+    if not inputs.startswith("data:"):
+        return "", inputs
+    head, _, encoded = inputs.partition(",")
+    return head[len("data:") :].partition(";")[0].strip().lower(), encoded
+
+
+def _from_base64(info: ModelInfo, kind: Kind, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
+    content_type, encoded = split_data_uri(text_of(inputs, f"the {kind} file in base64"))
+    try:
+        media = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
+    except ValueError:
+        raise InvalidRequest(f"inputs: expected the {kind} file in base64") from None
+    if not media:
+        raise InvalidRequest("inputs: the file is empty")
+    check_content_type(info, kind, content_type or sniff(media))
+    return PredictRequest(Media(media, content_type, parameters.task), parameters.variant, parameters.fallback)
+
+
+def _from_inputs(info: ModelInfo, inputs: msgspec.Raw, parameters: Parameters) -> PredictRequest:
+    first = bytes(memoryview(inputs)[:1])
+    task, variant, fallback = parameters
+    try:
+        if first == b'"':
+            return PredictRequest(Texts([_TEXT.decode(inputs)], task), variant, fallback, lone_text=True)
+        if first == b"{":
+            pair = _PAIR.decode(inputs)
+            # A parameter for the model's processor, which answers with one similarity per sentence.
+            task = {**task, "source_sentence": pair.source_sentence}
+            return PredictRequest(_texts(info, pair.sentences, task), variant, fallback)
+        texts = _TEXTS.decode(inputs)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error, "inputs") from None
+    return PredictRequest(_texts(info, texts, task), variant, fallback)
+
+
+def _texts(info: ModelInfo, texts: list[str], parameters: dict[str, Any]) -> Texts:
+    if not texts:
+        raise InvalidRequest("inputs: expected at least one text")
+    if len(texts) > info.max_request_rows:
+        raise InvalidRequest(f"inputs: {len(texts)} texts; the most in one request is {info.max_request_rows}")
+    return Texts(texts, parameters)
+
+
+def _parameter_object(raw: msgspec.Raw | bytes) -> dict[str, msgspec.Raw]:
+    """The members of the JSON object ``parameters``, none for null."""
+    try:
+        return _OBJECT_OR_NULL.decode(raw) or {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("parameters: expected a JSON object") from None
+
+
+def _parameters(given: Mapping[str, msgspec.Raw]) -> Parameters:
+    """Take the parameters apart. Values are scalars or flat lists: no task needs more."""
+    parameters: dict[str, Any] = {}
+    for name, raw in given.items():
+        try:
+            parameters[name] = _PARAMETER.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise InvalidRequest(
+                f"parameters.{name[:64]}: expected a string, a number, true, false or a list of these"
+            ) from None
+    variant = parameters.pop("variant", None)
+    if variant is not None and not isinstance(variant, str):
+        raise InvalidRequest("parameters.variant: expected a string")
+    fallback = parameters.pop("fallback", None)
+    if fallback is not None and not isinstance(fallback, bool):
+        raise InvalidRequest("parameters.fallback: expected true or false")
+    return Parameters(parameters, variant or "", fallback)
+
+
+async def parse_form(request: Request, content: bytes) -> Form:
+    """Take a multipart form apart: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
+
+    Args:
+        request: For its headers; its body has been read.
+        content: The body.
+
+    Raises:
+        InvalidRequest: It cannot be understood.
+    """
+    position = 0
+
+    async def replay() -> Message:
+        nonlocal position
+        piece = content[position : position + _FORM_PIECE]
+        position += len(piece)
+        await asyncio.sleep(0)  # others get their turn between pieces: the parser is Python and never waits
+        return {"type": "http.request", "body": piece, "more_body": position < len(content)}
+
+    try:
+        async with Request(request.scope, replay).form(
+            max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(content)
+        ) as form:
+            files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
+            texts = [value for value in form.getlist("inputs") if isinstance(value, str)]
+            parameters = _form_parameters(form.get("parameters"))
+            if not files:
+                return Form("", b"", "", texts, parameters)
+            field, file = files[0]
+            content_type = (file.content_type or "").partition(";")[0].strip().lower()
+            return Form(field, await file.read(), content_type, texts, parameters)
+    except MultiPartException as error:
+        raise InvalidRequest(f"the multipart form cannot be read: {error.message}") from None
+    except HTTPException as error:
+        raise InvalidRequest(f"the multipart form cannot be read: {error.detail}") from None
+
+
+def _from_form(info: ModelInfo, kind: Kind, form: Form) -> PredictRequest:
+    task, variant, fallback = form.parameters
+    if kind == "text":
+        texts = form.texts
+        if form.field == "inputs":
+            texts = [*texts, _utf8(form.content, "inputs")]  # curl -F inputs=@text.txt
+        if not texts:
+            raise InvalidRequest("inputs: expected at least one form field of this name, with a text")
+        return PredictRequest(_texts(info, texts, task), variant, fallback, lone_text=len(texts) == 1)
+    if not form.field:
+        raise InvalidRequest(f"file: expected a form field of this name with the {kind} file (curl -F file=@...)")
+    if not form.content:
+        raise InvalidRequest("file: the file is empty")
+    if form.content_type in {JSON, MULTIPART}:
+        raise UnsupportedMedia(f"file: model {info.name!r} takes {WANTED[kind]}")
+    check_content_type(info, kind, resolve(form.content_type, form.content))
+    name = "" if form.content_type in OPAQUE else form.content_type
+    return PredictRequest(Media(form.content, name, task), variant, fallback)
+
+
+def _form_parameters(field: object) -> Parameters:
+    if field is None:
+        return Parameters({})
+    if not isinstance(field, str) or len(field) > _MOST_PARAMETER_BYTES:
+        raise InvalidRequest("parameters: expected a JSON object in this form field")
+    try:
+        given = _OBJECT.decode(field)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest("parameters: expected a JSON object in this form field") from None
+    return _parameters(given)
+
+
+def _utf8(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{where}: text is not valid UTF-8") from None

@@ -1,0 +1,214 @@
+"""The V2 routes that change or show the server itself: logging, tracing, the repository and shared memory.
+
+Only the amount of logging can be changed. What the protocol's other routes would do is done by the configuration, or
+not at all; they say so, and answer what is true without it: nothing is traced, and no memory is shared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve_app.api.open_inference.rest import repository_index
+from serve_app.api.open_inference.wire import invalid
+from serve_app.api.replies import json_response
+from serve_app.domain.service import InferenceService
+from serve_app.errors import InvalidRequest, Unsupported
+from serve_app.http.body import BodyReader
+from serve_app.http.errors import RouteNotFound
+
+_LOGGER: Final = logging.getLogger("serve_app")
+_PATIENCE_S: Final = 10.0
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+
+_TRACE: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "trace_level": ["OFF"],
+        "trace_rate": "0",
+        "trace_count": "0",
+        "log_frequency": "0",
+        "trace_file": "",
+        "trace_mode": "triton",
+    }
+)
+
+_SHARED_MEMORY: Final = ("systemsharedmemory", "cudasharedmemory")
+_KINDS: Final = {bool: "true or false", int: "an integer", str: "a string"}
+
+_BY_CONFIGURATION = "models come and go with the configuration; change it and deploy it again"
+_AT_ONCE = "models here give one answer per request; use infer"
+_WHY: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "load": _BY_CONFIGURATION,
+        "unload": _BY_CONFIGURATION,
+        "generate": _AT_ONCE,
+        "generate_stream": _AT_ONCE,
+        "register": "tensors travel in the bodies of requests and responses; no memory is shared with clients",
+    }
+)
+
+
+def log_settings() -> dict[str, Any]:
+    """The settings of the log of this process, as Triton names them."""
+    return {
+        "log_file": "",
+        "log_info": _LOGGER.isEnabledFor(logging.INFO),
+        "log_warning": _LOGGER.isEnabledFor(logging.WARNING),
+        "log_error": _LOGGER.isEnabledFor(logging.ERROR),
+        "log_verbose_level": int(_LOGGER.isEnabledFor(logging.DEBUG)),
+        "log_format": "default",
+    }
+
+
+def update_log_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change the amount of logging of this process.
+
+    Args:
+        changes: ``log_info`` (whether informational messages are logged) and ``log_verbose_level`` (0, or more for
+            messages for debugging, too). Others may be there with the values that they have. ``None`` changes nothing.
+
+    Returns:
+        As `log_settings`, afterwards.
+
+    Raises:
+        InvalidRequest: There is no such setting, or its value is of the wrong type.
+        Unsupported: It cannot be changed while the server runs.
+    """
+    settings = log_settings()
+    for name, value in changes.items():
+        if name not in settings:
+            raise InvalidRequest(f"{name[:64]!r} is no log setting; there are {', '.join(settings)}")
+        if value is None:
+            continue
+        if type(value) is not type(settings[name]):
+            raise InvalidRequest(f"{name}: expected {_KINDS[type(settings[name])]}")
+        if name == "log_verbose_level" and value < 0:
+            raise InvalidRequest(f"{name}: expected 0 or more")
+        if name not in {"log_info", "log_verbose_level"} and value != settings[name]:
+            raise Unsupported(f"{name} cannot be changed while the server runs; log_info and log_verbose_level can")
+        settings[name] = value
+    if settings["log_verbose_level"] and not settings["log_info"]:
+        if changes.get("log_verbose_level"):
+            raise InvalidRequest("log_verbose_level: verbose messages are logged only where log_info is true")
+        settings["log_verbose_level"] = 0  # the change is that of log_info
+    level = (
+        logging.DEBUG if settings["log_verbose_level"] else logging.INFO if settings["log_info"] else logging.WARNING
+    )
+    if level != _LOGGER.getEffectiveLevel():
+        _LOGGER.setLevel(level)
+    return log_settings()
+
+
+def trace_settings() -> dict[str, Any]:
+    """The settings of tracing, as Triton names them: nothing is traced."""
+    return dict(_TRACE)
+
+
+def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Accept that nothing is traced.
+
+    Args:
+        changes: Settings with the values that they have, or ``None`` for the default.
+
+    Raises:
+        InvalidRequest: There is no such setting.
+        Unsupported: It would trace something.
+    """
+    for name, value in changes.items():
+        if name not in _TRACE:
+            raise InvalidRequest(f"{name[:64]!r} is no trace setting; there are {', '.join(_TRACE)}")
+        if value not in (None, _TRACE[name]):
+            raise Unsupported(
+                f"{name}: requests are not traced here; see the Server-Timing header, parameters.timings and /metrics"
+            )
+    return trace_settings()
+
+
+def routes(service: InferenceService, bodies: BodyReader, administer: Callable[[], None]) -> list[Route]:
+    """The routes, to be matched in this order.
+
+    Args:
+        service: For its models.
+        bodies: Reads requests.
+        administer: Raises where the current request may not change the server.
+    """
+    endpoints = _Endpoints(service, bodies, administer)
+    found = [
+        Route("/v2/logging", endpoints.logging, methods=["GET", "POST"]),
+        Route("/v2/trace/setting", endpoints.trace, methods=["GET", "POST"]),
+        Route("/v2/models/{model}/trace/setting", endpoints.trace, methods=["GET", "POST"]),
+        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
+    ]
+    for kind in _SHARED_MEMORY:
+        found += [
+            Route(f"/v2/{kind}/status", endpoints.no_regions, methods=["GET"]),
+            Route(f"/v2/{kind}/region/{{region}}/status", endpoints.no_region, methods=["GET"]),
+            Route(f"/v2/{kind}/unregister", endpoints.unregister, methods=["POST"]),
+            Route(f"/v2/{kind}/region/{{region}}/unregister", endpoints.unregister, methods=["POST"]),
+        ]
+    paths: tuple[str, ...] = ("repository/models/{model}/load", "repository/models/{model}/unload")
+    versions = ("models/{model}", "models/{model}/versions/{version}")
+    paths += tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
+    paths += tuple(f"{kind}/region/{{region}}/register" for kind in _SHARED_MEMORY)
+    # Not in the description: there is nothing to do with them.
+    refuse = endpoints.unsupported
+    return found + [Route(f"/v2/{path}", refuse, methods=["POST"], include_in_schema=False) for path in paths]
+
+
+class _Endpoints:
+    def __init__(self, service: InferenceService, bodies: BodyReader, administer: Callable[[], None]) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._administer = administer
+
+    async def logging(self, request: Request) -> Response:
+        if request.method != "POST":
+            return json_response(log_settings())
+        self._administer()
+        return json_response(update_log_settings(await self._settings(request)))
+
+    async def trace(self, request: Request) -> Response:
+        if "model" in request.path_params:
+            self._service.find(request.path_params["model"])
+        if request.method != "POST":
+            return json_response(trace_settings())
+        self._administer()
+        return json_response(update_trace_settings(await self._settings(request)))
+
+    async def index(self, request: Request) -> Response:
+        wanted = await self._settings(request, may_be_empty=True)
+        ready_only = wanted.get("ready") or False
+        if not isinstance(ready_only, bool):
+            raise InvalidRequest("ready: expected true or false")
+        return json_response(repository_index(self._service, ready_only=ready_only))
+
+    async def no_regions(self, _: Request) -> Response:
+        return json_response([])
+
+    async def no_region(self, request: Request) -> Response:
+        raise RouteNotFound(
+            f"no shared-memory region {request.path_params['region'][:64]!r} is registered: there is none"
+        )
+
+    async def unregister(self, _: Request) -> Response:
+        return Response()
+
+    async def unsupported(self, request: Request) -> Response:
+        verb = request.url.path.rstrip("/").rpartition("/")[2]
+        raise Unsupported(f"{verb} is not served here: {_WHY[verb]}")
+
+    async def _settings(self, request: Request, *, may_be_empty: bool = False) -> dict[str, Any]:
+        body = await self._bodies.read(request.receive, dict(request.scope["headers"]), _PATIENCE_S)
+        try:
+            return {} if may_be_empty and not len(body) else _OBJECT.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(error) from None
+        finally:
+            self._bodies.release(len(body))

@@ -1,0 +1,123 @@
+"""How many parts a message has, before it is parsed.
+
+Two bytes of a message can be a whole tensor of it, which takes fifty times as much memory once it is parsed; and the
+parser holds the GIL, and with it every other request, until it is done. Tensors that are worth sending are few.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.errors import InvalidRequest
+
+MAX_PARTS: Final = 4096
+"""Fields of a message and of the inputs and outputs that it names, and bytes of their shapes."""
+
+MAX_GROWING: Final = 2**20
+"""Bytes of typed `contents` that take more room once they are parsed: whole numbers, BOOL, and short BYTES."""
+_GROWTH: Final = 15
+"""How many more bytes each of them takes then, at most. An element of 8 bytes can be one here, and room is doubled."""
+
+_VARINT, _EIGHT_BYTES, _DELIMITED, _FOUR_BYTES = 0, 1, 2, 5
+_LONGEST_VARINT: Final = 10
+_IN_REQUEST, _IN_TENSOR, _IN_CONTENTS = range(3)
+_REQUEST: Final = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
+_TENSOR: Final = pb.ModelInferRequest.InferInputTensor.DESCRIPTOR.fields_by_name
+_ELEMENTS: Final = pb.InferTensorContents.DESCRIPTOR.fields_by_name
+_TENSORS: Final = frozenset(_REQUEST[name].number << 3 | _DELIMITED for name in ("inputs", "outputs"))
+_SHAPE: Final = _TENSOR["shape"].number << 3 | _DELIMITED
+_CONTENTS: Final = _TENSOR["contents"].number << 3 | _DELIMITED
+_FLOATS: Final = frozenset(_ELEMENTS[name].number << 3 | _DELIMITED for name in ("fp32_contents", "fp64_contents"))
+_TEXTS: Final = _ELEMENTS["bytes_contents"].number << 3 | _DELIMITED
+
+
+def check_parts(body: bytes) -> int:
+    """Refuse a `ModelInferRequest` that is made of very many small parts.
+
+    Returns:
+        How many bytes it takes at most once it is parsed, beside its own.
+
+    Raises:
+        InvalidRequest: It has more than `MAX_PARTS`, or more than `MAX_GROWING`, or is no message.
+    """
+    walk = _Walk(body)
+    try:
+        walk.fields(0, len(body), _IN_REQUEST)
+    except IndexError:
+        raise InvalidRequest("this is not a valid message: it is cut off") from None
+    return (MAX_GROWING - walk.growing) * _GROWTH
+
+
+class _Walk:
+    """Goes through a message.
+
+    Attributes:
+        parts: How many there may still be.
+        growing: How many bytes may still take more room once they are parsed.
+    """
+
+    __slots__ = ("_body", "growing", "parts")
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.parts = MAX_PARTS
+        self.growing = MAX_GROWING
+
+    def fields(self, position: int, end: int, level: int) -> None:
+        """Go through fields, and through those of tensors and of large contents. Raises `IndexError`."""
+        body = self._body
+        while position < end:
+            tag, position = _varint(body, position)
+            kind = tag & 7
+            self.parts -= 1
+            if kind == _VARINT:
+                _, position = _varint(body, position)
+            elif kind == _DELIMITED:
+                size, position = _varint(body, position)
+                if position + size > end:
+                    raise IndexError
+                if level == _IN_REQUEST:
+                    if tag in _TENSORS:
+                        self.fields(position, position + size, _IN_TENSOR)
+                elif level == _IN_CONTENTS:
+                    if tag not in _FLOATS and tag != _TEXTS:
+                        self._grow(size)
+                elif tag == _SHAPE:
+                    self.parts -= size
+                elif tag == _CONTENTS and size:
+                    self._contents(position, size)
+                position += size
+            elif kind in {_EIGHT_BYTES, _FOUR_BYTES}:
+                position += 8 if kind == _EIGHT_BYTES else 4
+            if self.parts < 0:
+                raise InvalidRequest(
+                    f"the message has more than {MAX_PARTS} parts (fields, and sizes of dimensions); send few tensors"
+                    " with many elements each, in raw_input_contents"
+                )
+
+    def _contents(self, position: int, size: int) -> None:
+        """Count typed elements. Short texts are not walked through: that would take long, and most of them grow."""
+        if size <= self.growing and self._body[position] not in _FLOATS:
+            self.growing -= size
+        else:
+            self.fields(position, position + size, _IN_CONTENTS)
+
+    def _grow(self, size: int) -> None:
+        self.growing -= size
+        if self.growing < 0:
+            raise InvalidRequest(
+                f"the message has more than {MAX_GROWING} bytes of whole numbers or BOOL in contents; send"
+                " raw_input_contents"
+            )
+
+
+def _varint(body: bytes, position: int) -> tuple[int, int]:
+    """The number there, and where it ends. Raises `IndexError`."""
+    value = 0
+    for index in range(_LONGEST_VARINT):
+        byte = body[position + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise IndexError

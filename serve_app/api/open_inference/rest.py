@@ -1,0 +1,127 @@
+"""The V2 routes beside infer: health, metadata, configuration and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serve_app import __version__
+from serve_app.api.open_inference.configuration import PLATFORM, joinable_parameters, model_config
+from serve_app.api.replies import json_response
+from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.errors import ModelUnavailable
+from serve_app.payloads import TensorSpec
+
+__all__ = ["EXTENSIONS", "model_config", "model_metadata", "routes"]
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "logging",
+    "model_configuration",
+    "model_repository(index)",
+    "schedule_policy",
+    "statistics",
+)
+"""What `GET /v2` lists: the protocol's extensions that are served here."""
+
+
+def routes(service: InferenceService) -> list[Route]:
+    """The routes, to be matched in this order."""
+    endpoints = _Endpoints(service)
+    paths: dict[str, Callable[[Request], Awaitable[Response]]] = {
+        "/v2": endpoints.server,
+        "/v2/health/live": endpoints.live,
+        "/v2/health/ready": endpoints.ready,
+        "/v2/models/stats": endpoints.all_statistics,
+    }
+    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        paths[prefix] = endpoints.model
+        paths[f"{prefix}/ready"] = endpoints.model_ready
+        paths[f"{prefix}/config"] = endpoints.config
+        paths[f"{prefix}/stats"] = endpoints.statistics
+    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
+
+
+def model_metadata(info: ModelInfo) -> dict[str, Any]:
+    """A model's metadata object. Its parameters tell whether requests share runs, and how that is known."""
+    return {
+        "name": info.name,
+        "versions": list(info.versions),
+        "platform": PLATFORM,
+        "inputs": _metadata_tensors(info.signature.inputs),
+        "outputs": _metadata_tensors(info.signature.outputs),
+        "parameters": joinable_parameters(info),
+    }
+
+
+def server_metadata() -> dict[str, Any]:
+    """The server's metadata object."""
+    return {"name": "serve-app", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def repository_index(service: InferenceService, *, ready_only: bool = False) -> list[dict[str, str]]:
+    """What there is, and whether it can take work. ``ready_only`` leaves out what cannot."""
+    entries = []
+    for name, info in service.models.items():
+        ready = service.model_ready(name)
+        if ready_only and not ready:
+            continue
+        entries.append(
+            {
+                "name": name,
+                "version": info.version,
+                "state": "READY" if ready else "UNAVAILABLE",
+                "reason": "" if ready else "no replica can take work",
+            }
+        )
+    return entries
+
+
+def _metadata_tensors(specs: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+    # Of a model with rows any number of them may be sent, whatever batch the file was exported with.
+    return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.public_shape)} for spec in specs]
+
+
+class _Endpoints:
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+
+    async def server(self, _: Request) -> Response:
+        return json_response(server_metadata())
+
+    async def live(self, _: Request) -> Response:
+        if not self._service.live():
+            raise ModelUnavailable("the server is not live")
+        return json_response({"live": True})
+
+    async def ready(self, _: Request) -> Response:
+        if not self._service.ready():
+            waiting = [name for name in self._service.models if not self._service.model_ready(name)]
+            raise ModelUnavailable("not ready to take work" + (f" for: {', '.join(waiting)}" if waiting else ""))
+        return json_response({"ready": True})
+
+    async def model(self, request: Request) -> Response:
+        return json_response(model_metadata(self._find(request)))
+
+    async def model_ready(self, request: Request) -> Response:
+        info = self._find(request)
+        if not self._service.model_ready(info.name):
+            raise ModelUnavailable(f"model {info.name!r} has no replica that can take work")
+        return json_response({"name": info.name, "ready": True})
+
+    async def config(self, request: Request) -> Response:
+        return json_response(model_config(self._find(request)))
+
+    async def statistics(self, request: Request) -> Response:
+        return json_response({"model_stats": await self._service.total_statistics([self._find(request).name])})
+
+    async def all_statistics(self, _: Request) -> Response:
+        return json_response({"model_stats": await self._service.total_statistics(self._service.models)})
+
+    def _find(self, request: Request) -> ModelInfo:
+        return self._service.find(request.path_params["model"], request.path_params.get("version"))

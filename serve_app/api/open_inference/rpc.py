@@ -1,0 +1,370 @@
+"""The V2 service of gRPC, `inference.GRPCInferenceService`: an adapter that holds no connection and no port.
+
+Calls take and give serialized messages. So it is here that messages are read, and that what cannot be read is refused;
+and the same code serves the router's own port and Ray Serve's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from time import monotonic
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from serve_app.api.grpc.call import Call, parse, shown
+from serve_app.api.open_inference import administration, rest
+from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.api.open_inference.infer import classified, encoding_bytes, held_bytes
+from serve_app.api.open_inference.message_parts import check_parts
+from serve_app.api.open_inference.messages import MessageCodec, delimited, request_parameters
+from serve_app.api.replies import body_parameters, peculiarities, server_timing
+from serve_app.domain.options import remaining, request_options
+from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, Unsupported
+from serve_app.http.body import BodyReader
+from serve_app.http.errors import code_of
+from serve_app.scheduling.entry import Priority
+
+_M = TypeVar("_M", bound=Message)
+
+Unary: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
+Stream: TypeAlias = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
+Explain: TypeAlias = Callable[[Exception, Call, str], ServeAppError]
+"""Makes what a client may see of an exception, given the call and what it asked for."""
+
+AHEAD: Final = 256
+"""Requests of one stream that may be in work at once. What comes beyond that waits in the connection."""
+
+UNREAD_BYTES: Final = 8 * 2**20
+"""While the client of a stream has more than so many bytes of answers to read, no more requests are read from it."""
+
+_FEW_PARTS_BYTES: Final = 16 * 1024
+"""Messages up to this size are parsed whatever they are made of: it takes 2 ms at most."""
+
+_PRIORITY: Final = {priority: ("x-priority", priority.label) for priority in Priority}
+_RESPONSE: Final = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2
+_FINAL: Final = pb.ModelInferResponse(
+    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
+).SerializeToString()
+"""What every answer in a stream carries: it is the only one to its request."""
+
+_LOAD: Final = "models are loaded and unloaded by a change of the server's configuration, not by clients"
+_CLOSING: Final = "the server is closing; open the stream again"
+_SHARED_MEMORY: Final = "shared memory is not supported here: send tensors in the message"
+_SETTING: Final = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+"""The field of a log setting for each type of value."""
+_TRACE_LEVEL: Final = "trace_level"
+"""The one trace setting that is a list."""
+
+
+class InferenceRpc:
+    """Answers the calls of the service.
+
+    Args:
+        service: Runs inference requests, and knows the models.
+        bodies: Counts large messages, and decodes them outside the event loop.
+        explain: Makes errors presentable; needed where one ends a request of a stream and not the call.
+        administer: Raises where the current call may not change the server.
+        admit: Lets one request of a stream in by its metadata, or raises why not. ``None``: all are let in.
+        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        explain: Explain,
+        administer: Callable[[], None],
+        admit: Callable[[Mapping[bytes, bytes]], None] | None = None,
+        *,
+        typed_answers: bool = False,
+    ) -> None:
+        self._typed_answers = typed_answers
+        self._administer = administer
+        self._admit = admit
+        self._service = service
+        self._bodies = bodies
+        self._explain = explain
+        self._codecs: dict[str, MessageCodec] = {}
+        self._reading: set[asyncio.Task[None]] = set()
+        self._closing = False
+        refusals = {
+            "RepositoryModelLoad": _LOAD,
+            "RepositoryModelUnload": _LOAD,
+            "SystemSharedMemoryRegister": _SHARED_MEMORY,
+            "CudaSharedMemoryRegister": _SHARED_MEMORY,
+        }
+        self.unary: Mapping[str, Unary] = {
+            "ModelInfer": self.infer,
+            "ServerLive": _answering(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=service.live())),
+            "ServerReady": _answering(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=service.ready())),
+            "ModelReady": _answering(pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": _answering(pb.ServerMetadataRequest, _server_metadata),
+            "ModelMetadata": _answering(pb.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": _answering(pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": self.statistics,
+            "RepositoryIndex": _answering(pb.RepositoryIndexRequest, self._index),
+            "SystemSharedMemoryStatus": _answering(
+                pb.SystemSharedMemoryStatusRequest, lambda _: pb.SystemSharedMemoryStatusResponse()
+            ),
+            "CudaSharedMemoryStatus": _answering(
+                pb.CudaSharedMemoryStatusRequest, lambda _: pb.CudaSharedMemoryStatusResponse()
+            ),
+            # There are no regions: all of them are unregistered already, and no single one can be found.
+            "SystemSharedMemoryUnregister": _answering(pb.SystemSharedMemoryUnregisterRequest, _unregister_system),
+            "CudaSharedMemoryUnregister": _answering(pb.CudaSharedMemoryUnregisterRequest, _unregister_cuda),
+            "TraceSetting": _answering(pb.TraceSettingRequest, self._trace),
+            "LogSettings": _answering(pb.LogSettingsRequest, self._log_settings),
+            **{name: _refusing(reason) for name, reason in refusals.items()},
+        }
+        self.streams: Mapping[str, Stream] = {"ModelStreamInfer": self.stream_infer}
+
+    async def infer(self, body: bytes, call: Call) -> bytes:
+        """Answer one infer request.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        encoded, answer = await self._infer(body, call)
+        told = [
+            _PRIORITY[answer.priority],
+            ("server-timing", server_timing(answer).decode()),
+            ("x-request-id", call.request_id),
+        ]
+        call.tell(*told, *peculiarities(answer))
+        return encoded
+
+    async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Answer]:
+        """Read, schedule and answer one request: a serialized response, and what it is made from."""
+        arrived = monotonic()
+        service, bodies = self._service, self._bodies
+        call.asked_model = ""
+        parsed = check_parts(body) if len(body) > _FEW_PARTS_BYTES else 0
+        bodies.hold(len(body), parsed)
+        try:
+            request = parse(pb.ModelInferRequest, body, len(body))
+            call.asked_model, call.asked_id = request.model_name, request.id
+            codec = self._codec(service.find(request.model_name, request.model_version or None))
+            info = codec.info
+            parameters = request_parameters(request.parameters)
+            options = request_options(
+                info,
+                call.headers,
+                len(body),
+                priority=parameters.priority,
+                timeout_us=parameters.timeout,
+                variant=parameters.variant,
+                fallback=parameters.fallback,
+                wish=call.wish(info.levels),
+            )
+            # Most of the work is still to be done.
+            service.precheck(info.name, options.priority, len(body), options.tenant)
+            if bodies.is_large(len(body)) and (codec.walks or not request.raw_input_contents):
+                tensors = await bodies.offload(codec.decode, request)
+            else:
+                tensors = codec.decode(request)
+        finally:
+            bodies.release(len(body) + parsed)
+        selection, counts = codec.select(request, parameters), codec.classifications(request)
+        del request  # which can be larger than its tensors, and the answer may take its time
+        nbytes = max(len(body), held_bytes(tensors))
+        answer = await service.submit(info.name, tensors, remaining(options, monotonic() - arrived, nbytes))
+        value = answer.value
+        if counts:
+            value = await classified(value, counts, info, bodies)
+        told = body_parameters(answer, timed=parameters.timings)
+        if bodies.is_large(encoding_bytes(selection, value)):
+            encoded = await bodies.offload(codec.encode, call.asked_id, selection, value, answer.variant, told)
+        else:
+            encoded = codec.encode(call.asked_id, selection, value, answer.variant, told)
+        return encoded, answer
+
+    async def statistics(self, body: bytes, _: Call) -> bytes:
+        """The statistics of a model, or of all, over all routers.
+
+        Raises:
+            ModelNotFound: There is no such model or version.
+        """
+        request, service = parse(pb.ModelStatisticsRequest, body), self._service
+        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
+        statistics = await service.total_statistics(names)
+        return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
+
+    async def stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
+
+        A client that reads no answers is soon asked for no more requests: see `UNREAD_BYTES`.
+
+        A request that fails does not end the stream: its answer says so. The stream ends when the client's side of it
+        has ended and everything is answered, or when the server is closing.
+
+        Raises:
+            ModelUnavailable: The server is closing, and the client had not ended its side: what was read has been
+                answered.
+        """
+        if self._closing:
+            raise ModelUnavailable(_CLOSING)
+        answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(AHEAD)
+        running: set[asyncio.Task[bytes]] = set()
+        unread = 0
+        mostly_read = asyncio.Event()
+        mostly_read.set()
+
+        async def answered(body: bytes) -> bytes:
+            nonlocal unread
+            answer = await self._answer_in_stream(body, call.again())
+            unread += len(answer)
+            if unread > UNREAD_BYTES:
+                mostly_read.clear()
+            return answer
+
+        async def read() -> None:
+            async for body in requests:
+                await room.acquire()
+                await mostly_read.wait()
+                task = asyncio.create_task(answered(body))
+                running.add(task)
+                answers.put_nowait(task)
+
+        reader = asyncio.create_task(read())
+        reader.add_done_callback(lambda _: answers.put_nowait(None))  # also where it ends before it has begun
+        self._reading.add(reader)
+        try:
+            while (task := await answers.get()) is not None:
+                answer = await task
+                running.discard(task)
+                del task  # it holds the answer, which the client may take its time to read
+                yield answer
+                unread -= len(answer)
+                if unread <= UNREAD_BYTES:
+                    mostly_read.set()
+                room.release()
+            if self._closing and reader.cancelled():  # else the client had no more to ask
+                raise ModelUnavailable(_CLOSING)
+            await reader  # to hear why it ended, if not because the client was done
+        finally:
+            self._reading.discard(reader)
+            for each in (reader, *running):
+                each.cancel()
+            await asyncio.gather(reader, *running, return_exceptions=True)
+            del reader, each  # whose error's traceback has this frame
+
+    async def _answer_in_stream(self, body: bytes, call: Call) -> bytes:
+        try:
+            if self._admit is not None:
+                self._admit(call.headers)
+            response, _ = await self._infer(body, call)
+        except Exception as error:  # whatever it is, it concerns this request only
+            return self._failed_in_stream(error, call)
+        return b"".join((delimited(_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
+
+    def _failed_in_stream(self, error: Exception, call: Call) -> bytes:
+        # Not where it was caught: the error knows that frame and the message in it, which must not know the error.
+        explained = self._explain(error, call, "ModelStreamInfer")
+        failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
+        failed.parameters["code"].string_param = code_of(explained)
+        return pb.ModelStreamInferResponse(error_message=shown(explained), infer_response=failed).SerializeToString()
+
+    def close(self) -> None:
+        """Read no more requests from streams, and let them end when what was read is answered."""
+        self._closing = True
+        for reader in self._reading:
+            reader.cancel()
+
+    def _codec(self, info: ModelInfo) -> MessageCodec:
+        codec = self._codecs.get(info.name)
+        if codec is None or codec.info is not info:
+            codec = self._codecs[info.name] = MessageCodec(info, typed_answers=self._typed_answers)
+        return codec
+
+    def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        try:
+            info = self._service.find(request.name, request.version or None)
+        except ModelNotFound:  # clients poll this until it is there
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self._service.model_ready(info.name))
+
+    def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        info = self._service.find(request.name, request.version or None)
+        return _filled(pb.ModelMetadataResponse(), rest.model_metadata(info))
+
+    def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        info = self._service.find(request.name, request.version or None)
+        return _filled(pb.ModelConfigResponse(), {"config": rest.model_config(info)})
+
+    def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        entries = rest.repository_index(self._service, ready_only=request.ready)
+        return _filled(pb.RepositoryIndexResponse(), {"models": entries})
+
+    def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
+        if request.model_name:
+            self._service.find(request.model_name)
+        asked = {
+            name: [*setting.value] if name == _TRACE_LEVEL else next(iter(setting.value), None)
+            for name, setting in request.settings.items()
+        }
+        if asked:
+            self._administer()
+        settings = administration.update_trace_settings(asked)
+        response = pb.TraceSettingResponse()
+        for name, value in settings.items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
+
+    def _log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
+        asked: dict[str, Any] = {}
+        for name, setting in request.settings.items():
+            choice = setting.WhichOneof("parameter_choice")
+            asked[name] = None if choice is None else getattr(setting, choice)
+        if asked:
+            self._administer()
+        response = pb.LogSettingsResponse()
+        for name, value in administration.update_log_settings(asked).items():
+            setattr(response.settings[name], _SETTING[type(value)], value)
+        return response
+
+
+def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:
+    """A call that is answered at once."""
+
+    async def called(body: bytes, _: Call) -> bytes:
+        return answer(parse(kind, body)).SerializeToString()
+
+    return called
+
+
+def _refusing(reason: str) -> Unary:
+    """A call that is not served, whatever it asks."""
+
+    async def called(_: bytes, __: Call) -> NoReturn:
+        raise Unsupported(reason)
+
+    return called
+
+
+def _filled(message: _M, content: dict[str, Any]) -> _M:
+    """A message with what the same question is answered with over HTTP. Keys that it has no field for are left out."""
+    return json_format.ParseDict(content, message, ignore_unknown_fields=True)
+
+
+def _server_metadata(_: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+    return pb.ServerMetadataResponse(**rest.server_metadata())
+
+
+def _unregister_system(request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
+    _no_region(request.name)
+    return pb.SystemSharedMemoryUnregisterResponse()
+
+
+def _unregister_cuda(request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+    _no_region(request.name)
+    return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _no_region(name: str) -> None:
+    if name:
+        raise InvalidRequest(f"there is no shared-memory region {name[:64]!r}: {_SHARED_MEMORY}")

@@ -1,0 +1,109 @@
+"""``/openapi.json``, and ``/docs``: Swagger UI from a package, so that it works without the internet."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Callable, Iterable
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Route
+
+from serve_app.access.guard import Guard
+from serve_app.api.openapi.document import ASSETS, describe
+from serve_app.api.replies import json_response
+from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.http.errors import RouteNotFound
+
+_START = "start.js"
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+  <head>
+    <meta charset="utf-8">
+    <title>serve-app</title>
+    <link rel="stylesheet" href="{docs}/swagger-ui.css">
+    <link rel="icon" type="image/png" href="{docs}/favicon-32x32.png">
+  </head>
+  <body>
+    <div id="page" data-description="{root}/openapi.json"></div>
+    <script src="{docs}/swagger-ui-bundle.js"></script>
+    <script src="{docs}/start.js"></script>
+  </body>
+</html>
+"""
+# This Swagger UI draws OpenAPI 3.0 and refuses to look at 3.1. What is used of 3.1 here it draws all the same.
+_SCRIPT = """\
+window.addEventListener("load", async () => {
+  const answer = await fetch(document.getElementById("page").dataset.description);
+  const spec = { ...(await answer.json()), openapi: "3.0.3" };
+  window.ui = SwaggerUIBundle({
+    spec,
+    dom_id: "#page",
+    deepLinking: true,
+    displayRequestDuration: true,
+    defaultModelsExpandDepth: 0,
+    validatorUrl: null,
+  });
+});
+"""
+_CACHED = {"Cache-Control": "public, max-age=3600"}
+
+
+def routes(
+    service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]], guard: Guard | None = None
+) -> list[Route]:
+    """The routes.
+
+    Args:
+        service: For its models.
+        served: Lists method and path of everything that is served; asked when the first client comes.
+        guard: Knows what is open to everybody; ``None``: all of it.
+    """
+    pages = _Pages(service, served, guard)
+    return [
+        Route("/openapi.json", pages.description, methods=["GET"]),
+        Route("/docs", pages.page, methods=["GET"]),
+        Route("/docs/{asset}", pages.asset, methods=["GET"]),
+    ]
+
+
+def assets_folder() -> Path:
+    """Where the package keeps Swagger UI, whatever its version."""
+    vendor = importlib.resources.files("swagger_ui_bundle") / "vendor"
+    return next(Path(str(folder)) for folder in vendor.iterdir() if folder.name.startswith("swagger-ui-"))
+
+
+class _Pages:
+    def __init__(
+        self, service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]], guard: Guard | None
+    ) -> None:
+        self._service = service
+        self._served = served
+        self._guard = guard
+        self._described: dict[tuple[str, ...], tuple[list[ModelInfo], dict[str, Any]]] = {}
+
+    async def description(self, request: Request) -> Response:
+        models = list(self._service.models.values())
+        names = tuple(info.name for info in models)
+        before, described = self._described.get(names, (None, {}))
+        if models != before:  # who may use other models sees another description: no more of them than keys
+            described = describe(self._served(), models, None if self._guard is None else self._guard.is_open)
+            self._described[names] = models, described
+        root = request.scope.get("root_path", "")
+        return json_response({**described, "servers": [{"url": root or "/"}]})
+
+    async def page(self, request: Request) -> Response:
+        root = escape(request.scope.get("root_path", ""))
+        return HTMLResponse(_PAGE.format(root=root, docs=f"{root}/docs"))
+
+    async def asset(self, request: Request) -> Response:
+        name = request.path_params["asset"]
+        if name == _START:
+            return Response(_SCRIPT, media_type="text/javascript")
+        if name not in ASSETS:
+            raise RouteNotFound(f"there is no {name[:64]!r} here; the page is at /docs")
+        return FileResponse(assets_folder() / name, headers=_CACHED)

@@ -1,0 +1,86 @@
+"""Responses of the routes that are not the hot path, and what every answer of a model tells in its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from starlette.responses import Response
+
+from serve_app.domain.service import Answer
+
+_SERVER_TIMING: Final = b"queue;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f, total;dur=%.3f"
+_SHARED: Final = "batch"
+"""What was done without proof: a run may have been shared."""
+
+
+def _plain(value: Any) -> Any:
+    """What orjson cannot write by itself: arrays that are not contiguous, and mappings that are not dicts."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def dump_json(value: Any) -> bytes:
+    """JSON of plain data and numpy arrays. NaN and infinities become null."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A 200 response with `dump_json` of a value."""
+    return Response(dump_json(value), media_type="application/json", headers=headers)
+
+
+def server_timing(answer: Answer) -> bytes:
+    """The value of the Server-Timing header (milliseconds): where the time of an answer went."""
+    _, _, queue_s, total_s, _, _, preprocess_s, infer_s, postprocess_s, *_ = answer
+    return _SERVER_TIMING % (queue_s * 1e3, preprocess_s * 1e3, infer_s * 1e3, postprocess_s * 1e3, total_s * 1e3)
+
+
+def timings(answer: Answer) -> dict[str, int]:
+    """What the request parameter ``timings`` adds to a V2 response's parameters.
+
+    Returns:
+        The class (1 to 3) and the deadline (microseconds) in effect, and where the time went (microseconds).
+    """
+    return {
+        "priority": int(answer.priority),
+        "timeout": round(answer.timeout_s * 1e6),
+        "queue_us": round(answer.queue_s * 1e6),
+        "preprocess_us": round(answer.preprocess_s * 1e6),
+        "infer_us": round(answer.infer_s * 1e6),
+        "postprocess_us": round(answer.postprocess_s * 1e6),
+    }
+
+
+def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | None:
+    """What a V2 response's parameters say besides the variant; ``None``: nothing.
+
+    Args:
+        answer: The answer.
+        timed: Whether the request asked for `timings`.
+    """
+    told: dict[str, int | str] = {"unverified": _SHARED} if answer.unverified else {}
+    return {**told, **timings(answer)} if timed else told or None
+
+
+def answer_headers(answer: Answer) -> dict[str, str]:
+    """What a client is told of how it was served: its class, where the time went, and which variant answered."""
+    headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
+    return headers | dict(peculiarities(answer))
+
+
+def peculiarities(answer: Answer) -> list[tuple[str, str]]:
+    """What was out of the ordinary about an answer, as headers: the variant, the cache, the proof."""
+    told = (
+        ("x-variant", answer.variant),
+        ("x-cache", answer.cache),
+        ("x-unverified", _SHARED if answer.unverified else ""),
+    )
+    return [(name, value) for name, value in told if value]

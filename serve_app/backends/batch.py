@@ -1,0 +1,453 @@
+"""From entries to batches and back: which entries run together, and whose answer is whose.
+
+An error belongs to the entry that caused it. A run of several entries that fails is repeated entry by entry, so that
+the neighbours of a bad one are answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from time import perf_counter
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.outputs import UnexpectedShape, not_finite
+from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
+from serve_app.payloads import Execution, Tensors, joined
+
+_logger = logging.getLogger(__name__)
+
+_VIEW_FROM_BYTES = 64 * 1024  # per array: what is copied in the time that it takes to find out where one lies
+
+Outcome: TypeAlias = Tensors | ServeAppError
+"""What became of one entry: every output by name, or the error to answer with."""
+
+
+InTime: TypeAlias = Callable[[int], bool]
+"""Whether somebody still waits for an entry, by its position."""
+
+
+class _Ran(NamedTuple):
+    """Entries that ran together: their positions, their rows, and the outputs of all."""
+
+    positions: Sequence[int]
+    counts: Sequence[int]
+    outputs: Tensors
+
+
+class BatchRun:
+    """What became of a batch.
+
+    Attributes:
+        executions: The runs of the backend that succeeded. Failed ones are left out: how long a model takes to fail
+            says nothing about how long it takes.
+    """
+
+    __slots__ = ("_errors", "_outcomes", "_ran", "executions")
+
+    def __init__(self) -> None:
+        self.executions: list[Execution] = []
+        self._ran: list[_Ran] = []
+        self._errors: dict[int, ServeAppError] = {}
+        self._outcomes: list[Outcome] | None = None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """One per entry, in the order given. Outputs are views of the batch's arrays, one behind the other.
+
+        Made when asked for, so that whoever runs batches can leave it to somebody else.
+        """
+        if self._outcomes is None:
+            self._outcomes = self._split()
+        return self._outcomes
+
+    def add(self, positions: Sequence[int], counts: Sequence[int], outputs: Tensors) -> None:
+        """Note the outputs of entries that ran together.
+
+        Raises:
+            InferenceFailed: An output does not have exactly their rows. That of an entry alone may have any shape.
+        """
+        if len(positions) > 1:
+            _check_rows(outputs, sum(counts))
+        self._ran.append(_Ran(positions, counts, outputs))
+
+    def fail(self, position: int, error: ServeAppError) -> None:
+        """Note the error of an entry, without what led to it: that knows this run, and the entry's input with it."""
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        self._errors[position] = error
+
+    @property
+    def failed(self) -> bool:
+        """Whether the model has failed on an entry."""
+        return any(isinstance(error, InferenceFailed) for error in self._errors.values())
+
+    def refuse_non_finite(self) -> None:
+        """Fail the entries whose outputs hold NaN or infinity."""
+        for positions, counts, outputs in self._ran:
+            for at, name in not_finite(outputs, counts):
+                self.fail(positions[at], InferenceFailed(f"output {name!r} of the model is not finite for this input"))
+
+    def _split(self) -> list[Outcome]:
+        found: dict[int, Outcome] = {}
+        for positions, counts, outputs in self._ran:
+            found.update(zip(positions, split(outputs, counts), strict=True))
+        found.update(self._errors)
+        return [found[position] for position in range(len(found))]
+
+
+def rows_of(tensors: Tensors) -> int:
+    """The number of rows of an entry, which may be none.
+
+    Raises:
+        InvalidRequest: The tensors differ in their number of rows, or one cannot have any. Such an entry must never be
+            assembled: the rows behind it would go to the wrong clients.
+    """
+    rows = -1
+    for array in tensors.values():
+        count = len(array) if array.ndim else -1
+        if count < 0 or count != rows >= 0:
+            rows = -1
+            break
+        rows = count
+    if rows >= 0:
+        return rows
+    found = ", ".join(f"{name!r} {list(array.shape)}" for name, array in tensors.items()) or "none"
+    raise InvalidRequest(f"all inputs must have the same number of rows (dimension 0); found: {found}")
+
+
+def most_rows(tensors: Tensors) -> tuple[int, bool]:
+    """The most rows that a tensor of an entry has, and whether all have as many, so that it can be joined to others.
+
+    As ONNX's operators do, a model may take inputs of different rows. Such an entry is run by itself.
+
+    Raises:
+        InvalidRequest: There is no tensor, or one cannot have rows.
+    """
+    try:
+        return rows_of(tensors), True
+    except InvalidRequest:
+        if not tensors or not all(array.ndim for array in tensors.values()):
+            raise
+        return max(map(len, tensors.values())), False
+
+
+def pieces(rows: int, max_rows: int) -> Iterator[slice]:
+    """Cut rows into slices of at most ``max_rows``."""
+    for start in range(0, rows, max_rows):
+        yield slice(start, min(start + max_rows, rows))
+
+
+def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[int]]:
+    """Decide which entries run together.
+
+    Entries fit together when their tensors have equal names, dtypes and trailing shapes. Among those, order is kept
+    and a group is closed when the next entry would take it over ``max_rows``; a larger entry is a group of its own.
+
+    Args:
+        entries: Rows and tensors of each.
+        max_rows: Most rows of a run.
+
+    Returns:
+        Groups of positions in ``entries``, in the order of their first entry.
+    """
+    groups: list[list[int]] = []
+    open_groups: dict[Any, tuple[list[int], int]] = {}
+    for position, (rows, tensors) in enumerate(entries):
+        key = _kind(tensors)
+        members, filled = open_groups.get(key, (None, 0))
+        if members is None or filled + rows > max_rows:
+            members, filled = [], 0
+            groups.append(members)
+        members.append(position)
+        open_groups[key] = (members, filled + rows)
+    return groups
+
+
+def _kind(tensors: Tensors) -> Any:
+    """What entries that fit together have in common."""
+    return tuple(sorted((name, array.dtype.str, array.shape[1:]) for name, array in tensors.items()))
+
+
+def fits(entries: Sequence[Tensors]) -> bool:
+    """Whether entries can run together."""
+    first = _kind(entries[0])
+    return all(_kind(tensors) == first for tensors in entries[1:])
+
+
+def assemble(entries: Sequence[Tensors]) -> Tensors:
+    """Join the rows of entries that fit together.
+
+    A single entry is passed through, and large rows that lie one behind the other are looked at as they are; only
+    others are copied. A buffer kept for the copy would not make it cheaper: what the allocator hands out was used for
+    the batches before, and has its pages.
+
+    Raises:
+        ValueError, TypeError, KeyError: They do not fit together.
+    """
+    if len(entries) == 1:
+        return entries[0]
+    return {name: _rows([tensors[name] for tensors in entries]) for name in entries[0]}
+
+
+def fit(entries: Sequence[Tensors]) -> Tensors | None:
+    """`assemble`, or ``None`` where the entries cannot run together."""
+    names = entries[0].keys()
+    if any(tensors.keys() != names for tensors in entries):
+        return None
+    try:
+        return assemble(entries)
+    except (ValueError, TypeError):  # numpy's words for other trailing shapes and for other dtypes
+        return None
+
+
+def _rows(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if arrays[0].nbytes >= _VIEW_FROM_BYTES and (view := joined(arrays)) is not None:
+        return view
+    return np.concatenate(arrays, dtype=arrays[0].dtype, casting="no")
+
+
+def split(outputs: Tensors, row_counts: Sequence[int]) -> list[Tensors]:
+    """Cut a batch's outputs into those of its entries, as views. Those of one entry alone may have any shape.
+
+    Raises:
+        InferenceFailed: An output does not have exactly these rows.
+    """
+    if len(row_counts) == 1:
+        return [outputs]
+    _check_rows(outputs, sum(row_counts))
+    if len(outputs) == 1:
+        ((name, array),) = outputs.items()
+        return [{name: part} for part in _parts(array, row_counts)]
+    names = list(outputs)
+    columns = [_parts(array, row_counts) for array in outputs.values()]
+    return [dict(zip(names, parts, strict=True)) for parts in zip(*columns, strict=True)]
+
+
+def _parts(array: npt.NDArray[Any], row_counts: Sequence[int]) -> list[npt.NDArray[Any]]:
+    ends = list(accumulate(row_counts))
+    return [array[end - rows : end] for end, rows in zip(ends, row_counts, strict=True)]
+
+
+def _check_rows(outputs: Tensors, rows: int) -> None:
+    for name, array in outputs.items():
+        if array.ndim == 0 or len(array) != rows:
+            raise UnexpectedShape(f"output {name!r} has shape {list(array.shape)} for {rows} rows of input")
+
+
+def run_entries(
+    backend: Backend,
+    entries: Sequence[Tensors],
+    max_rows: int,
+    buckets: Sequence[int] | None = None,
+    clock: Callable[[], float] = perf_counter,
+    in_time: InTime | None = None,
+    whole: Sequence[int] | None = None,
+) -> BatchRun:
+    """Run entries in as few runs as they fit into. Never raises for what an entry or the model does.
+
+    Args:
+        backend: Loaded.
+        entries: The inputs of each, already checked against the model's signature.
+        max_rows: Most rows of a run, at least 1. A larger entry is run in pieces.
+        buckets: The cost bucket of each entry; ``None`` where the model has none.
+        clock: For the runs' durations, seconds.
+        in_time: Says whether to run an entry once more by itself, when the batch that it was in has failed; ``None``:
+            always.
+        whole: By entry, the rows that it counts for where it is run by itself and uncut, which need not have any; 0 for
+            the others. ``None``: all of them are joined and cut.
+    """
+    ran = BatchRun()
+    sound: list[tuple[int, Tensors]] = []  # rows, tensors
+    places: list[int] = []  # and their positions
+    for position, tensors in enumerate(entries):
+        if whole is not None and (count := whole[position]):
+            bucket = buckets[position] if buckets is not None else 0
+            _run_whole(ran, backend, position, tensors, count, bucket, clock)
+            continue
+        try:
+            rows = rows_of(tensors)
+        except InvalidRequest as error:
+            ran.fail(position, error)
+            continue
+        if rows:
+            sound.append((rows, tensors))
+            places.append(position)
+        else:
+            ran.fail(position, InvalidRequest("the request has no row, and this model is run in batches of rows"))
+
+    def run(positions: Sequence[int], rows: int) -> Tensors:
+        bucket = max(buckets[position] for position in positions) if buckets is not None else 0
+        batch = assemble([entries[position] for position in positions])
+        return _run(backend, batch, rows, max_rows, bucket, ran.executions, clock)
+
+    for members in group(sound, max_rows):
+        positions = [places[member] for member in members]
+        counts = [sound[member][0] for member in members]
+        _together_or_alone(
+            ran,
+            positions,
+            counts,
+            partial(run, positions, sum(counts)),
+            lambda position, rows: run([position], rows),
+            lambda position: backend.run_whole(entries[position]),
+            in_time,
+        )
+    return ran
+
+
+def _run_whole(
+    ran: BatchRun,
+    backend: Backend,
+    position: int,
+    tensors: Tensors,
+    rows: int,
+    bucket: int,
+    clock: Callable[[], float],
+) -> None:
+    """Run an entry as it came, and note what became of it."""
+    try:
+        start = clock()
+        outputs = backend.run_whole(tensors)
+        ran.executions.append(Execution(rows, bucket, clock() - start))
+        ran.add([position], [rows], outputs)
+    except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
+        answer = _as_answer(error)
+        if rows > 1 and any(len(array) != rows for array in tensors.values() if array.ndim):
+            found = ", ".join(f"{name!r} {len(array)}" for name, array in tensors.items() if array.ndim)
+            answer = InvalidRequest(
+                f"inputs differ in their rows ({found}), and the model does not take them so: {answer}"
+            )
+        ran.fail(position, answer)
+
+
+def run_assembled(
+    backend: Backend,
+    batch: Tensors,
+    entries: Sequence[Tensors],
+    counts: Sequence[int],
+    max_rows: int,
+    bucket: int = 0,
+    clock: Callable[[], float] = perf_counter,
+    in_time: InTime | None = None,
+) -> BatchRun:
+    """As `run_entries`, of entries that have been assembled already.
+
+    Args:
+        backend: Loaded.
+        batch: What `fit` made of the entries.
+        entries: The inputs of each: when the batch fails they are run one by one.
+        counts: The rows of each.
+        max_rows: As there. A batch of several entries must not have more.
+        bucket: The batch's cost bucket.
+        clock: For the run's duration, seconds.
+        in_time: As in `run_entries`.
+    """
+    ran = BatchRun()
+
+    def run(inputs: Tensors, rows: int) -> Tensors:
+        return _run(backend, inputs, rows, max_rows, bucket, ran.executions, clock)
+
+    _together_or_alone(
+        ran,
+        range(len(counts)),
+        counts,
+        lambda: run(batch, sum(counts)),
+        lambda position, rows: run(entries[position], rows),
+        lambda position: backend.run_whole(entries[position]),
+        in_time,
+    )
+    return ran
+
+
+def _together_or_alone(
+    ran: BatchRun,
+    positions: Sequence[int],
+    counts: Sequence[int],
+    together: Callable[[], Tensors],
+    alone: Callable[[int, int], Tensors],
+    whole: Callable[[int], Tensors],
+    in_time: InTime | None,
+) -> None:
+    """Run entries as one batch and, where that fails, each by itself.
+
+    An entry whose outputs are of an unexpected shape, even by itself, is run as it came: what it gets is its answer.
+
+    Args:
+        ran: Where to note what became of them.
+        positions: Of the entries.
+        counts: The rows of each.
+        together: Runs all of them.
+        alone: Runs one, by its position and its rows.
+        whole: Runs one as it came, by its position.
+        in_time: As in `run_entries`.
+    """
+    try:
+        ran.add(positions, counts, together())
+        return
+    except Exception as error:  # the seam to foreign code: whatever it raises, the other entries are answered
+        if len(positions) == 1 and not isinstance(error, UnexpectedShape):
+            ran.fail(positions[0], _as_answer(error))
+            return
+    for position, rows in zip(positions, counts, strict=True):
+        if in_time is not None and not in_time(position):
+            ran.fail(position, _too_late())
+            continue
+        try:
+            ran.add([position], [rows], _alone_or_whole(partial(alone, position, rows), partial(whole, position)))
+        except Exception as error:  # as above
+            ran.fail(position, _as_answer(error))
+
+
+def _alone_or_whole(alone: Callable[[], Tensors], whole: Callable[[], Tensors]) -> Tensors:
+    try:
+        return alone()
+    except UnexpectedShape:
+        return whole()
+
+
+def _too_late() -> ServeAppError:
+    return DeadlineExceeded("the batch of this request failed, and its deadline passed before it could be run again")
+
+
+def _run(
+    backend: Backend,
+    batch: Tensors,
+    rows: int,
+    max_rows: int,
+    bucket: int,
+    executions: list[Execution],
+    clock: Callable[[], float],
+) -> Tensors:
+    """Run a batch, in pieces if it is too large. Every piece that succeeds is noted as an execution."""
+    parts: list[Tensors] = []
+    for piece in [slice(0, rows)] if rows <= max_rows else pieces(rows, max_rows):
+        size = piece.stop - piece.start
+        inputs = batch if size == rows else {name: array[piece] for name, array in batch.items()}
+        parts.append(_timed(partial(backend.run, inputs), size, bucket, executions, clock))
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _timed(
+    run: Callable[[], Tensors], rows: int, bucket: int, executions: list[Execution], clock: Callable[[], float]
+) -> Tensors:
+    """Run a batch. If it succeeds, it is noted as an execution."""
+    start = clock()
+    outputs = run()
+    seconds = clock() - start
+    _check_rows(outputs, rows)
+    executions.append(Execution(rows, bucket, seconds))
+    return outputs
+
+
+def _as_answer(error: Exception) -> ServeAppError:
+    """The error to answer with. One that nobody foresaw is logged, and its text, which may hold anything, kept back."""
+    if isinstance(error, ServeAppError):
+        return error
+    _logger.error("an entry failed with an unexpected error", exc_info=error)
+    return InferenceFailed("the model failed on this input")

@@ -1,0 +1,250 @@
+"""The experiment: are a request's answers the same alone and in a batch, on the session that will serve them?
+
+The graph proves that rows do not depend on each other (`serve_app.backends.onnx.proof.proof`). What it cannot see are
+the kernels: they may add numbers up in another order for another number of rows, and a faulty one may do worse. So
+rows are run alone and together with others, in batches of several sizes, at both ends of them, beside neighbours that
+are ordinary, a hundred times larger, and no numbers at all, and the answers are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.batch import assemble
+from serve_app.backends.joining.drawing import Draw
+from serve_app.errors import ServeAppError
+from serve_app.payloads import PROVEN, Joinable, Tensors
+
+TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
+    {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+)
+"""Largest difference by dtype, relative to the largest value of the output; 0 for what is not listed.
+
+A sum of k products in another order differs by about sqrt(k) roundings: 1e-5 of FP32 is that for k = 7,000, and 1e-12
+of FP64 has room to spare. FP16 and BF16 are summed in FP32 and rounded once: 2e-3 and 1.6e-2 are two of their
+roundings, one of each side.
+"""
+
+_PAIRS: Final = ((1, 1), (1, 3), (2, 1), (5, 2), (3, 8), (5, 33))
+"""Rows of a request and of its neighbours. A full batch follows where one is larger."""
+
+_NEIGHBOURS: Final = (1.0, 100.0, 1.0, np.nan, 10.0, 100.0, 1.0)
+"""What the floats of the neighbours are multiplied by, in turn."""
+
+_AT_LEAST: Final = 2
+"""Pairs that are tried however long they take."""
+
+
+class Difference(NamedTuple):
+    """How far two answers are apart.
+
+    Attributes:
+        relative: The largest difference, relative to the largest value of its output; ``inf`` for other shapes, text
+            or truth values that differ, and NaN where the other has a number.
+        allowed: Whether that is within the tolerance.
+        output: The name of the output.
+    """
+
+    relative: float
+    allowed: bool
+    output: str
+
+
+SAME: Final = Difference(0.0, allowed=True, output="")
+
+
+def difference(alone: Tensors, together: Tensors, tolerance: float | None) -> Difference:
+    """Compare the answer that a request gets alone with that of a shared run.
+
+    Args:
+        alone: By name.
+        together: By name, the rows of the request only.
+        tolerance: See `serve_app.backends.description.JoinSettings`; it counts for numbers.
+    """
+    worst = SAME
+    for name, expected in alone.items():
+        relative = _relative(expected, together[name])
+        limit = TOLERANCES.get(expected.dtype.name, 0.0) if tolerance is None else tolerance
+        found = Difference(relative, relative <= limit, name)
+        if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
+            worst = found
+    return worst
+
+
+def try_joining(
+    backend: Backend,
+    draw: Draw,
+    *,
+    max_rows: int,
+    tolerance: float | None,
+    budget_s: float,
+    clock: Callable[[], float] = perf_counter,
+) -> Joinable:
+    """Run rows alone and together, and say what came of it.
+
+    Args:
+        backend: Loaded; the graph says that its rows do not depend on each other.
+        draw: Makes inputs that it runs.
+        max_rows: Most rows of a batch.
+        tolerance: As in `difference`.
+        budget_s: Time for all of it, seconds. The first two pairs are tried in any case.
+        clock: Seconds, monotonic.
+
+    Raises:
+        ServeAppError: The model does not run these inputs.
+    """
+    began, worst, slowest = clock(), SAME, 0.0
+    tried: list[tuple[int, int]] = []
+    first = draw(1, 0, 1.0)
+    again = difference(backend.run_whole(first), backend.run_whole(first), tolerance)
+    if not again.allowed:
+        return Joinable(
+            "dependent",
+            f"output {again.output!r} differs from run to run on the same input{_by(again)}: the model draws random"
+            " numbers or keeps a state, so nobody can tell whether runs may be shared",
+        )
+    full = [(1, max_rows - 1)] if max_rows > sum(_PAIRS[-1]) else []
+    for number, (rows, neighbours) in enumerate([*_PAIRS, *full]):
+        others = min(neighbours, max(1, max_rows - rows))
+        weight = 2 * (rows + others)
+        if len(tried) >= _AT_LEAST and clock() - began + slowest * weight > budget_s:
+            break
+        start = clock()
+        request = draw(rows, 2 * number + 1, 1.0 if number % 2 else 10.0)
+        found = _beside_one_of(backend, request, draw, others, number, tolerance)
+        slowest = max(slowest, (clock() - start) / weight)
+        tried.append((rows, others))
+        if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
+            worst = found
+        if not worst.allowed:
+            allowed = "" if tolerance is None else f" ({tolerance:g}): raise it, or leave it out"
+            return Joinable(
+                "dependent",
+                f"output {worst.output!r} of {rows} rows differs{_by(worst)} beside {others} others, more than"
+                f" batching.tolerance allows{allowed}",
+                finite(worst.relative),
+            )
+    sizes, beside = zip(*tried, strict=True)
+    runs = f"{len(tried)} requests of 1 to {max(sizes)} rows, alone and beside {_range(beside)} others"
+    if worst.relative == 0.0:
+        return Joinable("exact", f"the graph treats rows one by one; {runs}: the same bit for bit")
+    return Joinable(
+        "close",
+        f"the graph treats rows one by one; {runs}: output {worst.output!r} differs{_by(worst)}",
+        worst.relative,
+    )
+
+
+def _beside_one_of(
+    backend: Backend, request: Tensors, draw: Draw, others: int, number: int, tolerance: float | None
+) -> Difference:
+    """A request beside the neighbours of a pair, or beside ordinary ones where the model refuses those."""
+    try:
+        return _beside(backend, request, draw(others, 2 * number + 2, _NEIGHBOURS[number]), tolerance)
+    except ServeAppError:
+        return _beside(backend, request, draw(others, 2 * number + 2, 1.0), tolerance)
+
+
+def _beside(backend: Backend, request: Tensors, others: Tensors, tolerance: float | None) -> Difference:
+    """A request alone, and in front of and behind others."""
+    alone = backend.run_whole(request)
+    rows = len(next(iter(request.values())))
+    worst = SAME
+    for parts, place in (((request, others), slice(None, rows)), ((others, request), slice(-rows, None))):
+        together = backend.run(assemble(parts))
+        found = difference(alone, {name: array[place] for name, array in together.items()}, tolerance)
+        if (found.allowed, -found.relative) < (worst.allowed, -worst.relative):
+            worst = found
+    return worst
+
+
+def try_padding(
+    backend: Backend, draw: Draw, pad: Callable[[Tensors], Tensors], *, tolerance: float | None
+) -> Difference:
+    """Compare the answer of inputs with that of the same inputs, padded by a processor to a larger size.
+
+    Of outputs that grow with the inputs the part in front is compared: the rest answers padding.
+
+    Raises:
+        ServeAppError: The model does not run these inputs.
+    """
+    request = draw(2, 1, 1.0)
+    alone, padded = backend.run_whole(request), backend.run_whole(pad(request))
+    return difference(
+        alone,
+        {
+            name: array[tuple(slice(size) for size in alone[name].shape)]
+            for name, array in padded.items()
+            if array.ndim == alone[name].ndim
+        },
+        tolerance,
+    )
+
+
+def sensitivity(backend: Backend, inputs: Tensors, answer: Tensors) -> float:
+    """How far an answer moves when every float of the inputs moves in its last bit; 0.0 where none is a float.
+
+    Where large numbers cancel, what is left is their rounding: two orders of summation then differ by far more than the
+    tolerance, and by about as much as this. (A probe of the condition number: Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 1.)
+
+    Raises:
+        ServeAppError: The model does not run these inputs.
+    """
+    rng = np.random.default_rng(0)
+    moved = {
+        name: np.nextafter(array, np.where(rng.random(array.shape) < 0.5, -np.inf, np.inf).astype(array.dtype))
+        if array.dtype.kind == "f"
+        else array
+        for name, array in inputs.items()
+    }
+    return difference(answer, backend.run_whole(moved), None).relative
+
+
+def _relative(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
+    if expected.shape != found.shape or expected.dtype.kind in "OSUb" or found.dtype.kind in "OSUb":
+        return 0.0 if expected.shape == found.shape and bool((expected == found).all()) else float("inf")
+    if expected.size == 0 or expected.tobytes() == found.tobytes():
+        return 0.0
+    wide = np.longdouble if expected.dtype.itemsize > 4 else np.float64
+    left: npt.NDArray[Any] = expected.astype(wide)
+    right: npt.NDArray[Any] = found.astype(wide)
+    with np.errstate(all="ignore"):
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        if same.all():
+            return 0.0
+        gap = np.abs(left - right)[~same].max()
+        scale = np.abs(left[np.isfinite(left)]).max(initial=0.0)
+    if not np.isfinite(gap):
+        return float("inf")
+    return float(gap / scale) if scale else float("inf")
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least} to {most}" if most > least else str(most)
+
+
+def _by(found: Difference) -> str:
+    return f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
+
+
+def finite(value: float) -> float:
+    """The value as JSON can hold it."""
+    return value if np.isfinite(value) else 1.0
+
+
+def untried(error: ServeAppError) -> Joinable:
+    """The verdict where the model runs none of the inputs that there are: the first requests have to serve."""
+    return Joinable(
+        PROVEN,
+        f"the graph treats rows one by one, but there is no input to try it with: {error.message}; give some in"
+        " warm_up, or wait for the first requests",
+    )

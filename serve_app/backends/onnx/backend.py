@@ -1,0 +1,225 @@
+"""The ONNX Runtime backend."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from serve_app.backends.batch import pieces
+from serve_app.backends.onnx.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
+from serve_app.backends.onnx.failure import describe_failure
+from serve_app.backends.onnx.sessions import make_sessions
+from serve_app.backends.onnx.settings import OnnxSettings
+from serve_app.backends.onnx.signature import SessionSignature
+from serve_app.backends.onnx.text import as_text
+from serve_app.backends.outputs import DeclaredShapes, rows_missing
+from serve_app.errors import ConfigError, InferenceFailed
+from serve_app.payloads import ModelSignature, Tensors
+
+__all__ = ["OnnxBackend", "OnnxSettings"]
+
+_FATAL = 4  # ONNX Runtime's log severity
+
+
+class OnnxBackend:
+    """Runs an ONNX model. See `serve_app.backends.backend.Backend` for the contract.
+
+    Tensors of datatype BYTES are arrays of objects: ``str`` or UTF-8 ``bytes`` go in, ``str`` comes out (ONNX strings
+    are text). A model whose file fixes the number of rows takes any number here: it is run in pieces of that size, the
+    last of them filled up with copies of its last row. Sessions for some numbers of rows (``row_sizes``) work alike.
+
+    Args:
+        settings: How to run it.
+    """
+
+    def __init__(self, settings: OnnxSettings) -> None:
+        self._settings = settings
+        self._sessions: dict[int, Any] = {}  # by the rows of their batches; 0 is one that takes any number
+        self._loaded: SessionSignature | None = None
+        self._device = ""
+        self._providers: tuple[str, ...] = ()
+        self._notes: tuple[str, ...] = ()
+        self._output_names: list[str] = []
+        self._declared = DeclaredShapes(settings.model, ModelSignature((), ()))
+        self._text_inputs: tuple[str, ...] = ()
+        self._input_axes: dict[str, int] = {}
+        self._output_axes: dict[str, int] = {}
+        self._bfloat16 = False
+        # What fails is raised and told to its client; it is not the server's log that has to hear of it.
+        self._run_options = onnxruntime.RunOptions()
+        self._run_options.log_severity_level = _FATAL
+
+    def __repr__(self) -> str:
+        state = self._device if self._sessions else "not loaded"
+        return f"<OnnxBackend {self._settings.model} {state}>"
+
+    @property
+    def signature(self) -> ModelSignature:
+        """The tensors the model takes and gives; where it has rows, dimension 0 is ``-1``. Valid after `load`."""
+        return self._facts().signature
+
+    @property
+    def fixed_rows(self) -> int | None:
+        """Rows of every single run where the model's file fixes them, else ``None``. Valid after `load`."""
+        return self._facts().fixed_rows
+
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows that are really run, ascending; empty where any number is. Valid after `load`."""
+        self._facts()
+        return tuple(size for size in self._sessions if size)
+
+    @property
+    def device(self) -> str:
+        """Where it really runs: ``cpu`` or ``cuda``. Valid after `load`."""
+        self._facts()
+        return self._device
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """ONNX Runtime's execution providers, in order of preference. Valid after `load`."""
+        self._facts()
+        return self._providers
+
+    @property
+    def note(self) -> str | None:
+        """What an operator should know about how it was loaded, e.g. that CUDA was not to be had. Or ``None``."""
+        return "; ".join(self._notes) or None
+
+    def load(self) -> None:
+        """Make the session, or those of the row sizes.
+
+        Raises:
+            ConfigError: The model or the device is not usable; says which model and why.
+        """
+        made = make_sessions(self._settings)
+        self._loaded = made.loaded
+        self._device = made.device
+        self._providers = made.providers
+        self._notes = made.notes
+        self._output_names = [spec.name for spec in made.loaded.signature.outputs]
+        self._declared = DeclaredShapes(self._settings.model, made.loaded.signature)
+        signature = made.loaded.signature
+        taken = (*signature.inputs, *signature.optional)
+        self._text_inputs = tuple(spec.name for spec in taken if spec.datatype == "BYTES")
+        self._input_axes = {spec.name: spec.axis for spec in taken if spec.axis}
+        self._output_axes = {spec.name: spec.axis for spec in signature.outputs if spec.axis}
+        if self._text_inputs and takes_or_gives_bfloat16(made.loaded.signature):
+            raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
+        self._bfloat16 = takes_or_gives_bfloat16(made.loaded.signature)
+        self._sessions = made.by_rows
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Run one batch, blocking.
+
+        Args:
+            inputs: Every input by name, of the signature's dtype and shape; axis 0 is rows, the same number in all.
+                Arrays may be read-only and need not be contiguous. A model without rows takes one request.
+
+        Returns:
+            Every output by name, with as many rows.
+
+        Raises:
+            InferenceFailed: The model failed.
+            UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
+            InvalidRequest: A BYTES input holds something that is not text.
+        """
+        self._facts()
+        if not self._settings.layout.rows:
+            return self.run_whole(inputs)
+        if self._text_inputs:
+            inputs = self._with_text(inputs)
+        session = self._sessions.get(0)
+        return self._run_filled(inputs) if session is None else self._run_once(session, inputs)
+
+    def run_whole(self, inputs: Tensors) -> Tensors:
+        """Run one request as it came, blocking.
+
+        Args:
+            inputs: Every input by name and any of the optional ones, of the signature's dtype. The shapes are the
+                request's own.
+
+        Returns:
+            Every output by name, whatever its shape.
+
+        Raises:
+            InferenceFailed: The model failed.
+            InvalidRequest: A BYTES input holds something that is not text.
+        """
+        if self._facts().fixed_rows is not None:
+            return self.run(inputs)  # a request of other rows than the file's has to be cut or filled up
+        if self._text_inputs:
+            inputs = self._with_text(inputs)
+        outputs = self._outputs_of(next(iter(self._sessions.values())), inputs)
+        return self._declared.tell(outputs) if self._settings.layout.rows else outputs
+
+    def close(self) -> None:
+        """Free the sessions and their memory. Idempotent."""
+        self._sessions = {}
+        self._loaded = None
+
+    def _facts(self) -> SessionSignature:
+        if self._loaded is None:
+            raise RuntimeError(f"the backend of model {self._settings.model!r} is not loaded")
+        return self._loaded
+
+    def _run_once(self, session: Any, inputs: Tensors) -> Tensors:
+        rows = len(next(iter(inputs.values())))
+        outputs = self._outputs_of(session, inputs)
+        for name, array in outputs.items():
+            if array.ndim == 0 or len(array) != rows:
+                raise rows_missing(name, array.shape, rows)
+        return self._declared.check(outputs)
+
+    def _outputs_of(self, session: Any, inputs: Tensors) -> Tensors:
+        if self._input_axes:
+            inputs = {name: rows_to(array, self._input_axes.get(name, 0)) for name, array in inputs.items()}
+        try:
+            if self._bfloat16:
+                arrays = run_bfloat16(session, self._output_names, inputs, self._run_options)
+            else:
+                arrays = session.run(self._output_names, inputs, self._run_options)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
+            raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error
+        outputs = dict(zip(self._output_names, arrays, strict=True))
+        for name, axis in self._output_axes.items():
+            outputs[name] = rows_from(outputs[name], axis)
+        return outputs
+
+    def _with_text(self, inputs: Tensors) -> Tensors:
+        return {**inputs, **{name: as_text(name, inputs[name]) for name in self._text_inputs if name in inputs}}
+
+    def _run_filled(self, inputs: Tensors) -> Tensors:
+        """Run in pieces of the largest size, each filled up to the smallest size that holds it."""
+        sizes = tuple(self._sessions)
+        rows = len(next(iter(inputs.values())))
+        parts = []
+        for piece in pieces(max(rows, 1), sizes[-1]):
+            size = sizes[bisect_left(sizes, piece.stop - piece.start)]
+            filled = {name: _filled(array[piece], size) for name, array in inputs.items()}
+            parts.append(self._run_once(self._sessions[size], filled))
+        if len(parts) == 1:
+            return {name: array[:rows] for name, array in parts[0].items()}
+        return {name: np.concatenate([part[name] for part in parts])[:rows] for name in self._output_names}
+
+
+def _filled(piece: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """The piece, extended to ``rows`` rows by repeating its last one (a real row: zeros might not be a valid input)."""
+    missing = rows - len(piece)
+    if missing == 0:
+        return piece
+    return np.concatenate([piece, np.repeat(piece[-1:], missing, axis=0)])
+
+
+def rows_to(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    """Move the rows from dimension 0 to where the model has them."""
+    return np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
+
+
+def rows_from(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    """Move the rows to dimension 0."""
+    return np.ascontiguousarray(np.moveaxis(array, axis, 0)) if 0 < axis < array.ndim else array

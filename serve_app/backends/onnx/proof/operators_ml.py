@@ -1,0 +1,77 @@
+"""Operators of ai.onnx.ml: trees, linear models and what prepares features. ONNX Runtime reads a vector as one row."""
+
+from __future__ import annotations
+
+from serve_app.backends.onnx.proof.dimensions import Dim
+from serve_app.backends.onnx.proof.operation import Mixes, Operation, Table, Unknown, table
+from serve_app.backends.onnx.proof.operators_elementwise import alone
+from serve_app.backends.onnx.proof.operators_layout import inserted
+from serve_app.backends.onnx.proof.values import Value
+
+
+def _table_of(op: Operation, place: int = 0) -> Value:
+    """Rows of a matrix: what these operators read line by line."""
+    rows = op.rows(place, 0)
+    if rows.rank != 2:
+        raise Unknown(f"reads {rows.rank} axes in a way that is not known")
+    return rows
+
+
+def _regressor(op: Operation) -> Value:
+    rows = _table_of(op)
+    return op.result(rows, [rows.dims[0], None], 0)
+
+
+def _linear_regressor(op: Operation) -> Value:
+    rows = _table_of(op)
+    return op.result(rows, [rows.dims[0], Dim(op.integer("targets", 1))], 0)
+
+
+def _classifier(op: Operation) -> list[Value]:
+    rows = _table_of(op)
+    return [op.result(rows, [rows.dims[0]], 0, 0), op.result(rows, [rows.dims[0], None], 0, 1)]
+
+
+def _line_by_line(op: Operation) -> Value:
+    return op.same(_table_of(op))
+
+
+def _one_hot(op: Operation) -> Value:
+    rows = op.rows()
+    return inserted(op, rows, [rows.rank], None)
+
+
+def _features(op: Operation) -> Value:
+    rows = _table_of(op)
+    for place in range(1, len(op.inputs)):
+        op.like(rows, place, 0)
+        _table_of(op, place)
+    return op.result(rows, [rows.dims[0], None], 0)
+
+
+def words(op: Operation) -> Value:
+    """TfIdfVectorizer."""
+    rows = _table_of(op)
+    return op.result(rows, [rows.dims[0], None], 0)
+
+
+def _extract(op: Operation) -> Value:
+    rows = op.rows()
+    op.constants(1)
+    if rows.place == 1 or rows.rank < 2:
+        raise Mixes("picks rows by their places in the batch")
+    return op.result(rows, [*rows.dims[:-1], None], rows.axis)
+
+
+ML: Table = {
+    **table(alone, "Binarizer CategoryMapper LabelEncoder"),
+    **table(_regressor, "TreeEnsembleRegressor TreeEnsemble SVMRegressor"),
+    **table(_classifier, "TreeEnsembleClassifier LinearClassifier SVMClassifier"),
+    **table(_line_by_line, "Imputer Normalizer Scaler"),
+    "LinearRegressor": _linear_regressor,
+    "OneHotEncoder": _one_hot,
+    "FeatureVectorizer": _features,
+    "ArrayFeatureExtractor": _extract,
+}
+
+__all__ = ["ML", "words"]

@@ -1,0 +1,79 @@
+"""A model's graph without its weights, read from a file in milliseconds however large they are."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+from serve_app.backends.onnx.wire_format import fields
+
+KEEP = 65536
+"""Bytes of a tensor that are always read. Small constants say where things go."""
+
+_GRAPH = 7
+"""Field of `onnx.ModelProto`."""
+_INITIALIZER = 5
+"""Field of `onnx.GraphProto`."""
+_TENSOR_DATA = frozenset({4, 5, 6, 7, 9, 10, 11})
+"""Fields of `onnx.TensorProto` that hold its elements."""
+
+
+def read_skeleton(model_file: Path) -> Any:
+    """The `onnx.ModelProto` in a file, where large initializers have a type and a shape and hold nothing.
+
+    A model is a protobuf message, fields one after another, and the weights are fields of one of them. So they can be
+    passed over without reading them; the parser of protobuf would copy them all.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no protobuf message.
+    """
+    # A process that serves needs no onnx: it is imported where a model is looked at.
+    import onnx  # noqa: PLC0415
+
+    with model_file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        view = memoryview(whole)
+        try:
+            parts = _without_weights(view)
+        finally:
+            view.release()
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(parts)
+    except Exception as error:  # of whichever protobuf there is
+        raise ValueError(f"is no ONNX model: {error}") from error
+    return model
+
+
+def _without_weights(whole: memoryview) -> bytes:
+    parts = bytearray()
+    for field, start, content, end in fields(whole, 0, len(whole)):
+        if field != _GRAPH or content is None:
+            parts += whole[start:end]
+            continue
+        graph = bytearray()
+        for inner, inner_start, inner_content, inner_end in fields(whole, content, end):
+            if inner != _INITIALIZER or inner_content is None or inner_end - inner_content <= KEEP:
+                graph += whole[inner_start:inner_end]
+                continue
+            tensor = bytearray()
+            for deepest, first, _, last in fields(whole, inner_content, inner_end):
+                if deepest not in _TENSOR_DATA:
+                    tensor += whole[first:last]
+            graph += _tagged(_INITIALIZER, tensor)
+        parts += _tagged(_GRAPH, graph)
+    return bytes(parts)
+
+
+def _tagged(field: int, content: bytearray) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + bytes(content)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

@@ -1,0 +1,186 @@
+"""Makes the sessions of one model: on the device that was asked for, one or one for each of a few numbers of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnxruntime
+
+from serve_app.backends.onnx.device import (
+    TENSORRT,
+    device_of,
+    divide_memory,
+    has_cuda_convolutions,
+    lacks_device,
+    preload_cuda,
+    preload_tensorrt,
+    providers_for,
+    resolve_device,
+    tensorrt_profile,
+    tensorrt_provider,
+)
+from serve_app.backends.onnx.external_data import external_data
+from serve_app.backends.onnx.settings import OnnxSettings
+from serve_app.backends.onnx.signature import SessionSignature, inspect_model, open_session, signature_of
+from serve_app.errors import ConfigError
+
+_ERROR = 3  # ONNX Runtime's log severity
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """The sessions of one model.
+
+    Attributes:
+        by_rows: By the rows of their batches, ascending; 0 is one that takes any number.
+        loaded: What they say of the model.
+        device: Where they run.
+        providers: Names of their execution providers.
+        notes: What an operator should know.
+    """
+
+    by_rows: dict[int, Any]
+    loaded: SessionSignature
+    device: Literal["cpu", "cuda"]
+    providers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def make_sessions(settings: OnnxSettings) -> Sessions:
+    """Make them.
+
+    Raises:
+        ConfigError: The model or the device is not usable; says which model and why.
+    """
+    return _Maker(settings).make()
+
+
+class _Maker:
+    def __init__(self, settings: OnnxSettings) -> None:
+        self._settings = settings
+        self._notes: list[str] = []
+        self._tensorrt: dict[str, str] | None = None
+
+    def make(self) -> Sessions:
+        settings = self._settings
+        wanted = resolve_device(settings.device, settings.gpu_available, settings.model)
+        if wanted == "cuda":
+            preload_cuda()
+            self._tensorrt = self._tensorrt_options()
+        session = self._open(wanted, settings.gpu_memory_bytes)
+        providers = tuple(session.get_providers())
+        device = device_of(providers)
+        if device != wanted:
+            self._lacks_cuda()
+        elif self._tensorrt is not None and TENSORRT not in providers:
+            self._lacks_tensorrt()
+        loaded = signature_of(session, model=settings.model, layout=settings.layout)
+        sizes = self._sizes(session, loaded)
+        if len(sizes) > 1:
+            del session  # it may take all of the memory, so it goes before the others come
+            by_rows = self._open_each(sizes, device)
+        else:
+            by_rows = dict.fromkeys(sizes or (0,), session)
+        return Sessions(by_rows, loaded, device, providers, tuple(self._notes))
+
+    def _lacks_cuda(self) -> None:
+        settings = self._settings
+        fault = (
+            f"model {settings.model!r}: a GPU was given, but ONNX Runtime could not use CUDA"
+            " (are the CUDA and cuDNN libraries of the extra `cuda` installed?)"
+        )
+        if settings.device == "cuda":
+            raise ConfigError((fault,))
+        self._notes.append(f"{fault}; it runs on the CPU")
+
+    def _lacks_tensorrt(self) -> None:
+        settings = self._settings
+        fault = (
+            f"model {settings.model!r}: ONNX Runtime could not use TensorRT"
+            " (is the wheel `tensorrt` of the CUDA version that ONNX Runtime was built for installed?)"
+        )
+        if settings.tensorrt is True:
+            raise ConfigError((fault,))
+        self._notes.append(f"{fault}; it runs with CUDA")
+
+    def _tensorrt_options(self) -> dict[str, str] | None:
+        """Options of TensorRT's provider, or ``None`` where it is not to be used."""
+        settings = self._settings
+        if settings.tensorrt is False:
+            return None
+        if not preload_tensorrt():
+            self._lacks_tensorrt()
+            return None
+        cache = settings.tensorrt_cache or settings.model_file.parent / "tensorrt"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"model {settings.model!r}: cannot keep TensorRT engines in {cache}: {error.strerror}"
+            raise ConfigError((problem,)) from error
+        facts = inspect_model(settings.model_file, model=settings.model, layout=settings.layout)
+        max_rows = settings.max_rows if facts.fixed_rows is None and settings.layout.rows else None
+        return tensorrt_profile(facts.signature, max_rows) | {
+            "trt_engine_cache_path": str(cache),
+            "trt_timing_cache_path": str(cache),
+            "trt_fp16_enable": str(int(settings.tensorrt_fp16)),
+        }
+
+    def _sizes(self, session: Any, loaded: SessionSignature) -> tuple[int, ...]:
+        """The numbers of rows that batches are filled up to, ascending; none where the session takes any."""
+        settings = self._settings
+        if loaded.fixed_rows is not None:
+            return (loaded.fixed_rows,)
+        if not settings.layout.rows:
+            return ()
+        sizes = tuple(sorted(set(settings.row_sizes)))
+        if settings.only_for_convolutions:
+            if not sizes or not has_cuda_convolutions(session):
+                return ()
+            if settings.gpu_memory_bytes is not None:
+                self._notes.append(
+                    f"model {settings.model!r}: its convolutions are slow on a GPU where batches differ in their rows;"
+                    " name resources.row_sizes to divide gpu_memory among sessions, or leave gpu_memory out"
+                )
+                return ()
+        return sizes
+
+    def _open_each(self, sizes: tuple[int, ...], device: Literal["cpu", "cuda"]) -> dict[int, Any]:
+        """Make a session for each number of rows."""
+        total = self._settings.gpu_memory_bytes
+        limits = [None] * len(sizes) if total is None else divide_memory(total, self._weight_bytes(), sizes)
+        return {size: self._open(device, limit) for size, limit in zip(sizes, limits, strict=True)}
+
+    def _weight_bytes(self) -> int:
+        """About what the weights of one session take: the model's file, and those beside it that hold its weights."""
+        file = self._settings.model_file
+        parts = (file, *(file.parent / name for name in external_data(file)))
+        return sum(part.stat().st_size for part in parts if part.is_file())  # what is missing, the session tells
+
+    def _open(self, wanted: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> Any:
+        """Make a session on this device, or on the CPU where CUDA has no device to run on."""
+        settings = self._settings
+        providers = providers_for(wanted, gpu_memory_bytes)
+        if wanted == "cuda" and self._tensorrt is not None:
+            providers = [tensorrt_provider(gpu_memory_bytes, self._tensorrt), *providers]
+        try:
+            return open_session(settings.model_file, self._session_options(), providers, model=settings.model)
+        except ConfigError as error:
+            if wanted == "cpu" or not lacks_device(error.__cause__):
+                raise
+        return self._open("cpu", None)
+
+    def _session_options(self) -> Any:
+        settings = self._settings
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = settings.intra_op_threads
+        options.inter_op_num_threads = settings.inter_op_threads
+        if settings.inter_op_threads > 1:
+            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+        options.log_severity_level = _ERROR
+        if settings.only_for_convolutions:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        spinning = "1" if settings.allow_spinning else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+        options.add_session_config_entry("session.inter_op.allow_spinning", spinning)
+        return options

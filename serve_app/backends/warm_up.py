@@ -1,0 +1,273 @@
+"""Warm-up: run every shape once before the first client does, and learn what a batch costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple, TypeAlias
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.fillings import FILLINGS, filled, shape_of
+from serve_app.errors import InferenceFailed, ServeAppError
+from serve_app.payloads import Execution, ModelSignature, Tensors
+
+MakeInputs: TypeAlias = Callable[[int, int], Tensors]
+"""Makes valid inputs of (rows, bucket)."""
+
+
+class WarmUp(NamedTuple):
+    """What a warm-up came to.
+
+    Attributes:
+        executions: One per shape measured. Fewer than there should be, or none, where the model failed.
+        make_inputs: Makes inputs that the model has run; ``None`` where it runs none that was tried.
+        reason: Why the model is not warmed up, or not wholly; ``None`` where it is.
+    """
+
+    executions: list[Execution]
+    make_inputs: MakeInputs | None
+    reason: str | None
+
+
+class Progress(NamedTuple):
+    """One step of a warm-up.
+
+    Attributes:
+        rows: Rows of the shape.
+        bucket: Its cost bucket.
+        seconds: What a batch of it takes; ``None`` when it was skipped to stay inside the budget.
+        done: Shapes dealt with, this one included.
+        total: Shapes in all.
+    """
+
+    rows: int
+    bucket: int
+    seconds: float | None
+    done: int
+    total: int
+
+
+def row_buckets(max_rows: int) -> tuple[int, ...]:
+    """The numbers of rows to warm up: powers of two, and the maximum itself."""
+    powers = [1 << exponent for exponent in range(max_rows.bit_length())]
+    return tuple(dict.fromkeys([*powers, max_rows]))
+
+
+def spaced_rows(max_rows: int) -> tuple[int, ...]:
+    """Few numbers of rows to fill batches up to: powers of four, and the maximum. They are among `row_buckets`."""
+    return (*(rows for rows in row_buckets(max_rows)[:-1:2]), max_rows)
+
+
+def shapes(max_rows: int, buckets: Sequence[int]) -> list[tuple[int, int]]:
+    """Every (rows, bucket), the most telling first.
+
+    The corners come first: the smallest shape, then the largest ones, which claim the memory and are the ends of the
+    latency model's shape. What lies between can be interpolated, so it is what a short budget leaves out.
+    """
+    ordered = sorted(set(buckets)) or [0]
+    low, high = ordered[0], ordered[-1]
+    corners = [(1, low), (max_rows, low), (1, high), (max_rows, high)]
+    between = [(rows, bucket) for bucket in ordered for rows in row_buckets(max_rows)]
+    return list(dict.fromkeys([*corners, *between]))
+
+
+def warm_up(
+    backend: Backend,
+    make_inputs: MakeInputs,
+    *,
+    max_rows: int,
+    buckets: Sequence[int] = (0,),
+    repeats: int = 3,
+    budget_s: float = 30.0,
+    on_progress: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> list[Execution]:
+    """Run every shape and measure it.
+
+    A shape is run once cold and then ``repeats`` times; its duration is the median of the repeats. The smallest shape
+    is always measured. Another is skipped when running it twice is not expected to fit into what is left of the budget;
+    its duration is expected to be in proportion to rows times bucket, and no more than that of a larger one.
+
+    Args:
+        backend: Loaded.
+        make_inputs: E.g. `tensor_inputs`, or a processor's own sample.
+        max_rows: Most rows of a batch.
+        buckets: The model's cost buckets, in units proportional to work (padded length); ``(0,)`` for none.
+        repeats: Measured runs per shape, at least 1; fewer once the budget is used up.
+        budget_s: Time for all of it, seconds. It can be exceeded by what one shape takes longer than predicted.
+        on_progress: Called after every shape.
+        clock: Seconds, monotonic.
+
+    Returns:
+        One execution per shape measured, in the order of `shapes`. Feed them to the latency model.
+
+    Raises:
+        InferenceFailed: The model failed at a shape, which the message names.
+    """
+    started = clock()
+    plan = shapes(max_rows, buckets)
+    measured: dict[int, float] = {}  # work -> seconds
+    executions: list[Execution] = []
+    for done, (rows, bucket) in enumerate(plan, start=1):
+        work = rows * max(bucket, 1)
+        left = budget_s - (clock() - started)
+        seconds: float | None = None
+        if not measured or 2 * _predict(measured, work) <= left:
+            seconds = _measure(backend, make_inputs, rows, bucket, repeats, started + budget_s, clock)
+            measured[work] = seconds
+            executions.append(Execution(rows, bucket, seconds))
+        if on_progress is not None:
+            on_progress(Progress(rows, bucket, seconds, done, len(plan)))
+    return executions
+
+
+def try_warm_up(
+    backend: Backend,
+    candidates: Iterable[MakeInputs],
+    *,
+    max_rows: int,
+    buckets: Sequence[int] = (0,),
+    repeats: int = 3,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = perf_counter,
+) -> WarmUp:
+    """As `warm_up` with the first inputs that the model runs, and without raising for what the model does.
+
+    Args:
+        backend: Loaded.
+        candidates: Ways to make inputs, the likeliest first. Another is tried as long as there is time for it.
+        max_rows: Most rows of a batch.
+        buckets: The model's cost buckets.
+        repeats: Measured runs per shape.
+        budget_s: Time for all of it, seconds.
+        clock: Seconds, monotonic.
+    """
+    began = clock()
+    try:
+        make_inputs = first_that_runs([backend], candidates, min(buckets, default=0), budget_s, clock)
+    except InferenceFailed as error:
+        return WarmUp([], None, error.message)
+    executions: list[Execution] = []
+
+    def note(step: Progress) -> None:
+        if step.seconds is not None:
+            executions.append(Execution(step.rows, step.bucket, step.seconds))
+
+    reason = None
+    try:
+        warm_up(
+            backend,
+            make_inputs,
+            max_rows=max_rows,
+            buckets=buckets,
+            repeats=repeats,
+            budget_s=budget_s - (clock() - began),
+            on_progress=note,
+            clock=clock,
+        )
+    except ServeAppError as error:
+        reason = error.message
+    return WarmUp(executions, make_inputs, reason)
+
+
+def first_that_runs(
+    backends: Iterable[Backend],
+    candidates: Iterable[MakeInputs],
+    bucket: int = 0,
+    budget_s: float = 30.0,
+    clock: Callable[[], float] = perf_counter,
+) -> MakeInputs:
+    """The first way to make inputs whose smallest input all backends run.
+
+    Args:
+        backends: Loaded; builds of one model.
+        candidates: The likeliest first; at least one.
+        bucket: The smallest cost bucket.
+        budget_s: Time after which no further one is tried, seconds.
+        clock: Seconds, monotonic.
+
+    Raises:
+        InferenceFailed: None runs; the message is what the model said to the first of them.
+    """
+    until = clock() + budget_s
+    builds = list(backends)
+    refusal: str | None = None  # and not the error: it knows this frame
+    for make_inputs in candidates:
+        try:
+            inputs = make_inputs(1, bucket)
+            for backend in builds:
+                backend.run(inputs)
+        except ServeAppError as error:
+            refusal = refusal or error.message
+            if clock() >= until:
+                break
+        else:
+            return make_inputs
+    raise InferenceFailed(refusal or "there is no input to try")
+
+
+def tensor_inputs(
+    signature: ModelSignature,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    free_size: int = 1,
+    *,
+    rows: bool = True,
+) -> MakeInputs:
+    """Inputs for any model: ones (a valid token, a mask that hides nothing), empty strings for BYTES.
+
+    Args:
+        signature: The model's. An input of rank 0, or whose dimension 0 is fixed, has no rows and is made once.
+        sizes: The trailing shape to use for an input, by its name.
+        free_size: Size of a dimension that may vary, where ``sizes`` says nothing and there is no bucket. With a bucket
+            that dimension has the bucket's size.
+        rows: Whether a dimension 0 that may vary is rows; else it is as any other.
+    """
+
+    def make(count: int, bucket: int) -> Tensors:
+        return {
+            spec.name: filled(
+                spec,
+                shape_of(spec, count, (sizes or {}).get(spec.name), bucket or free_size, batched=rows),
+                FILLINGS[0],
+            )
+            for spec in signature.inputs
+        }
+
+    return make
+
+
+def _predict(measured: Mapping[int, float], work: int) -> float:
+    """Seconds of a run of this much work, judged by the nearest smaller shape measured and the nearest larger one."""
+    bounds = []
+    smaller = [known for known in measured if known <= work]
+    if smaller:
+        bounds.append(measured[max(smaller)] * work / max(smaller))
+    larger = [known for known in measured if known >= work]
+    if larger:
+        bounds.append(measured[min(larger)])
+    return min(bounds)
+
+
+def _measure(
+    backend: Backend,
+    make_inputs: MakeInputs,
+    rows: int,
+    bucket: int,
+    repeats: int,
+    until: float,
+    clock: Callable[[], float],
+) -> float:
+    """Median duration of a warm run, seconds. At least one is measured, no more once ``until`` is past."""
+    inputs = make_inputs(rows, bucket)
+    durations: list[float] = []
+    try:
+        backend.run(inputs)
+        while not durations or (len(durations) < repeats and clock() < until):
+            start = clock()
+            backend.run(inputs)
+            durations.append(clock() - start)
+    except InferenceFailed as error:
+        where = f"{rows} rows" if bucket == 0 else f"{rows} rows of size {bucket}"
+        raise InferenceFailed(f"warm-up with {where}: {error.message}") from error
+    return median(durations)

@@ -1,0 +1,1 @@
+"""Values and interfaces that every layer shares."""

@@ -1,0 +1,216 @@
+"""How a request wants to be treated: its priority, deadline and variant, from the body and from headers.
+
+The body beats the header for priority, variant and fallback; the tightest deadline wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.service import ModelInfo, RequestOptions
+from serve_app.domain.trace_context import parent_of
+from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
+from serve_app.scheduling.entry import Priority
+
+MAX_TIMEOUT_S: Final = 24 * 3600.0
+"""A deadline further away than this is a mistake of units, not a wish."""
+
+DOOR: Final = b":door"
+"""Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
+CLIENT: Final = b":client"
+"""Among them the address that it came from, set likewise; missing where it is not known."""
+CACHE_CONTROL: Final = b"cache-control"
+_LONGEST_ID: Final = 128
+_LONGEST_STATE: Final = 512
+
+Wish: TypeAlias = tuple[Priority | None, float | None]
+"""A class, and seconds until the deadline, each ``None`` where none is named."""
+
+
+def headers_of(fields: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name. Where one comes on several lines the last counts; all of them of Cache-Control, which is a list.
+
+    Args:
+        fields: Lower-case names and values.
+    """
+    headers = dict(fields)
+    if CACHE_CONTROL in headers:
+        headers[CACHE_CONTROL] = b",".join([value for name, value in fields if name == CACHE_CONTROL])
+    return headers
+
+
+def request_options(
+    info: ModelInfo,
+    headers: Mapping[bytes, bytes],
+    nbytes: int,
+    *,
+    priority: int = 0,
+    timeout_us: int = 0,
+    variant: str = "",
+    fallback: bool | None = None,
+    wish: Wish | None = None,
+) -> RequestOptions:
+    """Combine what the body and the headers ask for.
+
+    Args:
+        info: The model.
+        headers: By lower-case name.
+        nbytes: Bytes of the body in memory.
+        priority: ``parameters.priority`` of the body: a number as `PriorityLevels` knows them; 0 for the default.
+        timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
+        variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
+        fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
+        wish: What `header_wish` found in these headers, where it was asked already.
+
+    Raises:
+        InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
+    """
+    chosen, timeout_s = header_wish(headers, info.levels) if wish is None else wish
+    if priority:
+        chosen = info.levels.of_number(priority)
+    if timeout_us:
+        if not 0 < timeout_us <= MAX_TIMEOUT_S * 1e6:
+            raise InvalidRequest(
+                "parameters.timeout: expected microseconds, from 1 to 86400000000 (24 hours), or 0 for the default"
+            )
+        timeout_s = timeout_us / 1e6 if timeout_s is None else min(timeout_s, timeout_us / 1e6)
+    if not variant and (named := headers.get(b"x-variant")) is not None:
+        variant = named.decode("latin-1")
+    if variant and variant not in info.variants:
+        raise InvalidRequest(
+            f"parameters.variant: model {info.name!r} has no variant {variant[:64]!r};"
+            f" it has {', '.join(info.variants) or 'none'}"
+        )
+    if fallback is None:
+        fallback = _header_fallback(headers.get(b"x-fallback"))
+    options = RequestOptions(
+        chosen,
+        timeout_s,
+        nbytes,
+        variant,
+        fallback,
+        request_id=request_id_of(headers),
+        door=headers.get(DOOR, b"").decode(),
+        tenant=client_of(headers),
+    )
+    if b"traceparent" in headers:
+        options = _in_trace(options, headers)
+    control = headers.get(CACHE_CONTROL)
+    return options if control is None else _with_cache_control(options, control)
+
+
+def client_of(headers: Mapping[bytes, bytes]) -> str:
+    """The address that a request came from; empty where it is not known."""
+    return headers.get(CLIENT, b"").decode("latin-1")
+
+
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """The id of a request; empty where nobody has given it one."""
+    return headers.get(b"x-request-id", b"")[:_LONGEST_ID].decode("latin-1")
+
+
+def _in_trace(options: RequestOptions, headers: Mapping[bytes, bytes]) -> RequestOptions:
+    parent = parent_of(headers[b"traceparent"])
+    state = headers.get(b"tracestate", b"") if parent else b""
+    return options._replace(trace_parent=parent, trace_state=state[:_LONGEST_STATE].decode("latin-1"))
+
+
+def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
+    """Seconds for reading a request's body: what it names, or what its class allows."""
+    return _allowed_s(info, options.priority, options.timeout_s)
+
+
+def reading_s(info: ModelInfo, wish: Wish) -> float:
+    """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
+    return _allowed_s(info, *wish)
+
+
+def patience_s(models: Iterable[ModelInfo], wish: Wish) -> float:
+    """Seconds for reading a body that names the model itself: until it is read, the most patient one counts.
+
+    Raises:
+        ModelNotFound: There is none.
+    """
+    if not (allowed := [reading_s(info, wish) for info in models]):
+        raise ModelNotFound("there is no model here for you")
+    return max(allowed)
+
+
+def remaining(options: RequestOptions, elapsed_s: float, nbytes: int | None = None) -> RequestOptions:
+    """The options with the time that reading and decoding took charged to the deadline.
+
+    Where they name none, only the service knows it: it has to know what the request costs.
+
+    Args:
+        options: What the request asks for.
+        elapsed_s: Seconds since it arrived.
+        nbytes: Bytes that it holds now; ``None``: as before.
+
+    Raises:
+        DeadlineExceeded: Nothing is left of it.
+    """
+    left = options.timeout_s
+    if left is not None:
+        left -= elapsed_s
+        if left <= 0.0:
+            raise DeadlineExceeded("the deadline passed while the request was read; allow more time")
+    # As `_replace`, which takes twice as long.
+    return RequestOptions(
+        options.priority, left, options.nbytes if nbytes is None else nbytes, *options[3:-1], elapsed_s
+    )
+
+
+def _allowed_s(info: ModelInfo, priority: Priority | None, timeout_s: float | None) -> float:
+    return info.default_timeout_s[priority or Priority.NORMAL] if timeout_s is None else timeout_s
+
+
+def levels_of(models: Iterable[ModelInfo]) -> PriorityLevels:
+    """What the numbers of priorities mean where the body names the model itself: the same for all models."""
+    return next((info.levels for info in models), DEFAULT_LEVELS)
+
+
+def header_wish(headers: Mapping[bytes, bytes], levels: PriorityLevels) -> Wish:
+    """The class and the deadline that the headers name.
+
+    Args:
+        headers: By lower-case name.
+        levels: What the numbers of priorities mean.
+
+    Raises:
+        InvalidRequest: A header names none that there is.
+    """
+    named = headers.get(b"x-priority")
+    priority = None if named is None else levels.of_header(named)
+    limit = headers.get(b"x-timeout-ms")
+    return priority, None if limit is None else _header_timeout(limit)
+
+
+def _header_fallback(value: bytes | None) -> bool:
+    if value is None:
+        return True
+    word = value.strip().lower()
+    if word not in {b"allow", b"never"}:
+        raise InvalidRequest("X-Fallback: expected allow (the default) or never")
+    return word == b"allow"
+
+
+def _with_cache_control(options: RequestOptions, value: bytes) -> RequestOptions:
+    """What RFC 9111 says a cache must do. Directives that are not known have to be ignored."""
+    directives = {directive.strip().lower() for directive in value.split(b",")}
+    return options._replace(
+        cacheable=b"no-store" not in directives, fresh=not directives.isdisjoint({b"no-cache", b"max-age=0"})
+    )
+
+
+def _header_timeout(value: bytes) -> float:
+    try:
+        # float() takes digit grouping, which no other HTTP software does.
+        milliseconds = math.nan if b"_" in value else float(value)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0.0 < milliseconds <= MAX_TIMEOUT_S * 1e3:  # false for NaN
+        raise InvalidRequest("X-Timeout-Ms: expected milliseconds, more than 0 and at most 86400000 (24 hours)")
+    return milliseconds / 1e3

@@ -1,0 +1,238 @@
+"""The one service behind every protocol: what an adapter may ask of the server.
+
+Adapters translate; they hold no queue, no model and no state. `serve_app.router.service` implements this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.errors import ModelNotFound
+from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
+from serve_app.scheduling.entry import Priority
+
+_PROVEN = Joinable(PROVEN, "")
+
+
+class ModelServing(NamedTuple):
+    """How a model is served, for those who ask: nothing is decided by it.
+
+    Attributes:
+        policy: Name of the batch policy.
+        row_sizes: Rows that batches are filled up to; empty where they have any number.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        min_replicas: Replicas that there are at least.
+        max_replicas: And at most.
+        queue_entries: Requests that each class may have queued, over all models.
+    """
+
+    policy: str = "auto"
+    row_sizes: tuple[int, ...] = ()
+    device: str = "auto"
+    min_replicas: int = 1
+    max_replicas: int = 1
+    queue_entries: Mapping[Priority, int] = {}
+
+
+class ModelInfo(NamedTuple):
+    """What is known of a model before any replica of it runs.
+
+    Attributes:
+        name: As in the configuration.
+        version: The version being served, a decimal string.
+        versions: Every version that may be named in a path.
+        task: ``tensors`` or a Hugging Face task name (``image-classification``, ``audio-classification``,
+            ``feature-extraction``).
+        signature: The tensors of the exact variant.
+        max_rows: Rows that one batch may hold.
+        max_request_rows: Rows that one request may hold.
+        default_timeout_s: Deadline per class where the request names none, seconds; it gets more where the model takes
+            longer.
+        labels: Class names, empty where the model has none.
+        variants: Names of its lighter builds, which a request may ask for by ``parameters.variant``.
+        serving: How it is served.
+        layout: Order of the axes of the one input of a model of pictures, ``NCHW`` or ``NHWC``; empty for others.
+        joinable: By variant, whether its requests may share runs, as far as it is known now.
+        fixed_rows: Whether the model's file fixes the number of rows of a run.
+        levels: What the numbers of priorities mean; the same for all models.
+        formats: The same by input, as far as the configuration of a model of plain tensors says it.
+        output_labels: Names for the values of a row by output, where they are not the model's ``labels``.
+        label_files: The files that those are from.
+        file: Name of the model's file.
+        numbered: Whether it is one of several versions, each in a folder of its own.
+    """
+
+    name: str
+    version: str
+    versions: tuple[str, ...]
+    task: str
+    signature: ModelSignature
+    max_rows: int
+    max_request_rows: int
+    default_timeout_s: Mapping[Priority, float]
+    labels: tuple[str, ...]
+    variants: tuple[str, ...] = ()
+    serving: ModelServing = ModelServing()
+    layout: str = ""
+    joinable: Mapping[str, Joinable] = {"": _PROVEN}
+    fixed_rows: bool = False
+    levels: PriorityLevels = DEFAULT_LEVELS
+    formats: Mapping[str, str] = {}
+    output_labels: Mapping[str, tuple[str, ...]] = {}
+    label_files: Mapping[str, str] = {}
+    file: str = "model.onnx"
+    numbered: bool = True
+
+    @property
+    def rows(self) -> bool:
+        """Whether dimension 0 of all tensors is rows. Otherwise a request has the shapes that the model's file says."""
+        return self.joinable[""].rows
+
+    @property
+    def least_rows(self) -> int:
+        """The fewest rows of a request. Processors and runs of a fixed number of rows need one."""
+        return 1 if self.fixed_rows or self.task != TENSORS else 0
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """Names for the values of a row of an output, or none. They count where there is one for each value."""
+        return self.output_labels.get(output, self.labels)
+
+    @property
+    def segment(self) -> str:
+        """Its name as one segment of a URL, percent-encoded."""
+        return quote(self.name, safe="")
+
+
+class RequestOptions(NamedTuple):
+    """How a request wants to be treated.
+
+    Attributes:
+        priority: The class; ``None`` for the default.
+        timeout_s: The tightest deadline that the request names, seconds from now; ``None`` for the default: that of its
+            class, or more where the model takes long.
+        nbytes: Bytes of the body, as it was held in memory.
+        variant: Name of the model's variant to run; empty for the exact model.
+        fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
+        cacheable: Whether an answer may come from, and go to, the response cache.
+        request_id: As in the answer's ``X-Request-Id``; empty where there is none.
+        trace_parent: W3C ``traceparent`` of the request's span here; empty where there is none.
+        key: Name of the API key that it came with; empty where none is needed.
+        fresh: Whether the answer must be made for this request, and none that was given before.
+        trace_state: W3C ``tracestate`` that came with ``trace_parent``.
+        door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
+        tenant: Who shares the class with others: the name of the API key, else the client's address; empty where
+            neither is known.
+        weight: The tenant's part of its class, relative to other tenants'.
+        spent_s: How long it has been here already, seconds, which counts against the default of its class.
+            ``timeout_s`` is without it.
+    """
+
+    priority: Priority | None = None
+    timeout_s: float | None = None
+    nbytes: int = 0
+    variant: str = ""
+    fallback: bool = True
+    cacheable: bool = True
+    request_id: str = ""
+    trace_parent: str = ""
+    key: str = ""
+    fresh: bool = False
+    trace_state: str = ""
+    door: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+    spent_s: float = 0.0
+
+
+class Answer(NamedTuple):
+    """The answer to one request, and what it took.
+
+    Attributes:
+        value: As in `serve_app.payloads.Success`.
+        priority: The class it was served in.
+        queue_s: Time in the router's queue, seconds.
+        total_s: Time from submission to the answer, seconds.
+        variant: Name of the variant that answered; empty for the exact model.
+        timeout_s: Time that was allowed from submission to the deadline, seconds.
+        preprocess_s: Preprocessing of the bundle it travelled in, seconds; 0.0 where unknown.
+        infer_s: The model's runs for that bundle, seconds; 0.0 where unknown.
+        postprocess_s: From the end of those runs to the replica's answer, seconds; 0.0 where unknown.
+        cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
+            was the same; else empty.
+        unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
+    """
+
+    value: Any
+    priority: Priority
+    queue_s: float
+    total_s: float
+    variant: str = ""
+    timeout_s: float = 0.0
+    preprocess_s: float = 0.0
+    infer_s: float = 0.0
+    postprocess_s: float = 0.0
+    cache: str = ""
+    unverified: bool = False
+
+
+class InferenceService(Protocol):
+    """The server, as protocol adapters see it."""
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        """Every model by name, in the configuration's order."""
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """The model of that name (and version). Raises `ModelNotFound`, naming what there is."""
+
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
+        """Refuse early, before the payload is decoded: raises `QueueFull` or `ModelUnavailable`."""
+
+    def refused(self, model: str, code: str) -> None:
+        """Count a request that an adapter refused, unless its error says that it is ``counted`` already.
+
+        Args:
+            model: As the request named it, known or not; empty where it named none.
+            code: Of the error.
+        """
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """Schedule, run and answer. Raises `serve_app.errors.ServeAppError`; cancelling it cancels the work."""
+
+    def live(self) -> bool:
+        """Whether this process works at all."""
+
+    def ready(self) -> bool:
+        """Whether every model that should be running can take work (scaled-to-zero models count as ready)."""
+
+    def model_ready(self, model: str) -> bool:
+        """Whether this model can take work. Raises `ModelNotFound`."""
+
+    def status(self) -> Mapping[str, Any]:
+        """A JSON-able picture of queues, replicas and latency, for people and dashboards."""
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Cumulative counters of one model in this process. Raises `ModelNotFound`."""
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, of several models, over all processes that serve them. Raises `ModelNotFound`."""
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """The metrics page in Prometheus' text format and its content type."""
+
+
+def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
+    """The error for a model that there is not.
+
+    Args:
+        model: The name that was asked for.
+        models: The names that there are.
+    """
+    # Programs written for Triton look for its words, with which the message begins.
+    listed = ", ".join(models) or "none"
+    return ModelNotFound(f"Request for unknown model: there is no {model[:64]!r} here; models: {listed}")

@@ -1,0 +1,360 @@
+"""Reads request bodies within limits: per request, and over all requests of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+from starlette.types import Message, Receive
+
+from serve_app.errors import DeadlineExceeded, InvalidRequest, PayloadTooLarge, QueueFull, UnsupportedMedia
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# zlib's "window bits": 15 for the largest window, plus 32 to tell gzip and zlib apart by their headers.
+_ANY_ZLIB = 15 + 32
+
+SLOWEST = 64 * 1024
+"""Bytes per second that are expected of a client in the long run."""
+
+_IN_PLACE_ABOVE = 64 * 1024
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+Allocate = Callable[[int, int], memoryview]
+"""Gives memory for a body of so many bytes, in which the byte at the second number is aligned to 64 bytes."""
+
+
+def allocate(nbytes: int, aligned_at: int) -> memoryview:
+    """Memory of this process, fresh: its pages are touched only when something is written to them."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -(block.ctypes.data + aligned_at) % ALIGNMENT
+    return block.data[start : start + nbytes]
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete; nobody is left to answer."""
+
+
+class BodyTooSlow(DeadlineExceeded):
+    """The deadline passed before the whole body had arrived. The rest of it is not read: the connection must end."""
+
+
+class BodyReader:
+    """Reads and expands request bodies, and runs long decodes outside the event loop.
+
+    Bodies larger than ``inline_bytes`` are counted from their first byte until `release`; when together they would
+    exceed ``max_held_bytes``, new ones are refused with `QueueFull`. Small bodies are never refused here: the number
+    of open requests bounds them, and urgent requests are mostly small.
+
+    Args:
+        max_body: Most bytes of one body, before and after decompression.
+        max_held_bytes: Most bytes of large bodies that are being read or decoded at once.
+        inline_bytes: Largest body that is decoded in the event loop.
+        decode_threads: Most decodes that run outside the event loop at once.
+        patience_s: How long a body may pause, and how long it may take in all beyond 1 s for every 64 KiB of it that
+            have come. Nobody in front of us ends a request that stopped half way, and what it holds would be lost to
+            all others.
+        allocate: Gives the memory for bodies that are read in place.
+        in_place_bytes: Most bytes that bodies may have declared and ``allocate`` given while they still arrive.
+            Beyond that they get memory of this process, which is taken up only as they come: otherwise a few heads of
+            requests would hold all that ``allocate`` has.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_body: int,
+        max_held_bytes: int,
+        inline_bytes: int,
+        decode_threads: int,
+        patience_s: float = 30.0,
+        allocate: Allocate = allocate,
+        in_place_bytes: int = 128 * 2**20,
+    ) -> None:
+        self._allocate = allocate
+        self._in_place = in_place_bytes
+        self._promised = 0  # bytes given by `allocate` to bodies that are not complete
+        self._max_body = max_body
+        self._max_held = max_held_bytes
+        self._inline = inline_bytes
+        self._held = 0
+        self._patience_s = patience_s
+        self._threads = ThreadPoolExecutor(decode_threads, "conversion")
+
+    @property
+    def held(self) -> int:
+        """Bytes of large bodies that are held now."""
+        return self._held
+
+    def is_large(self, nbytes: int) -> bool:
+        """Whether decoding (or encoding) this many bytes should leave the event loop."""
+        return nbytes > self._inline
+
+    async def offload(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Run a long conversion in a thread; a bounded number of them at once.
+
+        No thread can be stopped: who is cancelled while it runs waits for its end, and gives back only then what it
+        holds for it.
+        """
+        running = self._threads.submit(copy_context().run, functools.partial(function, *args, **kwargs))
+        ended = asyncio.wrap_future(running)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if not running.cancel():  # it has begun
+                while not ended.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([ended])
+            raise
+        finally:
+            # An error knows this frame, and these know the error: what its frames hold would wait for the collector.
+            del running, ended
+
+    def declared_size(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """The Content-Length, or ``None`` for a chunked body.
+
+        Raises:
+            InvalidRequest: It is not a number.
+            PayloadTooLarge: It is over the limit; nothing has been read.
+        """
+        declared = headers.get(b"content-length")
+        if declared is None:
+            return None
+        if not declared.isdigit():
+            raise InvalidRequest("Content-Length: expected a number of bytes")
+        # A number of more digits than any limit is refused by its length, before it is converted.
+        if len(declared) > 18 or int(declared) > self._max_body:
+            raise PayloadTooLarge(f"the body is {declared[:18].decode()} bytes; the limit is {self._max_body}")
+        return int(declared)
+
+    async def read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes:
+        """Read the whole body and undo its Content-Encoding. Pair with `release`, of the length returned.
+
+        Args:
+            receive: Of the ASGI call.
+            headers: By lower-case name.
+            limit_s: Seconds until the deadline: the body must have arrived by then, whatever the patience.
+
+        Raises:
+            BodyTooSlow: It did not arrive in time.
+            PayloadTooLarge: More bytes than ``max_body``, as sent or expanded.
+            UnsupportedMedia: An encoding that is not served here.
+            InvalidRequest: It cannot be expanded.
+            QueueFull: Too many large bodies are being read.
+            ClientGone: The client went away.
+        """
+        self.declared_size(headers)
+        # The first step of the call is taken at once: what needs no waiting needs no timer, and most bodies need none.
+        steps = receive().__await__()
+        try:
+            waiting: Any = next(steps)
+        except StopIteration as done:
+            message: Message = done.value
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                body: bytes = message.get("body", b"")
+                self._grow(0, len(body))
+            else:
+                body = await self._receive(_Arriving(steps, None, message), receive, limit_s)
+        else:
+            body = await self._receive(_Arriving(steps, waiting, None), receive, limit_s)
+        encoding = headers.get(b"content-encoding")
+        if encoding is None:
+            return body
+        try:
+            expanded = await self.offload(self.expand, body, encoding)
+        finally:
+            self.release(len(body))
+        self._grow(0, len(expanded))  # expansion can make a large body of a small one
+        return expanded
+
+    async def read_in_place(
+        self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float, aligned_at: int
+    ) -> bytes | memoryview:
+        """As `read`, but where the server can, the body is read straight into memory that is aligned for its content.
+
+        Args:
+            receive: Of the ASGI call. A ``receive`` of `serve_app.http.exchange` can do it, for plain bodies.
+            headers: By lower-case name.
+            limit_s: As for `read`.
+            aligned_at: The byte of the body that shall be aligned to 64 bytes.
+
+        Raises:
+            ServeAppError: As `read`.
+            ClientGone: As `read`.
+        """
+        into = getattr(receive, "into", None)
+        size = self.declared_size(headers)
+        if into is None or size is None or size <= _IN_PLACE_ABOVE or b"content-encoding" in headers:
+            return await self.read(receive, headers, limit_s)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        counted = 0
+
+        def progress(arrived: int) -> None:
+            nonlocal counted
+            self._grow(counted, arrived)
+            counted = arrived
+            total_s = min(limit_s, self._patience_s + arrived / SLOWEST)
+            timer.reschedule(min(started + total_s, loop.time() + self._patience_s))  # noqa: F821 - not while it reads
+
+        try:
+            with self._memory(size, aligned_at) as buffer:
+                async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
+                    try:
+                        await into(buffer, progress)
+                    finally:
+                        del timer  # it knows the task, whose error would know this frame
+        except BaseException as error:
+            self.release(counted)
+            if isinstance(error, TimeoutError):
+                raise _too_slow() from None
+            raise
+        return buffer.toreadonly()
+
+    @contextlib.contextmanager
+    def _memory(self, nbytes: int, aligned_at: int) -> Iterator[memoryview]:
+        """Memory for a body, which arrives while this is entered."""
+        if self._promised + nbytes > self._in_place:
+            yield allocate(nbytes, aligned_at)
+            return
+        self._promised += nbytes
+        try:
+            yield self._allocate(nbytes, aligned_at)
+        finally:
+            self._promised -= nbytes
+
+    async def _receive(self, arriving: _Arriving, receive: Receive, limit_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
+                try:
+                    return await self._collect(arriving, receive, limit_s, timer)
+                finally:
+                    del timer  # as above
+        except TimeoutError:
+            raise _too_slow() from None
+
+    async def _collect(self, arriving: _Arriving, receive: Receive, limit_s: float, timer: asyncio.Timeout) -> bytes:
+        """Read from the first message to the last, and give the timer more time for what has come."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        message = arriving.message or await arriving
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while message["type"] == "http.request":
+                chunk = message.get("body", b"")
+                if chunk:
+                    self._grow(size, size + len(chunk))
+                    chunks.append(chunk)
+                    size += len(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+                total_s = min(limit_s, self._patience_s + size / SLOWEST)
+                timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
+                message = await receive()
+        except BaseException:
+            self.release(size)
+            raise
+        finally:
+            del timer  # as above
+        self.release(size)
+        raise ClientGone
+
+    def hold(self, nbytes: int, parsed: int = 0) -> None:
+        """Count a body that arrived whole by other means, until `release` of both numbers together.
+
+        Args:
+            nbytes: Its bytes.
+            parsed: Those that it takes beside them until it is decoded.
+
+        Raises:
+            PayloadTooLarge: It is over the limit.
+            QueueFull: Too many large bodies are being decoded.
+        """
+        self._grow(0, nbytes, parsed)
+
+    def release(self, nbytes: int) -> None:
+        """Stop counting a body of this size; it has been decoded and handed on, or dropped."""
+        if nbytes > self._inline:
+            self._held -= nbytes
+
+    def _grow(self, before: int, after: int, parsed: int = 0) -> None:
+        if after > self._max_body:
+            raise PayloadTooLarge(f"the body is over the limit of {self._max_body} bytes")
+        after += parsed
+        if after <= self._inline:
+            return
+        added = after - (before if before > self._inline else 0)
+        if self._held + added > self._max_held:
+            raise QueueFull("the server is reading too many large bodies at once; try again", 1.0)
+        self._held += added
+
+    def expand(self, body: bytes, encoding: bytes) -> bytes:
+        """Undo a Content-Encoding of ``gzip`` or ``deflate``.
+
+        Raises:
+            UnsupportedMedia: Another encoding.
+            PayloadTooLarge: It expands to more than ``max_body``.
+            InvalidRequest: It is damaged, cut off, or has bytes after its end.
+        """
+        name = encoding.strip().lower()
+        if name in {b"", b"identity"}:
+            return body
+        if name not in {b"gzip", b"deflate"}:
+            raise UnsupportedMedia("Content-Encoding: this server takes gzip, deflate and identity")
+        expander = zlib.decompressobj(_ANY_ZLIB)
+        try:
+            expanded = expander.decompress(body, self._max_body + 1)
+        except zlib.error:
+            raise InvalidRequest(f"the body is not valid {name.decode()} data") from None
+        if len(expanded) > self._max_body:
+            raise PayloadTooLarge(f"the body expands to more than the limit of {self._max_body} bytes")
+        if not expander.eof:
+            raise InvalidRequest(f"the {name.decode()} data of the body is cut off")
+        if expander.unused_data:
+            raise InvalidRequest(f"the body has {len(expander.unused_data)} bytes after its {name.decode()} data")
+        return expanded
+
+
+def _too_slow() -> BodyTooSlow:
+    return BodyTooSlow("the body took too long to arrive; send all of it before the deadline, and at 64 KiB/s or more")
+
+
+class _Arriving:
+    """The rest of a call of an ASGI server's ``receive`` whose first step was taken.
+
+    Args:
+        steps: The call.
+        waiting: What it waits for.
+        message: What it returned without waiting; ``None`` when it waits, and awaiting this goes on from there.
+    """
+
+    __slots__ = ("_steps", "_waiting", "message")
+
+    def __init__(self, steps: Generator[Any, Any, Message], waiting: Any, message: Message | None) -> None:
+        self._steps = steps
+        self._waiting = waiting
+        self.message = message
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        waiting = self._waiting
+        try:
+            while True:
+                try:
+                    sent = yield waiting
+                except BaseException as error:  # cancellation, which the call must hear of
+                    waiting = self._steps.throw(error)
+                else:
+                    waiting = self._steps.send(sent)
+        except StopIteration as done:
+            message: Message = done.value
+            return message

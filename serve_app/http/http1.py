@@ -1,0 +1,531 @@
+"""HTTP/1.1 on one connection: bytes to exchanges and back. The grammar is `httptools`' (llhttp, in its strict mode).
+
+Why not uvicorn: it copies a large body several times on its way into one object, lets an application work on for
+clients that have left, and takes twice the CPU time per small request. Here bodies go from the socket to where the
+application wants them, and a client that leaves cancels its request.
+
+A connection reads in one of three ways:
+
+    parsing   into memory that all connections share, and from there through the parser
+    direct    the rest of a large body, into the application's memory; the parser never sees it
+    deaf      what comes is dropped: the connection ends, and the client should still see its last answer
+
+What reading and answering share is most of a connection's state, so both are in this file. What a head must be and
+becomes is in `head`, a request and its response in `exchange`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any, Final, cast
+
+import httptools
+from starlette.types import ASGIApp
+
+from serve_app.errors import InvalidRequest, QueueFull
+from serve_app.http.body import SLOWEST, BodyTooSlow
+from serve_app.http.connection_limiter import Crowd
+from serve_app.http.errors import Headers, Rendered, is_openai, render
+from serve_app.http.exchange import LARGE, Exchange
+from serve_app.http.head import (
+    MAX_FIELDS,
+    MAX_HEAD,
+    Address,
+    refusal,
+    scope_of,
+    too_long,
+    without_upgrade,
+)
+
+_MAX_PIPELINED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one listener allows.
+
+    Attributes:
+        connections: Most open connections. Those that ask nothing make room for more; where there are none, more are
+            answered with 503 and closed.
+        connections_per_client: Most open connections of one address; ``None`` for no limit.
+        requests: Most requests in work; more are refused with 429. Half of them at most may have large bodies that
+            still arrive, so that clients who send slowly leave room for the others.
+        head_s: How long a TLS handshake, and the head of a request, may take to arrive, seconds.
+        body_s: How long a body of 64 KiB or less may take to arrive, seconds.
+        idle_s: How long a connection may stay open without a request, seconds.
+        stall_s: How long a client may take no byte of what was sent to it, and how far it may fall behind 64 KiB/s,
+            seconds.
+        linger_s: How long a client that is still sending gets to read its last answer, seconds.
+    """
+
+    connections: int = 8192
+    connections_per_client: int | None = None
+    requests: int = 4096
+    head_s: float = 10.0
+    body_s: float = 30.0
+    idle_s: float = 75.0
+    stall_s: float = 30.0
+    linger_s: float = 2.0
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all connections of one listener share.
+
+    Attributes:
+        app: Answers requests.
+        limits: What is allowed.
+        loop: Runs all of it.
+        connections: All that are open.
+        crowd: Who of them stays.
+        requests: Requests in work.
+        arriving: Those of them whose body was not complete when they began, and still is not.
+        draining: Whether connections end after their current response.
+        on_lost: Called after a connection has ended.
+        scratch: Where bytes arrive; used up before the next connection reads.
+    """
+
+    app: ASGIApp
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    connections: set[Connection] = field(default_factory=set)
+    crowd: Crowd = field(init=False)
+    requests: int = 0
+    arriving: int = 0
+    draining: bool = False
+    on_lost: Callable[[], None] = lambda: None
+    scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
+    _date: bytes = b""
+    _date_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.crowd = Crowd(self.limits.connections, self.limits.connections_per_client)
+
+    def date(self) -> bytes:
+        """The line of the header Date, made once a second."""
+        now = self.loop.time()
+        if now >= self._date_until:
+            self._date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+            self._date_until = now + 1.0
+        return self._date
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection of a client. Requests are answered in their order, one after the other.
+
+    Args:
+        shared: What it shares with the others.
+        scheme: ``https`` where its transport is one of TLS.
+    """
+
+    def __init__(self, shared: Shared, scheme: str = "http") -> None:
+        self._shared = shared
+        self._scheme = scheme
+        self._loop = shared.loop
+        self._transport: asyncio.Transport = None  # type: ignore[assignment] # from `connection_made` on
+        self._parser: Any = None
+        self._server: Address | None = None
+        self._client: Address | None = None
+        # The head that is being parsed
+        self._url = b""
+        self._headers: Headers = []
+        self._refusal: Rendered | None = None
+        self._unframed = 0  # bytes parsed since the last that were part of a body or ended a message
+        # Exchanges: the one whose body arrives, the one that is being answered, those after it
+        self._arriving: Exchange | None = None
+        self._current: Exchange | None = None
+        self._queue: deque[tuple[Exchange, Rendered | None]] = deque()
+        self._target: memoryview | None = None  # what is left of the application's memory
+        self._deaf = False
+        self._reading = True
+        self._drain: asyncio.Future[None] | None = None  # while the client takes too little
+        self._served = False  # whether there was a whole request, ever
+        self._since = 0.0  # when it began to be idle, to send a head, or to end
+        self._written = 0  # bytes, ever
+        self._taken = 0  # those of them that were not waiting here when last looked at
+        self._cut_at = 0.0  # when the client will have taken too little; 0 while nothing waits for it
+
+    # --- asyncio's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        shared = self._shared
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        self._since = self._loop.time()
+        self._server = _address(transport.get_extra_info("sockname"))
+        self._client = _address(transport.get_extra_info("peername"))
+        shared.connections.add(self)
+        self._renew_parser()
+        reason = shared.crowd.enter(self, self._host, self._since)
+        if reason is not None:
+            self._turn_away(reason)
+
+    @property
+    def _host(self) -> str:
+        return "" if self._client is None else self._client[0]
+
+    def _turn_away(self, reason: str) -> None:
+        self._deaf = True
+        # Those that are told why are limited, too. Where the handshake is still to come, none can be told.
+        if self._scheme == "https" or self._shared.crowd.overrun:
+            self._transport.abort()
+            return
+        reply = render(QueueFull(reason, 1.0))._replace(status=503)
+        exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
+        self._current = exchange
+        exchange.reply(reply)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Where the next bytes go."""
+        return self._shared.scratch if self._target is None else self._target
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that have arrived."""
+        if self._target is not None:
+            self._take_direct(self._target, nbytes)
+            return
+        if self._deaf:
+            return
+        if not self._unframed and self._current is None:
+            self._since = self._loop.time()
+        self._unframed += nbytes
+        self._parse(self._shared.scratch[:nbytes])
+        if not self._unframed and self._url:
+            self._unframed = 1  # the next head has begun
+        if self._unframed > MAX_HEAD or len(self._headers) > MAX_FIELDS:
+            self._refuse(too_long())
+        current = self._current
+        if current is not None and current.task is None and current.ready:
+            self._start(current)
+        if self._arriving is not None or self._queue or not self._reading:
+            self.steer()
+
+    def eof_received(self) -> None:
+        """The client has left. One that only closed its side to await an answer cannot be told apart. Closes."""
+        self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """End, and end what is done for the client."""
+        self._shared.connections.discard(self)
+        self._shared.crowd.leave(self, self._host)
+        self._lose()
+        self._parser = None  # it holds this connection
+        self.resume_writing()
+        self._shared.on_lost()
+
+    def _lose(self) -> None:
+        current, self._current, self._arriving = self._current, None, None
+        self._deaf, self._target = True, None
+        self._queue.clear()
+        if current is not None:
+            current.lost()
+
+    def pause_writing(self) -> None:
+        """Hold further parts of responses back: the client takes too little."""
+        if self._drain is None:
+            self._drain = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """Go on with what was held back."""
+        drain, self._drain = self._drain, None
+        if drain is not None:
+            drain.set_result(None)
+            if self._current is None:
+                self._since = self._loop.time()  # nothing was read meanwhile
+                self._next()
+
+    # --- Arriving bytes ---
+
+    def _renew_parser(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        # What follows a request with `Connection: close` is dropped here, and is no reason not to answer it.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _parse(self, data: memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(self._refusal or render(InvalidRequest(f"this is not valid HTTP/1.1: {error}")))
+
+    def _parse_without_upgrade(self, rest: memoryview) -> None:
+        """Begin again without the offer of another protocol, which is declined: the parser left its body out."""
+        parser = self._parser
+        head = without_upgrade(parser.get_method(), self._url, parser.get_http_version(), self._headers)
+        self._url, self._headers = b"", []
+        self._renew_parser()
+        self._parse(memoryview(head))
+        if len(rest) and not self._deaf:
+            self._parse(rest)
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the request's target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those after a chunked body are dropped."""
+        if self._arriving is None:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Make an exchange of a complete head."""
+        headers = self._headers
+        fields = dict(headers)
+        parser = self._parser
+        if self._deaf or (b"upgrade" in fields and parser.should_upgrade()):
+            return
+        url = self._url
+        self._url, self._headers = b"", []
+        method = parser.get_method().decode()
+        version = parser.get_http_version()
+        declared = fields.get(b"content-length")
+        length = int(declared) if declared is not None else None if b"transfer-encoding" in fields else 0
+        refused = refusal(method, url, version, headers, fields)
+        if refused is not None:
+            self._refusal = refused
+            raise ValueError  # which stops the parser
+        exchange = self._exchange(method, url, headers, version, length, keep_alive=parser.should_keep_alive())
+        if b"expect" in fields:
+            exchange.expects = fields[b"expect"].lower() == b"100-continue" and version == "1.1"
+        self._arriving = exchange
+        if self._current is None:
+            self._current = exchange
+        else:
+            self._queue.append((exchange, None))
+            if len(self._queue) >= _MAX_PIPELINED:
+                exchange.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._unframed = 0
+        if self._arriving is not None:
+            self._arriving.feed(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of a request."""
+        exchange, self._arriving = self._arriving, None
+        if exchange is not None:
+            self._unframed = 0
+            self._served = True
+            if exchange.arrives:
+                self._has_arrived(exchange)
+            exchange.finish()
+            self._deaf = not exchange.keep_alive
+
+    def _exchange(
+        self,
+        method: str,
+        url: bytes,
+        headers: Headers,
+        version: str,
+        length: int | None,
+        *,
+        keep_alive: bool,
+    ) -> Exchange:
+        scope = scope_of(method, url, version, headers, self._server, self._client)
+        scope["scheme"] = self._scheme
+        return Exchange(self, scope, length, keep_alive=keep_alive)
+
+    def _refuse(self, reply: Rendered) -> None:
+        """Answer what cannot be understood, after the requests before it, and end."""
+        if self._deaf:
+            return
+        self._deaf = True
+        broken, self._arriving = self._arriving, None
+        if broken is not None and broken.task is not None:  # the fault is in the body of a request that is in work
+            broken.break_off(reply)
+            return
+        if broken is not None and broken is self._current:
+            self._current = None
+        elif broken is not None:
+            self._queue.pop()
+        exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
+        if self._current is None:
+            self._current = exchange
+            exchange.reply(reply)
+        else:
+            self._queue.append((exchange, reply))
+
+    # --- Bodies that are read straight into the application's memory ---
+
+    def read_into(self, target: memoryview | None) -> None:
+        """Read the rest of the current body into this memory; ``None`` ends that early, and what comes is dropped."""
+        if target is None:
+            self._deaf = self._deaf or self._target is not None
+            self._target = None
+        else:
+            self._target = target
+            self._parser = None
+
+    def _take_direct(self, target: memoryview, nbytes: int) -> None:
+        exchange = self._arriving
+        assert exchange is not None
+        target = target[nbytes:]
+        wanted = exchange.arrived(nbytes)
+        if len(target) and wanted:
+            self._target = target
+            return
+        self._target = None
+        if wanted:
+            self._renew_parser()
+            self.on_message_complete()
+        else:
+            self._deaf = True
+
+    def steer(self) -> None:
+        """Read when bytes are wanted, and only then."""
+        arriving = self._arriving
+        # Answers wait here for a client that takes too little: the next request would only add to them.
+        full = self._drain is not None and self._current is None
+        wanted = self._deaf or not (full or self._queue or (arriving is not None and not arriving.wants_more))
+        if wanted != self._reading and not self._transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    # --- Exchanges ---
+
+    def _start(self, exchange: Exchange) -> None:
+        shared = self._shared
+        if shared.requests >= shared.limits.requests:
+            full = QueueFull("the server has too many requests in work; try again", 1.0)
+            exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
+            return
+        if not exchange.body_complete:
+            if shared.arriving >= max(1, shared.limits.requests // 2):
+                full = QueueFull("too many large bodies are arriving; try again", 1.0)
+                exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
+                return
+            exchange.arrives = True
+            shared.arriving += 1
+        shared.requests += 1
+        exchange.task = self._loop.create_task(exchange.run(shared.app), context=contextvars.Context())
+
+    def left(self, exchange: Exchange) -> None:
+        """Note that the application has returned. The next request may have begun when it had answered."""
+        self._shared.requests -= 1
+        if exchange.arrives:
+            self._has_arrived(exchange)
+
+    def _has_arrived(self, exchange: Exchange) -> None:
+        exchange.arrives = False
+        self._shared.arriving -= 1
+
+    def answered(self) -> None:
+        """Go on after a complete response."""
+        exchange, self._current = self._current, None
+        self._since = self._loop.time()
+        if exchange is None or self._transport.is_closing():
+            return
+        if not exchange.keep_alive:
+            # While draining, the client may have sent another request before it could know.
+            self._end(linger=not exchange.body_complete or self._shared.draining)
+        elif self._drain is None:
+            self._next()
+        else:
+            self.steer()
+
+    def _next(self) -> None:
+        if self._queue and not self._transport.is_closing():
+            exchange, reply = self._queue.popleft()
+            self._current = exchange
+            if reply is not None:
+                exchange.reply(reply)
+            elif exchange.ready:
+                self._start(exchange)
+        self.steer()
+
+    def _end(self, *, linger: bool) -> None:
+        """Close. A client that is still sending would lose the answer if its bytes met a closed connection."""
+        self._queue.clear()
+        if not linger:
+            self._transport.close()
+            return
+        self._arriving, self._target, self._deaf = None, None, True
+        self.steer()
+        if self._transport.can_write_eof():
+            try:
+                self._transport.write_eof()
+            except OSError:  # the client has cut the connection, and the event loop does not know yet
+                self._transport.abort()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self._transport.abort()
+
+    def write(self, head: bytes, body: bytes = b"") -> None:
+        """Send bytes. Small ones go in one piece, large ones are not copied."""
+        self._written += len(head) + len(body)
+        if len(body) <= LARGE:
+            self._transport.write(head + body if body else head)
+        else:
+            self._transport.writelines((head, body) if head else (body,))
+
+    async def drained(self) -> None:
+        """Wait until the client has taken enough of what was sent."""
+        if self._drain is not None:
+            await asyncio.shield(self._drain)
+
+    def date(self) -> bytes:
+        """The line of the header Date."""
+        return self._shared.date()
+
+    @property
+    def draining(self) -> bool:
+        """Whether this connection ends after its current response: the last to a request that was read."""
+        return self._shared.draining and not self._queue
+
+    # --- Limits of time ---
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in work or on its way."""
+        return self._current is None and not self._queue and not self._unframed
+
+    def rest(self) -> tuple[bool, float] | None:
+        """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
+        current = self._current
+        if current is not None and (current.task is not None or current.body_complete):
+            return None
+        return None if self._queue or self._transport.get_write_buffer_size() else (self._served, self._since)
+
+    def close(self) -> None:
+        """End an idle connection."""
+        self._transport.close()
+
+    def check(self, now: float) -> None:
+        """End a connection that has overstayed."""
+        limits = self._shared.limits
+        unsent = self._transport.get_write_buffer_size()
+        if unsent:
+            self._check_taking(self._written - unsent, now)
+            return
+        self._cut_at = 0.0
+        if self._current is not None:
+            # The application has limits of its own, and bodies that are read for it before it starts have this one.
+            if self._current.task is None and now - self._since > limits.body_s:
+                self._refuse(render(BodyTooSlow("the body took too long to arrive")))
+            return
+        allowed = limits.linger_s if self._deaf else limits.head_s if self._unframed else limits.idle_s
+        if now - self._since > allowed:
+            self._transport.close()
+
+    def _check_taking(self, taken: int, now: float) -> None:
+        """Cut a client off that leaves its answers here: what it takes earns it time, up to the whole patience."""
+        latest = now + self._shared.limits.stall_s
+        self._cut_at = min(self._cut_at + (taken - self._taken) / SLOWEST, latest) if self._cut_at else latest
+        self._taken = taken
+        if now > self._cut_at:
+            self._transport.abort()
+
+
+def _address(name: Any) -> Address | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

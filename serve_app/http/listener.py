@@ -1,0 +1,194 @@
+"""Listens for HTTP/1.1 by itself: connections, their limits, and an end that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import resource
+import socket
+from collections.abc import Callable
+
+from starlette.types import ASGIApp
+
+from serve_app.http.http1 import Connection, Limits, Shared
+from serve_app.http.secure import SecureTransport
+from serve_app.http.tls import Certificates
+
+_BACKLOG = 2048
+_LOOK_EVERY_S = 1.0
+_OTHER_FILES = 1024  # of the process: links, models, Ray
+_ROOM = 256 * 1024  # bytes that are decrypted at once
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take a port, without listening yet. Several processes of one user can share it, and connections are spread.
+
+    Raises:
+        OSError: Somebody has it who does not share it, or the host is none of this machine.
+    """
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+    )[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def within_open_files(connections: int, others: int = 0) -> int:
+    """Have this process open as many files as so many connections need. Says how many there can be.
+
+    At the limit of open files connections wait in the kernel, where nobody chooses who makes room.
+
+    Args:
+        connections: Of one port.
+        others: Of the process's other ports. Where there are too few files for all, each port gets its part.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + others + _OTHER_FILES
+    soft = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]), most))
+    return max(1, min(connections, (soft - _OTHER_FILES) * connections // (connections + others)))
+
+
+class Listener:
+    """Serves an ASGI application on a socket, in the running event loop.
+
+    Args:
+        app: Answers requests.
+        sock: A bound socket, as `bind` makes it; closed by `close`.
+        limits: What is allowed.
+        certificates: For TLS; ``None`` for plain HTTP.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        limits: Limits | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._shared = Shared(app, limits or Limits(), asyncio.get_running_loop(), on_lost=self._on_lost)
+        self._connection: Callable[[], asyncio.BaseProtocol] = (
+            functools.partial(Connection, self._shared)
+            if certificates is None
+            else functools.partial(SecureTransport, self._shared, certificates, memoryview(bytearray(_ROOM)))
+        )
+        self._socket = sock
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._emptied = asyncio.Event()
+        self._closed = False
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return len(self._shared.connections)
+
+    @property
+    def requests(self) -> int:
+        """Requests in work."""
+        return self._shared.requests
+
+    @property
+    def refused(self) -> int:
+        """Connections that were turned away, ever."""
+        return self._shared.crowd.refused
+
+    @property
+    def evicted(self) -> int:
+        """Connections that had to make room for others, ever."""
+        return self._shared.crowd.evicted
+
+    async def start(self) -> None:
+        """Listen. Does nothing when it listens already or was closed."""
+        if self._server is not None or self._closed:
+            return
+        loop = self._shared.loop
+        # The loop closes the socket that it is given, and what waits in it would be cut off: see `_stop_accepting`.
+        self._server = await loop.create_server(self._connection, sock=self._socket.dup(), backlog=_BACKLOG)
+        if self._closed:  # meanwhile
+            self._server.close()
+            return
+        self._sweep = loop.call_later(_LOOK_EVERY_S, self._look)
+
+    async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
+        """Stop without losing a request that a client has sent.
+
+        New connections go to others who share the port. Requests in work are answered, and every answer says that the
+        connection ends. Connections without a request get the ``grace_s`` to send one more, as their clients cannot
+        know: one whose request meets a closed connection would see it fail.
+
+        Args:
+            limit_s: After so many seconds, connections are cut.
+            grace_s: How long connections without a request stay open, seconds.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._shared.draining = True
+        await self._stop_accepting()
+        started = self._shared.loop.time()
+        if not await self._empty(min(grace_s, limit_s)):
+            for connection in tuple(self._shared.connections):
+                if connection.idle:
+                    connection.close()
+        if not await self._empty(limit_s - (self._shared.loop.time() - started)):
+            for connection in tuple(self._shared.connections):
+                connection.abort()
+            await self._empty(1.0)
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+    async def _stop_accepting(self) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            self._socket.close()
+            return
+        server.close()
+        for _ in range(3):
+            await asyncio.sleep(0)  # the loop closes its side of the socket in its next round
+        # Clients whose connection the kernel has made already would find it cut.
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(OSError):  # BlockingIOError: none is left
+            while True:
+                waiting.append(self._socket.accept()[0])
+        self._socket.close()
+        for accepted in waiting:
+            accepted.setblocking(False)
+            with contextlib.suppress(OSError):  # gone meanwhile
+                await self._shared.loop.connect_accepted_socket(self._connection, accepted)
+
+    async def _empty(self, timeout_s: float) -> bool:
+        """Wait until no connection is left. False when some are left after this long."""
+        self._emptied.clear()
+        if not self._shared.connections:
+            return True
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._emptied.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _on_lost(self) -> None:
+        if not self._shared.connections:
+            self._emptied.set()
+
+    def _look(self) -> None:
+        now = self._shared.loop.time()
+        for connection in tuple(self._shared.connections):
+            connection.check(now)
+        self._sweep = self._shared.loop.call_later(_LOOK_EVERY_S, self._look)

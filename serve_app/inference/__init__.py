@@ -1,1 +1,0 @@
-"""Backends run tensors. ONNX Runtime first."""

@@ -1,1 +1,0 @@
-"""API keys: who asks, what they may use, and how often."""

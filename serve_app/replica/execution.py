@@ -1,0 +1,313 @@
+"""What happens to the bundles of one batch while they have the session."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeAlias, cast
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.batch import BatchRun, fit, run_assembled, run_entries
+from serve_app.errors import InferenceFailed, ServeAppError
+from serve_app.payloads import EXPIRED, PROVEN, Failure, Success, Tensors
+from serve_app.processors.processor import Processor
+from serve_app.replica.joining import Joining
+from serve_app.replica.self_test import SelfTest
+from serve_app.replica.staged import Assembled, Job, Staged
+from serve_app.replica.verification import Verification
+
+logger = logging.getLogger(__name__)
+
+Place: TypeAlias = tuple[Staged, int]
+"""An entry: its bundle and its position there."""
+
+
+class Ran(NamedTuple):
+    """What the entries of one variant came to. Their results are still to be filled in."""
+
+    places: Sequence[Place]
+    variant: str
+    run: BatchRun
+
+
+class Executor:
+    """Runs what the gate has chosen of the bundles of one batch.
+
+    `assemble` may be called in any thread; one `run` at a time, and `finish` in any thread after it.
+
+    Args:
+        name: The model's name, for messages.
+        backends: By variant.
+        processor: Made the tensors of media; ``None`` for a model that takes tensors only.
+        max_rows: Most rows of a run.
+        self_test: Tells whether the model still works when an entry has failed; ``None``: nobody can tell.
+        joining: Which requests share runs; ``None``: all do.
+        refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+
+    Attributes:
+        verification: Chooses what is run again; ``None``: nothing is. Set once, before the first run.
+        progressed_at: When a run last began or ended, on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backends: Mapping[str, Backend],
+        processor: Processor | None,
+        max_rows: int,
+        self_test: SelfTest | None = None,
+        *,
+        joining: Joining | None = None,
+        refuse_non_finite: bool = False,
+    ) -> None:
+        self._joining = joining or Joining(name)
+        self._name = name
+        self._backends = backends
+        self._processor = processor
+        self._max_rows = max_rows
+        self._self_test = self_test
+        self._refuse_non_finite = refuse_non_finite
+        self.verification: Verification | None = None
+        self.progressed_at = 0.0
+
+    def buckets(self, staged: Staged) -> list[int]:
+        """The cost bucket of every entry of a bundle; 0 where it has no tensors."""
+        processor = self._processor
+        if processor is None:
+            return [0] * len(staged.tensors)
+        return [0 if isinstance(each, Failure) else processor.bucket(each) for each in staged.tensors]
+
+    def assemble(self, staged: Staged) -> None:
+        """Set a bundle's ``batch``, where all of its entries fit into one run."""
+        try:
+            staged.batch = self._assembled(staged)
+        except Exception:  # of the processor: whether it concerns all entries shows when they run
+            logger.exception("%s could not assemble a bundle before its turn", self._name)
+        staged.assembled = True
+
+    def _assembled(self, staged: Staged) -> Assembled | None:
+        if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
+            return None
+        inputs = cast("list[Tensors]", staged.tensors)
+        if self._processor is not None:
+            places = [(staged, index) for index in range(len(inputs))]
+            buckets = self._buckets(places, inputs)
+            if len(set(buckets)) != 1:
+                return None
+            inputs = self._pad(self._processor, places, inputs, buckets)
+        rows = fit(inputs)
+        return None if rows is None else Assembled(inputs, rows)
+
+    def run(self, bundles: Sequence[Staged]) -> list[Ran]:
+        """Run bundles that share a batch. What fails is noted as the outcome of its entries."""
+        self.progressed_at = time.monotonic()
+        if bundles[0].job is not None:
+            self._do(bundles[0], bundles[0].job)
+            return []
+        try:
+            assembled = None
+            if all(staged.complete for staged in bundles):
+                for staged in bundles:
+                    self._await_assembly(staged)
+                assembled = self._run_assembled(bundles)
+            ran = self._run_entries(bundles) if assembled is None else [assembled]
+            return self._verify(self._judge(ran))
+        finally:
+            self.progressed_at = finished = time.monotonic()
+            for staged in bundles:
+                staged.finished_at = finished
+
+    def _judge(self, ran: list[Ran]) -> list[Ran]:
+        """Refuse what is no answer, and where the model has failed, find out whether it still works at all."""
+        for places, variant, run in ran:
+            if self._refuse_non_finite:
+                run.refuse_non_finite()
+            if self._self_test is None:
+                continue
+            if run.failed:
+                works = self._self_test.works(variant)
+                for staged, _ in places:
+                    staged.model_works = works
+            elif run.executions:
+                self._self_test.answered(variant)
+        return ran
+
+    def _do(self, staged: Staged, job: Job) -> None:
+        """Do a job instead of a run."""
+        job.run()
+        self.progressed_at = staged.finished_at = time.monotonic()
+
+    def _verify(self, ran: list[Ran]) -> list[Ran]:
+        """Choose what is run again alone, and what may tell whether runs can be shared."""
+        verification = self.verification
+        if verification is None:
+            return ran
+        for places, variant, run in ran:
+            if not run.executions:
+                continue
+            staged, index = places[0]
+            if self._joining.of(variant).verdict == PROVEN:
+                for (staged, index), outcome in zip(places, run.outcomes, strict=True):
+                    if not isinstance(outcome, ServeAppError):
+                        verification.offer(variant, cast("Tensors", staged.tensors[index]), staged.sender)
+            elif len(places) > 1 or staged.counts[index] > self._max_rows:
+                seconds = sum([execution.seconds for execution in run.executions])
+                chosen = verification.choose(variant, seconds, len(places))
+                if chosen is None:
+                    continue
+                staged, index = places[chosen]
+                inputs, outputs = staged.tensors[index], run.outcomes[chosen]
+                if staged.whole[index] or isinstance(inputs, Failure) or isinstance(outputs, ServeAppError):
+                    continue
+                bucket = 0 if self._processor is None else self._processor.bucket(inputs)
+                verification.check(variant, inputs, outputs, bucket, staged.sender, made=_is_made(staged, index))
+        return ran
+
+    @staticmethod
+    def finish(ran: Sequence[Ran]) -> None:
+        """Fill in the results of what ran."""
+        for places, variant, run in ran:
+            for (staged, index), outcome in zip(places, run.outcomes, strict=True):
+                staged.results[index] = (
+                    Failure(outcome.code, outcome.message) if isinstance(outcome, ServeAppError) else Success(outcome)
+                )
+                if isinstance(outcome, InferenceFailed):
+                    logger.error("The model failed on request %s", staged.entries[index].origin)
+            executions = [execution._replace(variant=variant) for execution in run.executions]
+            if not executions:
+                continue
+            last: Staged | None = None
+            for staged, _ in places:
+                if staged is not last:
+                    staged.executions.extend(executions)
+                    last = staged
+
+    def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
+        """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
+        variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
+        assembled: list[Assembled] = []
+        for staged in bundles:
+            if staged.batch is None or staged.entries[0].variant != variant or staged.bucket != bucket:
+                return None
+            assembled.append(staged.batch)
+        backend = self._backends.get(variant)
+        if backend is None or not self._joining.of(variant).joins:
+            return None
+        batch = fit([each.rows for each in assembled])
+        if batch is None:
+            return None
+        earliest = min(min(staged.deadlines) for staged in bundles)
+        now = time.monotonic()
+        if earliest <= now:
+            return None
+        for staged in bundles:
+            staged.executed_at = now
+        entries = list(chain.from_iterable(each.entries for each in assembled))
+        counts = list(chain.from_iterable(staged.counts for staged in bundles))
+        places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
+        in_time = self._in_time_of(places)
+        run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
+        return Ran(places, variant, run)
+
+    def _await_assembly(self, staged: Staged) -> None:
+        """Have the bundle assembled: here, unless somebody else has begun to."""
+        if staged.assembling is not None and not staged.assembling.cancel():
+            staged.assembling.result()
+        elif not staged.assembled:
+            self.assemble(staged)
+
+    def _run_entries(self, bundles: Sequence[Staged]) -> list[Ran]:
+        started = time.monotonic()
+        variant = bundles[0].runs_on
+        places: list[Place] = []
+        for staged in bundles:
+            staged.executed_at = started
+            for index in staged.chosen:
+                if staged.deadlines[index] <= started:
+                    staged.results[index] = EXPIRED
+                else:
+                    places.append((staged, index))
+        if not places:
+            return []
+        try:
+            return [self._run_variant(variant, places)]
+        except Exception:
+            # E.g. a router that still knows a variant which a redeploy has removed.
+            logger.exception("%s could not run the entries for its variant %r", self._name, variant)
+            for staged, index in places:
+                staged.results[index] = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
+            return []
+
+    def _run_variant(self, variant: str, places: Sequence[Place]) -> Ran:
+        inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]
+        buckets = None
+        if self._processor is not None:
+            buckets = self._buckets(places, inputs)
+            inputs = self._pad(self._processor, places, inputs, buckets)
+        in_time = self._in_time_of(places)
+        whole = [staged.counts[index] if self._runs_alone(staged, index) else 0 for staged, index in places]
+        run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time, whole)
+        return Ran(places, variant, run)
+
+    @staticmethod
+    def _in_time_of(places: Sequence[Place]) -> Callable[[int], bool]:
+        """Tells of each entry, by its position, whether somebody still waits for it."""
+
+        def in_time(position: int) -> bool:
+            staged, index = places[position]
+            return staged.deadlines[index] > time.monotonic()
+
+        return in_time
+
+    def _progress(self) -> float:
+        """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""
+        self.progressed_at = now = time.monotonic()
+        return now
+
+    def _buckets(self, places: Sequence[Place], inputs: Sequence[Tensors]) -> list[int]:
+        """The bucket that each entry costs in a run with the others, as the router prices it.
+
+        Entries go to the largest bucket among them where that leaves their answers as they are, and otherwise each to
+        its own: entries of one bucket then still share a run. Clients' own tensors run as they came.
+        """
+        processor = self._processor
+        if processor is None:
+            return [0] * len(places)
+        buckets = [processor.bucket(tensors) for tensors in inputs]
+        if processor.bucket_invariant:
+            made = [_is_made(staged, index) and self._may_grow(staged, index) for staged, index in places]
+            largest = max((bucket for bucket, ours in zip(buckets, made, strict=True) if ours), default=0)
+            buckets = [largest if ours else bucket for bucket, ours in zip(buckets, made, strict=True)]
+        return buckets
+
+    def _pads(self, processor: Processor, staged: Staged) -> bool:
+        """Whether an entry is padded: where that was shown to change nothing, or the processor never left a choice."""
+        return not processor.bucket_invariant or self._joining.of(staged.runs_on).pads
+
+    def _may_grow(self, staged: Staged, index: int) -> bool:
+        """Whether an entry's answer stays as it is when it is padded to the bucket of others."""
+        return not self._runs_alone(staged, index) and self._joining.of(staged.runs_on).pads
+
+    def _runs_alone(self, staged: Staged, index: int) -> bool:
+        """Whether an entry is run by itself. It may wait since a time when that was not known."""
+        return staged.whole[index] or not self._joining.of(staged.runs_on).joins
+
+    def _pad(
+        self,
+        processor: Processor,
+        places: Sequence[Place],
+        inputs: Sequence[Tensors],
+        buckets: Sequence[int],
+    ) -> list[Tensors]:
+        """Pad what the processor made to its bucket, so that it can share a run; not where that changes its answer."""
+        return [
+            processor.pad(tensors, bucket) if _is_made(staged, index) and self._pads(processor, staged) else tensors
+            for (staged, index), tensors, bucket in zip(places, inputs, buckets, strict=True)
+        ]
+
+
+def _is_made(staged: Staged, index: int) -> bool:
+    """Whether the processor made an entry's tensors, rather than the client."""
+    return not isinstance(staged.entries[index].payload, dict)

@@ -1,0 +1,108 @@
+"""Which requests of a replica share runs, build by build, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from threading import Lock
+from types import MappingProxyType
+
+from serve_app.backends.batch import most_rows, rows_of
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import JOINED, PROVEN, Joinable, Tensors
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN = Joinable("exact", "nobody has looked")
+"""Of what runs without anybody having asked: simulated backends."""
+
+
+class Joining:
+    """The verdicts of one replica. They may change while it runs, from any thread.
+
+    Args:
+        name: The model's name, for messages.
+        verdicts: By variant, ``""`` for the exact model.
+        inputs: By variant, how many inputs every request has; one with optional inputs besides is run by itself.
+
+    Attributes:
+        apart: The variants whose requests share no runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        verdicts: Mapping[str, Joinable] = MappingProxyType({}),
+        inputs: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._name = name
+        self._verdicts = dict(verdicts)
+        self.apart = _apart(self._verdicts)
+        self._inputs = inputs
+        self._lock = Lock()
+        self._revision = 0
+        self._told: dict[str, int] = {}
+
+    @property
+    def verdicts(self) -> Mapping[str, Joinable]:
+        """The verdicts as they are now, by variant."""
+        return self._verdicts
+
+    def of(self, variant: str) -> Joinable:
+        """The verdict on one variant."""
+        return self._verdicts.get(variant, _UNKNOWN)
+
+    def rows(self, variant: str, tensors: Tensors) -> tuple[int, bool]:
+        """For how many rows a request counts, and whether it is run by itself and uncut.
+
+        Raises:
+            InvalidRequest: Its tensors do not have the same number of rows, as those of this model must.
+        """
+        verdict = self._verdicts.get(variant, _UNKNOWN)
+        if len(tensors) == 1 and verdict[0] in JOINED:  # of most small requests: one tensor agrees with itself
+            (array,) = tensors.values()
+            if array.ndim and (rows := len(array)):
+                return rows, False
+        if not verdict.rows or len(tensors) > self._inputs.get(variant, len(tensors)):
+            return 1, True
+        rows, even = most_rows(tensors)
+        return rows or 1, not (rows and even and verdict.joins)
+
+    def may_try(self, variant: str, tensors: Tensors) -> bool:
+        """Whether a request would share runs if only an experiment had shown that this changes no answer."""
+        if self.of(variant).verdict != PROVEN or len(tensors) > self._inputs.get(variant, len(tensors)):
+            return False
+        try:
+            return rows_of(tensors) > 0
+        except InvalidRequest:
+            return False
+
+    def change(self, variant: str, verdict: Joinable) -> None:
+        """Take another verdict, from the next batch on, and tell it to the routers with their next answers."""
+        with self._lock:
+            before = self._verdicts.get(variant, _UNKNOWN)
+            self._verdicts = {**self._verdicts, variant: verdict}
+            self.apart = _apart(self._verdicts)
+            self._revision += 1
+        build = f"{self._name}, variant {variant}" if variant else self._name
+        level = logging.ERROR if before.joins and not verdict.joins else logging.INFO
+        logger.log(level, "%s: %s", build, told(verdict))
+
+    def news(self, router: str) -> Mapping[str, Joinable] | None:
+        """The verdicts, if they have changed since this router was told; ``None``: they have not."""
+        if self._told.get(router, 0) == self._revision:
+            return None
+        with self._lock:
+            self._told[router] = self._revision
+            return self._verdicts
+
+
+def _apart(verdicts: Mapping[str, Joinable]) -> set[str]:
+    return {variant for variant, verdict in verdicts.items() if not verdict.joins}
+
+
+def told(verdict: Joinable) -> str:
+    """A verdict in words, for logs."""
+    how = "requests share runs" if verdict.joins else "requests are run one by one"
+    measured = f", largest deviation {verdict.deviation:.2g}" if verdict.deviation else ""
+    return f"{how} ({verdict.verdict}{measured}): {verdict.reason}"

@@ -1,0 +1,154 @@
+"""A bundle inside the replica, from its arrival to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from serve_app.errors import InvalidRequest
+from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
+from serve_app.replica.joining import Joining
+from serve_app.scheduling.entry import Entry
+
+SMALL_BYTES = 64 * 1024
+"""Copied in less time than it takes to wake a thread."""
+
+
+class Job(Protocol):
+    """Work for the session when nothing else needs it."""
+
+    def run(self) -> None:
+        """Do it, in the session's turn. Does not raise."""
+
+    def drop(self) -> None:
+        """It will not be done."""
+
+
+class Assembled(NamedTuple):
+    """All entries of a bundle as one batch.
+
+    Attributes:
+        entries: What each runs on.
+        rows: The rows of all, one behind the other.
+    """
+
+    entries: list[Tensors]
+    rows: Tensors
+
+
+@dataclass(slots=True, eq=False)
+class Staged:
+    """A bundle inside the replica.
+
+    Attributes:
+        entries: The bundle's entries.
+        deadlines: When each entry's answer becomes worthless, on this process's monotonic clock.
+        tensors: Per entry its tensors, or why there are none.
+        results: Per entry its outcome, filled in on the way.
+        sender: Names the router that sent it.
+        recalled: Positions of entries that its router does not wait for any more; see `serve_app.payloads.Bundle`.
+        ties: Who runs those of its entries that other replicas have, too; see `serve_app.payloads.Bundle`.
+        waiting: Its entries at the gate, by position.
+        chosen: Positions of the entries that the gate has let through, and that run.
+        runs_on: The variant that they run on.
+        first: Whether it is the first bundle of its batch.
+        handed: Whether the session's thread has been given it.
+        rows: Rows it puts into a batch.
+        counts: Per entry its rows; 0 where it has no tensors.
+        whole: Per entry whether it is run by itself, and uncut.
+        nbytes: About how much they take; 0 where nobody has looked.
+        sound: Whether every entry has tensors, and all can be joined and are for one variant.
+        bucket: Largest cost bucket in it.
+        buckets: Per entry its cost bucket.
+        batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
+        assembling: What makes ``batch`` meanwhile.
+        assembled: Whether that has been tried.
+        executions: The runs that carried it.
+        executed_at: When they began.
+        finished_at: When they had ended.
+        model_works: What the self-test said after an entry had failed; ``None``: it was not asked, or cannot tell.
+        ended: Whether the session is done with it.
+        waiter: Whom to wake when it is.
+        job: What to do in the session instead of running entries, of which there are none.
+        on_behalf_of: The variant that a job runs.
+    """
+
+    entries: list[WireEntry]
+    deadlines: list[float]
+    tensors: list[Tensors | Failure]
+    results: list[EntryResult | None]
+    sender: str = ""
+    recalled: AbstractSet[int] = frozenset()
+    ties: Ties | None = None
+    waiting: dict[int, Entry] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)
+    runs_on: str = ""
+    first: bool = False
+    handed: bool = False
+    rows: int = 0
+    counts: list[int] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    nbytes: int = 0
+    sound: bool = False
+    bucket: int = 0
+    buckets: list[int] = field(default_factory=list)
+    batch: Assembled | None = None
+    assembling: Future[None] | None = None
+    assembled: bool = False
+    executions: list[Execution] = field(default_factory=list)
+    executed_at: float = 0.0
+    finished_at: float = 0.0
+    model_works: bool | None = None
+    ended: bool = False
+    waiter: asyncio.Future[None] | None = None
+    job: Job | None = None
+    on_behalf_of: str = ""
+
+    @property
+    def variant(self) -> str:
+        """What its first entry runs on, or its job."""
+        return self.entries[0].variant if self.entries else self.on_behalf_of
+
+    @property
+    def left(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.waiter is not None and self.waiter.cancelled()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of its entries run, and on what they ask for."""
+        return len(self.chosen) == len(self.entries) and self.runs_on == self.variant
+
+    def count_rows(self, joining: Joining) -> None:
+        """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
+        variant = self.entries[0].variant if self.entries else ""
+        sound = True
+        for index in self.recalled:
+            self.tensors[index] = RETURNED
+        counts, wholes = [], []
+        for index, tensors in enumerate(self.tensors):
+            rows, whole = 0, False
+            if not isinstance(tensors, Failure):
+                try:
+                    rows, whole = joining.rows(self.entries[index].variant, tensors)
+                except InvalidRequest as error:
+                    self.tensors[index] = self.results[index] = Failure(error.code, error.message)
+            else:
+                self.results[index] = tensors
+            counts.append(rows)
+            wholes.append(whole)
+            sound = sound and rows > 0 and not whole and self.entries[index].variant == variant
+        self.runs_on = variant
+        self.counts = counts
+        self.whole = wholes
+        self.rows = sum(counts)
+        self.sound = sound
+
+    def wake(self) -> None:
+        """The session is done with it."""
+        self.ended = True
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)

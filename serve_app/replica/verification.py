@@ -1,0 +1,249 @@
+"""Answered requests are run again, alone, to see whether sharing a run has changed their answers.
+
+The proof at load (`serve_app.replica.proof`) tries a few inputs, and the graph's analysis may have a fault. So
+a small part of the computing time goes to requests that shared a run: one of them at a time is run once more by itself,
+in class `low`, when the session has nothing better to do, and the answers are compared. One that differs by more than
+the tolerance ends the sharing of runs for its build; the log, the routers and the record of the proof are told.
+
+A build that could not be tried at load, since no input for it was known, is tried with rows of its first requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from time import monotonic
+from typing import Protocol
+
+import numpy as np
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.batch import fits, rows_of
+from serve_app.backends.joining.experiment import Difference, difference, finite, sensitivity
+from serve_app.errors import ServeAppError
+from serve_app.payloads import Joinable, Tensors
+from serve_app.processors.processor import Processor
+from serve_app.replica.joining import Joining
+from serve_app.replica.proof import Proofs, try_requests
+from serve_app.replica.staged import Job
+
+logger = logging.getLogger(__name__)
+
+_REQUESTS, _ROWS = 3, 4
+"""So many first requests, or rows of them, are enough to try a build with."""
+
+_ROUNDING = 8.0
+"""A difference of up to so many times what the last bits of a request do to its answer is rounding."""
+
+_SAVED = 4.0
+"""Time for checks is saved up to that of so many runs."""
+
+
+class Later(Protocol):
+    """Lets a job wait for the session, in class `low`. From any thread."""
+
+    def __call__(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+        """Return at once. Either method of the job is called in the end, unless the session is closed before."""
+
+
+class Verification:
+    """Decides what is run again, and what follows from it. Used by whoever has the session.
+
+    Args:
+        proofs: How the proofs of this replica are made.
+        backends: By variant. Loaded.
+        processor: The model's; ``None`` for a model that takes tensors only.
+        joining: What may share runs; changed when an answer differs.
+        share: Part of the computing time of shared runs that is spent here; 0: none.
+        later: Lets a job wait for the session.
+
+    Attributes:
+        checked: Requests that have been run again.
+        deviated: Those whose answers differed by more than the tolerance.
+    """
+
+    def __init__(
+        self,
+        proofs: Proofs,
+        backends: Mapping[str, Backend],
+        processor: Processor | None,
+        joining: Joining,
+        share: float,
+        later: Later,
+    ) -> None:
+        self._proofs = proofs
+        self._backends = backends
+        self._processor = processor
+        self._joining = joining
+        self._share = share
+        self._later = later
+        self._credit_s = 0.0
+        self._turn = 0
+        self._pending = False
+        self._first: dict[str, list[Tensors]] = {}
+        self.checked = 0
+        self.deviated = 0
+
+    def choose(self, variant: str, seconds: float, entries: int) -> int | None:
+        """Which entry of a run to run again: its position, or ``None`` for none of them.
+
+        Args:
+            variant: What ran.
+            seconds: How long it ran. One of its entries takes no longer alone.
+            entries: How many shared it, or 1 that was cut.
+        """
+        if not self._share:
+            return None
+        self._credit_s = min(self._credit_s + self._share * seconds, _SAVED * seconds)
+        if self._pending or self._credit_s < seconds or not self._joining.of(variant).joins:
+            return None
+        self._turn += 1
+        return self._turn % entries
+
+    def check(self, variant: str, inputs: Tensors, outputs: Tensors, bucket: int, sender: str, *, made: bool) -> None:
+        """Have a request run again when there is time, and its answer compared.
+
+        Args:
+            variant: What ran.
+            inputs: Its own, not padded to the size of others. They are copied: their memory is the router's.
+            outputs: What it got from the shared run.
+            bucket: Its own cost bucket.
+            sender: The router that it came from.
+            made: Whether the processor made its inputs.
+        """
+        self._pending = True
+        mine = {name: array.copy() for name, array in inputs.items()}
+        if made and self._processor is not None:
+            mine = self._processor.pad(mine, bucket)
+        kept = {name: array.copy() for name, array in outputs.items()}
+        self._later(_Check(self, variant, mine, kept, made=made), rows_of(mine) or 1, bucket, variant, sender)
+
+    def offer(self, variant: str, inputs: Tensors, sender: str) -> None:
+        """Take a request that has just been answered, where a build is still to be tried."""
+        if self._pending or not self._joining.may_try(variant, inputs):
+            return
+        first = self._first.setdefault(variant, [])
+        if first and not fits([first[0], inputs]):
+            first.clear()
+        first.append({name: array.copy() for name, array in inputs.items()})
+        rows = sum(map(rows_of, first))
+        if len(first) < _REQUESTS and rows < _ROWS:
+            return
+        self._pending = True
+        requests = {name: np.concatenate([each[name] for each in first]) for name in inputs}
+        self._later(_Trial(self, variant, requests), rows, 0, variant, sender)
+
+    def compared(self, variant: str, found: Difference, spent_s: float) -> None:
+        """Take the result of a check."""
+        self._pending = False
+        self._credit_s -= spent_s
+        self.checked += 1
+        before = self._joining.of(variant)
+        if not found.allowed:
+            self.deviated += 1
+            gap = f" by {found.relative:.2g} of its largest value" if np.isfinite(found.relative) else ""
+            reason = (
+                f"in service, output {found.output!r} of a request that shared a run differed{gap} from what it gets"
+                " alone; set batching.tolerance if that is meant"
+            )
+            self._take(variant, before._replace(verdict="dependent", reason=reason, deviation=finite(found.relative)))
+        elif before.joins and found.relative > before.deviation:
+            verdict = "close" if before.verdict == "exact" else before.verdict
+            self._take(variant, before._replace(verdict=verdict, deviation=found.relative))
+
+    def tried(self, variant: str, verdict: Joinable) -> None:
+        """Take the result of a trial."""
+        self._pending = False
+        self._first.pop(variant, None)
+        self._joining.change(variant, verdict)
+
+    def refused(self, variant: str, why: str) -> None:
+        """Requests that were answered failed in a trial: others are not tried, or there would be no end to it."""
+        reason = f"requests that had been answered failed when they were tried together: {why}"
+        self.tried(variant, self._joining.of(variant)._replace(verdict="unproven", reason=reason))
+
+    def dropped(self) -> None:
+        """A job will not be done: there was no time for it."""
+        self._pending = False
+
+    def again(self, variant: str, inputs: Tensors) -> Tensors:
+        """Run a request alone."""
+        return self._backends[variant].run_whole(inputs)
+
+    def is_rounding(self, variant: str, inputs: Tensors, alone: Tensors, found: Difference) -> bool:
+        """Whether a difference is no more than what the last bits of the request's own numbers do to its answer."""
+        if not np.isfinite(found.relative):
+            return False
+        return found.relative <= _ROUNDING * sensitivity(self._backends[variant], inputs, alone)
+
+    def try_with(self, variant: str, requests: Tensors) -> Joinable:
+        """Try a build with these rows."""
+        return try_requests(self._proofs, variant, self._backends[variant], requests)
+
+    @property
+    def tolerance(self) -> float | None:
+        """See `serve_app.backends.joining.experiment.difference`."""
+        return self._proofs.tolerance
+
+    def _take(self, variant: str, verdict: Joinable) -> None:
+        self._joining.change(variant, verdict)
+        self._proofs.keep(variant, verdict)
+
+
+class _Check:
+    """Runs one request again, and compares."""
+
+    def __init__(
+        self, verification: Verification, variant: str, inputs: Tensors, outputs: Tensors, *, made: bool
+    ) -> None:
+        self._verification = verification
+        self._variant = variant
+        self._inputs = inputs
+        self._outputs = outputs
+        self._made = made
+
+    def run(self) -> None:
+        verification, start = self._verification, monotonic()
+        try:
+            alone = verification.again(self._variant, self._inputs)
+            together = self._outputs
+            if self._made:  # outputs that grow with the inputs answer padding behind the part in front
+                together = {name: array[tuple(map(slice, alone[name].shape))] for name, array in together.items()}
+            found = difference(alone, together, verification.tolerance)
+            if not found.allowed and verification.is_rounding(self._variant, self._inputs, alone, found):
+                found = Difference(0.0, allowed=True, output=found.output)  # it says nothing of the kernels
+        except Exception as error:  # the seam to foreign code: whatever it raises, others are checked another time
+            known = isinstance(error, ServeAppError)
+            logger.warning(
+                "A request that was answered in a shared run failed when it was run again alone",
+                exc_info=None if known else error,
+            )
+            verification.dropped()
+            return
+        verification.compared(self._variant, found, monotonic() - start)
+
+    def drop(self) -> None:
+        self._verification.dropped()
+
+
+class _Trial:
+    """Tries a build with rows of its first requests."""
+
+    def __init__(self, verification: Verification, variant: str, requests: Tensors) -> None:
+        self._verification = verification
+        self._variant = variant
+        self._requests = requests
+
+    def run(self) -> None:
+        try:
+            verdict = self._verification.try_with(self._variant, self._requests)
+        except ServeAppError as error:
+            self._verification.refused(self._variant, error.message)
+        except Exception as error:  # the seam to foreign code: as in `_Check`
+            logger.warning("Requests that were answered failed when they were tried together", exc_info=error)
+            self._verification.refused(self._variant, "the model failed")
+        else:
+            self._verification.tried(self._variant, verdict)
+
+    def drop(self) -> None:
+        self._verification.dropped()

@@ -1,0 +1,71 @@
+"""The warm-up of a replica: every build of its model, with the first inputs that it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.samples import Samples
+from serve_app.backends.warm_up import try_warm_up
+from serve_app.payloads import Execution, Tensors
+from serve_app.processors.processor import Processor
+
+logger = logging.getLogger(__name__)
+
+
+class ReplicaWarmUp(NamedTuple):
+    """What the warm-up of a replica came to.
+
+    Attributes:
+        executions: What was measured, of all builds.
+        examples: By variant the smallest input that has run. A variant that ran none is left out.
+        reason: Why the model, or a variant, is not warmed up, or not wholly; ``None`` where all is.
+    """
+
+    executions: list[Execution]
+    examples: dict[str, Tensors]
+    reason: str | None
+
+
+def warm_up_replica(
+    model: str,
+    backends: Mapping[str, Backend],
+    processor: Processor | None,
+    samples: Samples,
+    *,
+    max_rows: int,
+    budget_s: float,
+) -> ReplicaWarmUp:
+    """Warm every build up. A model that fails is served all the same: the log and the result say so.
+
+    Args:
+        model: The model's name, for messages.
+        backends: By variant. Loaded.
+        processor: The model's; it makes the inputs where there is one.
+        samples: Inputs of a model without a processor.
+        max_rows: Most rows of a batch.
+        budget_s: Time for all builds, seconds.
+    """
+    buckets = (0,) if processor is None else processor.buckets
+    executions: list[Execution] = []
+    examples: dict[str, Tensors] = {}
+    reasons: list[str] = []
+    for variant, backend in backends.items():
+        candidates = samples.candidates() if processor is None else iter((processor.example,))
+        warm = try_warm_up(
+            backend, candidates, max_rows=max_rows, buckets=buckets, budget_s=budget_s / len(backends)
+        )  # fmt: skip
+        executions += [execution._replace(variant=variant) for execution in warm.executions]
+        build = f"model {model!r}, variant {variant!r}" if variant else f"model {model!r}"
+        if warm.make_inputs is not None:
+            examples[variant] = warm.make_inputs(1, min(buckets, default=0))
+            if warm.reason is not None:
+                reasons.append(f"{build}: {warm.reason}")
+        else:
+            advice = f"; {samples.advice}" if processor is None else ""
+            reasons.append(f"{build} runs on no known input: {warm.reason}{advice}")
+    for reason in reasons:
+        logger.error("%s. It is served without a full warm-up: its first requests tell what it costs", reason)
+    return ReplicaWarmUp(executions, examples, "; ".join(reasons) or None)

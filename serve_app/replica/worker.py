@@ -1,0 +1,200 @@
+"""The worker: what runs inside a model replica.
+
+    bundle -> preprocess and assemble (while the previous batch runs)
+           -> gate (its entries wait for the session)
+           -> a batch of entries of one or more bundles, composed when the session is free -> backend (in its thread)
+           -> postprocess (thread pool) -> one result per entry
+
+Nothing here knows Ray. The model deployment passes in ``batch``, a function that turns "run these bundles" into "run
+this bundle, together with the others that ask in the same turn of the event loop".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from types import MappingProxyType
+from typing import cast
+
+from serve_app.backends.backend import Backend
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
+from serve_app.processors.processor import Processor
+from serve_app.replica.execution import Executor
+from serve_app.replica.joining import Joining
+from serve_app.replica.processor_pool import ProcessorPool
+from serve_app.replica.proof import Proofs
+from serve_app.replica.self_test import SelfTest
+from serve_app.replica.session import BatchTogether, RunBatch, RunOne, Session
+from serve_app.replica.staged import SMALL_BYTES, Staged
+from serve_app.replica.verification import Verification
+from serve_app.scheduling.entry import Priority
+from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.settings import ModelScheduling
+
+__all__ = ["BatchTogether", "RunBatch", "RunOne", "Worker"]
+
+
+NO_SHARES: Mapping[Priority, float] = MappingProxyType(dict.fromkeys(Priority, 0.0))
+"""No class is guaranteed anything."""
+
+
+class Worker:
+    """Runs bundles on one model.
+
+    Args:
+        scheduling: How batches are composed; its name is the model's.
+        backends: The exact model under ``""`` and its variants by name. Loaded already.
+        processor: Makes tensors of media; ``None`` for a model that takes tensors only.
+        preprocess_threads: Size of the pool for decoding and postprocessing.
+        batch: Turns the batch function into one that takes a single bundle; see the module's docstring.
+        warm_up: The executions of its backends' warm-up: what it predicts from at first.
+        examples: By variant an input that is known to run, to tell a bad input from a bad model by.
+        joining: Which requests share runs; ``None``: all do.
+        proofs: How it was found which do; ``None``: nothing is run again to see whether that holds.
+        verify: Part of the computing time of shared runs that is spent on running requests again, alone.
+        refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
+        min_share: Guaranteed share of the session's time per class, 0 to 1.
+        planned: Whether routers compose batches already; see `Gate`.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduling: ModelScheduling,
+        backends: Mapping[str, Backend],
+        processor: Processor | None,
+        preprocess_threads: int,
+        batch: BatchTogether,
+        warm_up: Sequence[Execution] = (),
+        examples: Mapping[str, Tensors] | None = None,
+        joining: Joining | None = None,
+        proofs: Proofs | None = None,
+        verify: float = 0.0,
+        refuse_non_finite: bool = False,
+        min_share: Mapping[Priority, float] = NO_SHARES,
+        planned: bool = False,
+    ) -> None:
+        name, max_rows = scheduling.name, scheduling.max_rows
+        self._name = name
+        self._backends = backends
+        self._pool = ProcessorPool(name, processor, preprocess_threads)
+        self._lock = Lock()
+        self._gate = Gate(scheduling, min_share, planned=planned, timer_s=_TIMER_S)
+        self._gate.seed(warm_up)
+        self._joining = joining or Joining(name)
+        self._self_test = SelfTest(
+            name, backends, examples or {}, joining=self._joining, refuse_non_finite=refuse_non_finite
+        )
+        self._self_test.start()
+        self._executor = Executor(
+            name,
+            backends,
+            processor,
+            max_rows,
+            self._self_test,
+            joining=self._joining,
+            refuse_non_finite=refuse_non_finite,
+        )
+        # A GPU's runs must not keep the event loop waiting for the device, however short they are.
+        in_loop = all(backend.device == "cpu" for backend in backends.values())
+        self._session = Session(name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop)
+
+        self._verification = None
+        if proofs is not None:
+            self._verification = self._executor.verification = Verification(
+                proofs, backends, processor, self._joining, verify, self._session.later
+            )
+
+    def __repr__(self) -> str:
+        return f"<Worker {self._name}: {self._session!r}>"
+
+    async def run(self, bundle: Bundle) -> BundleResult:
+        """Run one bundle. One result or error per entry, in order; it never raises for an entry's fault."""
+        started = time.monotonic()
+        staged = Staged(
+            bundle.entries,
+            [started + entry.budget_s for entry in bundle.entries],
+            [_NOT_PREPROCESSED] * len(bundle.entries),
+            [None] * len(bundle.entries),
+            sender=bundle.sender,
+            recalled=bundle.recalled,
+            ties=bundle.ties,
+        )
+        await self._pool.preprocess(staged)
+        preprocessed = time.monotonic()
+        staged.count_rows(self._joining)
+        if staged.rows:
+            self._assemble(staged)
+            await self._session.run(staged)
+        executed = staged.executed_at or preprocessed
+        await self._pool.postprocess(staged)
+        finished = time.monotonic()
+        with self._lock:
+            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
+        return BundleResult(
+            [cast("EntryResult", result) for result in staged.results],
+            staged.executions,
+            preprocessed - started,
+            max(0.0, executed - preprocessed),
+            max(0.0, finished - (staged.finished_at or preprocessed)),
+            runs_s,
+            backlog_s,
+            staged.model_works,
+            self._joining.news(staged.sender),
+            staged.first,
+        )
+
+    def recall(self, bundle: Bundle) -> None:
+        """More entries of a bundle are ``recalled``: those that wait at the gate will not run.
+
+        Those that have not come there yet never will; what runs already, and what has ended, is left alone.
+        """
+        self._session.recall(bundle.entries, bundle.recalled)
+
+    def stalled_s(self) -> float:
+        """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
+        return self._session.stalled_s()
+
+    @property
+    def verified(self) -> tuple[int, int]:
+        """Requests that were run again alone, and those of them whose answers differed by more than the tolerance."""
+        checks = self._verification
+        return (0, 0) if checks is None else (checks.checked, checks.deviated)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the model keeps failing on an input that it could run at first, so that this worker must go."""
+        return self._self_test.failing
+
+    @property
+    def broken(self) -> bool:
+        """Whether a bug has shown in lending the session, so that this worker must be replaced."""
+        return self._session.broken
+
+    def close(self) -> None:
+        """Free threads and sessions. Idempotent."""
+        self._pool.close()
+        self._session.close()
+        for backend in self._backends.values():
+            backend.close()
+
+    def _assemble(self, staged: Staged) -> None:
+        """Put the bundle's rows together before its turn comes, where the time for it is to be had."""
+        staged.buckets = self._executor.buckets(staged)
+        staged.bucket = max(staged.buckets, default=0)
+        if not staged.sound:
+            return
+        inputs = cast("list[Tensors]", staged.tensors)
+        staged.nbytes = sum(array.nbytes for tensors in inputs for array in tensors.values())
+        if staged.nbytes <= SMALL_BYTES:
+            self._executor.assemble(staged)
+        elif self._session.busy and len(staged.entries) > 1:
+            staged.assembling = self._pool.submit(self._executor.assemble, staged)
+
+
+_TIMER_S = 0.002
+"""By how much an event loop's timers are late: they have whole milliseconds, and something else may be running."""
+
+_NOT_PREPROCESSED = Failure(InferenceFailed.code, "this request was not preprocessed")

@@ -1,0 +1,345 @@
+"""The response cache: answers that were given before, in front of the queues.
+
+Off unless a model's configuration turns it on. What is found needs no room in a queue, no replica and no device. What
+is not found is executed once for all that ask for it at the same time (`serve_app.router.cache.single_flight`). Only
+answers are kept, never errors, and only those that anybody would have got who asks for the same: none of a fallback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
+
+from serve_app.domain.service import Answer, RequestOptions
+from serve_app.errors import DeadlineExceeded, ServeAppError
+from serve_app.payloads import Payload
+from serve_app.router.cache.key import CacheKeys
+from serve_app.router.cache.metrics import CacheMetrics, RedisMetrics
+from serve_app.router.cache.redis import RedisCache, RedisSettings
+from serve_app.router.cache.single_flight import Asker, Lead, SingleFlight, is_plain
+from serve_app.router.cache.store import CacheStore, held_bytes
+from serve_app.router.dispatcher import Dispatcher
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.telemetry.metrics import RouterMetrics
+
+
+class ModelCacheSettings(NamedTuple):
+    """The cache of one model.
+
+    Attributes:
+        ttl_s: How long an answer may be used, seconds.
+        max_bytes: Memory of one router process for its answers.
+        identities: By variant: see `CacheKeys`.
+    """
+
+    ttl_s: float
+    max_bytes: int
+    identities: Mapping[str, str]
+
+
+class CacheSettings(NamedTuple):
+    """The caches of one router process.
+
+    Attributes:
+        models: By name, of the models that have one.
+        max_followers: Most requests that wait for the same one in flight.
+        follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
+        aside_above: Requests of more bytes are hashed in a thread.
+        threads: Most that are at once.
+        redis: A server behind the memory of the process; ``None`` for none.
+    """
+
+    models: Mapping[str, ModelCacheSettings]
+    max_followers: int = 256
+    follower_bytes: int = 64 * 2**20
+    aside_above: int = 256 * 2**10
+    threads: int = 2
+    redis: RedisSettings | None = None
+
+
+class Submit(Protocol):
+    """Queues, runs and answers a request, and says what entry it has become."""
+
+    def __call__(
+        self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
+    ) -> Awaitable[Answer]:
+        """Raises `ServeAppError`; cancelling it cancels the work."""
+
+
+class ResponseCache:
+    """The caches of all models that have one, in one router.
+
+    Args:
+        settings: What they may use.
+        dispatcher: Runs what is not found.
+        metrics: Counts how requests ended.
+    """
+
+    def __init__(self, settings: CacheSettings, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
+        counts = CacheMetrics()
+        self._redis: RedisCache | None = None
+        if settings.redis is not None:
+            self._redis = RedisCache(settings.redis, RedisMetrics(metrics.registry))
+        flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
+        hashing = Hashing(settings.aside_above, settings.threads, settings.follower_bytes)
+        self._models = {
+            name: ModelCache(name, model, dispatcher.now, flights, hashing, metrics, counts, self._redis)
+            for name, model in settings.models.items()
+        }
+        counts.register(metrics.registry, {name: model.store for name, model in self._models.items()})
+
+    def start(self) -> None:
+        """Connect to Redis, in the background."""
+        if self._redis is not None:
+            self._redis.start()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._redis is not None:
+            await self._redis.close()
+
+    def of(self, model: str) -> ModelCache | None:
+        """The cache of a model, ``None`` where it has none."""
+        return self._models.get(model)
+
+    def on_replicas(self, model: str, identities: Iterable[Mapping[str, str]]) -> None:
+        """Take note of what the replicas of a model that are within reach say that they run."""
+        if (cache := self._models.get(model)) is not None:
+            cache.trusted = all(running == cache.identities for running in identities)
+
+    def status(self) -> dict[str, Any]:
+        """The state of Redis, JSON-able; empty without."""
+        return {} if self._redis is None else {"redis": self._redis.status()}
+
+
+class ModelCache:
+    """The cache of one model.
+
+    Attributes:
+        identities: What the keys say that replicas run, by variant.
+        store: Its answers in this process.
+        trusted: Whether all replicas run what the keys say. While others are within reach, as during a redeploy,
+            nothing is stored.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: ModelCacheSettings,
+        clock: Callable[[], float],
+        flights: SingleFlight,
+        hashing: Hashing,
+        metrics: RouterMetrics,
+        counts: CacheMetrics,
+        redis: RedisCache | None,
+    ) -> None:
+        self._model = model
+        self._ttl_s = settings.ttl_s
+        self.identities = settings.identities
+        self._keys = CacheKeys(model, settings.identities)
+        self._apart: set[str] = set()
+        self._clock = clock
+        self._flights = flights
+        self._hashing = hashing
+        self._metrics = metrics
+        self._redis = redis
+        self._counts = {result: counts.answers.of(model, result) for result in ("hit", "miss", "shared")}
+        self.store = CacheStore(settings.max_bytes, clock)
+        self.trusted = True
+
+    def forget(self, variant: str) -> None:
+        """Use nothing again of what was kept of a variant, here and in Redis: its requests shared runs until now.
+
+        What is being executed is answered, and not kept for others.
+        """
+        self._apart.add(variant)
+        apart = {name: f"{self.identities[name]} alone" for name in self._apart.intersection(self.identities)}
+        self._keys = CacheKeys(self._model, {**self.identities, **apart})
+
+    async def answer(self, timeout_s: float, payload: Payload, options: RequestOptions, submit: Submit) -> Answer:
+        """Answer one request from the cache, by the same one in flight, or by ``submit``.
+
+        Args:
+            timeout_s: How long that may take, seconds.
+            payload: What it asks.
+            options: How it wants to be treated.
+            submit: Has it executed.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        arrival = self._clock()
+        priority = options.priority or Priority.NORMAL
+        if self._hashing.is_short(options.nbytes):
+            key = self._keys.key(payload, options.variant)
+        else:
+            key = await self._key_aside(payload, options, priority, arrival + timeout_s)
+        if key is None:
+            return await submit(self._model, payload, options)
+        request = _Request(key, Asker(priority, arrival, arrival + timeout_s, options.nbytes), payload, options, submit)
+        try:
+            if options.fresh:
+                return self._counted(await self._execute(request, None), request, shared=False)
+            stored = self.store.get(key)
+            if stored is not None:
+                return self._counted(_hit(stored.value, options.variant), request, shared=False)
+            answer, shared = await self._flights.answer(
+                (key, options.fallback), request.asker, options.variant, lambda lead: self._lead(request, lead)
+            )
+        except ServeAppError as error:
+            self._refused(priority, error)
+            raise
+        return self._counted(answer, request, shared=shared)
+
+    async def _key_aside(
+        self, payload: Payload, options: RequestOptions, priority: Priority, deadline: float
+    ) -> bytes | None:
+        try:
+            return await self._hashing.aside(self._keys.key, payload, options.variant, options.nbytes, deadline)
+        except DeadlineExceeded as error:
+            self._refused(priority, error)
+            raise
+
+    def _refused(self, priority: Priority, error: ServeAppError) -> None:
+        if not error.counted:
+            self._metrics.rejected(self._model, priority, error.code)
+            error.counted = True
+
+    async def _lead(self, request: _Request, lead: Lead) -> Answer:
+        if lead.early is None and self._redis is not None:
+            found = await self._redis.get(request.key, request.asker.deadline - self._clock())
+            if found is not None:
+                value = self.store.put(request.key, found.value, min(found.ttl_s, self._ttl_s))
+                return _hit(value, request.options.variant)
+        return lead.early or await self._execute(request, lead)
+
+    async def _execute(self, request: _Request, lead: Lead | None) -> Answer:
+        key, asker, payload, options, submit = request
+        trusted, began = self.trusted, self._clock()
+        if asker.deadline <= began:
+            raise _too_late()
+        if options.timeout_s is None:  # what its deadline is, and that it named none, is said again
+            left = options._replace(spent_s=options.spent_s + began - asker.arrival)
+        else:
+            left = options._replace(timeout_s=asker.deadline - began)
+        answer = await submit(self._model, payload, left, None if lead is None else lead.queued)
+        if lead is not None and lead.early is not None:
+            return answer
+        ended = self._clock()
+        if trusted and self.trusted and is_plain(answer, options.variant):
+            value = self.store.put(key, answer.value, self._ttl_s)
+            if self._redis is not None and value is not answer.value:
+                self._redis.put(key, value, held_bytes(value), self._ttl_s)
+        self._metrics.cache_missed(self._model, began - asker.arrival + self._clock() - ended)
+        return answer._replace(cache="miss")
+
+    def _counted(self, answer: Answer, request: _Request, *, shared: bool) -> Answer:
+        """The answer as this request gets it: its own class and times."""
+        asker = request.asker
+        result = "shared" if shared and answer.cache != "hit" else answer.cache
+        self._counts[result].value += 1
+        total_s = self._clock() - asker.arrival
+        if result == "miss":  # counted as answered when it was
+            return answer._replace(total_s=total_s, timeout_s=asker.deadline - asker.arrival)
+        # Who shares an answer has waited for it all the time.
+        waited_s = total_s if shared else 0.0
+        self._metrics.answered_from_cache(
+            self._model, asker.priority, asker.arrival, waited_s, total_s, hit=result == "hit"
+        )
+        timeout_s = asker.deadline - asker.arrival
+        return Answer(
+            answer.value,
+            asker.priority,
+            waited_s,
+            total_s,
+            answer.variant,
+            timeout_s,
+            cache=result,
+        )
+
+    def status(self) -> dict[str, int]:
+        """What it holds and what it was good for, JSON-able."""
+        counts = {name: count.value for name, count in self._counts.items()}
+        return {
+            "hits": counts["hit"],
+            "misses": counts["miss"],
+            "shared": counts["shared"],
+            "entries": len(self.store),
+            "bytes": self.store.nbytes,
+            "evictions": self.store.evictions,
+        }
+
+
+class _Request(NamedTuple):
+    key: bytes
+    asker: Asker
+    payload: Payload
+    options: RequestOptions
+    submit: Submit
+
+
+class Hashing:
+    """Hashes large payloads outside the event loop, a bounded number of them at once.
+
+    Args:
+        aside_above: Payloads of more bytes are large.
+        threads: Most that are at once, those included whose request has left meanwhile.
+        max_bytes: Most bytes that requests hold while they wait for their keys, unless one alone holds more.
+    """
+
+    def __init__(self, aside_above: int, threads: int, max_bytes: int) -> None:
+        self._aside_above = aside_above
+        self._max_bytes = max_bytes
+        self._nbytes = 0
+        self._threads = asyncio.Semaphore(threads)
+
+    def is_short(self, nbytes: int) -> bool:
+        """Whether a payload is hashed sooner than handed to a thread."""
+        return nbytes <= self._aside_above
+
+    async def aside(
+        self,
+        make: Callable[[Payload, str], bytes | None],
+        payload: Payload,
+        variant: str,
+        nbytes: int,
+        deadline: float,
+    ) -> bytes | None:
+        """The key of a large payload; ``None`` where it has none, or where too much waits for one already.
+
+        Args:
+            make: Makes it, in a thread.
+            payload: Its first argument.
+            variant: Its second.
+            nbytes: Bytes that the request holds.
+            deadline: On the router's monotonic clock, seconds.
+
+        Raises:
+            DeadlineExceeded: There was none until then.
+        """
+        if self._nbytes and self._nbytes + nbytes > self._max_bytes:
+            return None
+        self._nbytes += nbytes
+        try:
+            async with asyncio.timeout(deadline - monotonic()):
+                await self._threads.acquire()
+                making = asyncio.get_running_loop().run_in_executor(None, make, payload, variant)
+                making.add_done_callback(lambda _: self._threads.release())
+                try:
+                    return await asyncio.shield(making)  # nobody can end the thread, whose place is taken until then
+                finally:
+                    del making  # its error's traceback has this frame
+        except TimeoutError:
+            raise _too_late() from None
+        finally:
+            self._nbytes -= nbytes
+
+
+def _too_late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed while the request was looked up; allow more time")
+
+
+def _hit(value: Any, variant: str) -> Answer:
+    return Answer(value, Priority.NORMAL, 0.0, 0.0, variant, cache="hit")

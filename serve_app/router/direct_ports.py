@@ -1,0 +1,81 @@
+"""The router's own ports, opened together; one that does not open is tried again until it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from serve_app.api.grpc_listener import GrpcListener
+from serve_app.http.listener import Listener
+
+_log = logging.getLogger(__name__)
+
+MANY_TRIES: Final = 5
+_LONGEST_WAIT_S: Final = 30.0
+
+
+class DirectPorts:
+    """Opens and closes listeners.
+
+    Certificates that are being replaced, or too many open files, keep a port from being opened for a while.
+
+    Args:
+        listeners: One per port.
+        wait: Lets so many seconds pass.
+    """
+
+    def __init__(
+        self, listeners: Sequence[Listener | GrpcListener], wait: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._listeners = tuple(listeners)
+        self._wait = wait
+        self._opening: list[asyncio.Task[None]] = []
+        self._faults: dict[int, str] = {}
+
+    @property
+    def fault(self) -> str:
+        """Which ports did not open in many tries, and why; empty where there are none."""
+        return "; ".join(self._faults.values())
+
+    def open(self) -> None:
+        """Begin to open them, in the running event loop. Does nothing after the first time."""
+        if not self._opening:
+            self._opening = [asyncio.create_task(self._open(each)) for each in self._listeners]
+
+    async def opened(self) -> None:
+        """Wait until all that are being opened are open, or closed again."""
+        await asyncio.gather(*self._opening)
+
+    async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
+        """Close them, and open none any more.
+
+        Args:
+            limit_s: How long what is in work may take, seconds.
+            grace_s: How long HTTP connections without a request stay open, seconds; see `Listener.close`.
+        """
+        closing = (
+            each.close(limit_s, grace_s) if isinstance(each, Listener) else each.close(limit_s)
+            for each in self._listeners
+        )
+        closed = await asyncio.gather(*closing, return_exceptions=True)
+        for listener, error in zip(self._listeners, closed, strict=True):
+            if isinstance(error, Exception):  # what else ends with the router must end all the same
+                _log.error("port %d does not close in order", listener.port, exc_info=error)
+
+    async def _open(self, listener: Listener | GrpcListener) -> None:
+        tries = 0
+        while True:
+            try:
+                await listener.start()
+            except Exception as error:  # whatever it is: without the port its clients find nobody
+                tries += 1
+                fault = f"port {listener.port} does not open: {error}"
+                _log.error("%s; trying again", fault)
+                if tries >= MANY_TRIES:
+                    self._faults[listener.port] = fault
+                await self._wait(min(2.0 ** (tries - 1), _LONGEST_WAIT_S))
+            else:
+                self._faults.pop(listener.port, None)
+                return

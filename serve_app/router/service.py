@@ -1,0 +1,422 @@
+"""The service behind every protocol: looks models up, prices requests, and hands them to the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from serve_app.backends.batch import most_rows
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
+from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
+from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
+from serve_app.processors.processor import Cost, Processor
+from serve_app.router.cache.response_cache import ResponseCache
+from serve_app.router.dispatcher import Dispatcher, refused
+from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
+from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
+from serve_app.telemetry.statistics import Statistics, describe, total
+from serve_app.telemetry.trace import Trails, origin_of
+
+_NORMAL = Priority.NORMAL
+_NOTHING_KNOWN = Joinable(PROVEN, "")
+_WITHOUT_WORK = frozenset({"hit", "shared"})
+"""What `Answer.cache` says of answers that were not executed for the request that got them."""
+
+
+class Service:
+    """Implements `serve_app.domain.service.InferenceService` over one dispatcher.
+
+    Args:
+        models: What is served, in the configuration's order.
+        processors: The processor of every model that takes media.
+        dispatcher: Runs entries.
+        metrics: What the dispatcher's observer counted.
+        on_demand: Models that may have no replica while nobody asks for them.
+        metrics_page: Renders the metrics of all routers.
+        peer_statistics: Asks every other router for its statistics: those of its models, by name.
+        trails: Follow every request, for the log and for traces.
+        cache: Answers what was asked before; ``None`` where no model has one.
+        scheduling: How each model is scheduled, for `status`.
+        groups: Which of them share a device, for `status`.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, ModelInfo],
+        processors: Mapping[str, Processor],
+        dispatcher: Dispatcher,
+        metrics: RouterMetrics,
+        on_demand: frozenset[str],
+        metrics_page: Callable[[], Awaitable[str]],
+        scheduling: Mapping[str, ModelScheduling] | None = None,
+        groups: Iterable[DeviceGroup] = (),
+        peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
+        trails: Trails | None = None,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        self._models = dict(models)
+        self._unverified = _unverified(self._models)
+        self._processors = processors
+        self._dispatcher = dispatcher
+        self._scheduler = dispatcher.scheduler
+        self._metrics = metrics
+        self._on_demand = on_demand
+        self._metrics_page = metrics_page
+        self._peer_statistics = peer_statistics or _no_peers
+        self._cache = cache
+        self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
+        self._trails = trails
+        self._warm_up: dict[str, Mapping[str, Any]] = {}  # by model, of its replicas
+        self._in_work = 0
+        self._ending = False  # not ready any more, though what comes is still answered
+        self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        """Every model by name, in the configuration's order."""
+        return self._models
+
+    def find(self, model: str, version: str | None = None) -> ModelInfo:
+        """The model of that name and version.
+
+        Raises:
+            ModelNotFound: There is none; the message names what there is.
+        """
+        info = self._models.get(model)
+        if info is None:
+            raise unknown_model(model, self._models)
+        if version is not None and version not in info.versions:
+            raise ModelNotFound(
+                f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
+                f" versions: {', '.join(info.versions)}"
+            )
+        return info
+
+    def precheck(
+        self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
+    ) -> None:
+        """Refuse early what has no room, before its payload is decoded.
+
+        Of a model with a cache only the payload tells whether room is needed.
+
+        Raises:
+            ModelNotFound: No such model.
+            QueueFull: Its class has no room.
+            ModelUnavailable: Its circuit breakers are open.
+        """
+        if model not in self._models:
+            self.find(model)
+        if self._finished is not None:
+            raise _stopping()
+        if self._cache is not None and self._cache.of(model) is not None:
+            return
+        priority = priority or _NORMAL
+        rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now(), tenant, weight)
+        if rejection is not None:
+            self._metrics.rejected(model, priority, rejection.code)
+            raise refused(rejection)
+
+    def refused(self, model: str, code: str) -> None:
+        """Count a request that was refused before it came to the scheduler. Names of no model are counted as one."""
+        self._metrics.refused(model if model in self._models else "", code)
+
+    async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
+        """Schedule, run and answer one request. Cancelling it cancels the work.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+        """
+        if self._finished is not None:
+            raise _stopping()
+        self._in_work += 1
+        try:
+            if self._cache is None or not options.cacheable or (cache := self._cache.of(model)) is None:
+                return await self._submit(model, payload, options)
+            if not options.nbytes:
+                options = options._replace(nbytes=_nbytes(payload))
+            answer = await cache.answer(self._timeout_s(model, payload, options), payload, options, self._submit)
+            answer = self._with_proof(model, answer)
+            if self._trails is not None and answer.cache in _WITHOUT_WORK:
+                self._trails.answered_from_cache(model, options, answer)
+            return answer
+        finally:
+            self._in_work -= 1
+            if self._finished is not None and not self._in_work:
+                self._finished.set()
+
+    async def _submit(
+        self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
+    ) -> Answer:
+        """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
+        info = self._models.get(model) or self.find(model)
+        priority = options.priority or _NORMAL
+        rows, bucket = self._cost(info, payload)
+        if rows > info.max_request_rows:
+            raise InvalidRequest(
+                f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
+            )
+        timeout_s, default_of = options.timeout_s, None
+        if timeout_s is None:
+            timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
+        trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
+        try:
+            answer = await self._dispatcher.submit(
+                model,
+                payload,
+                priority=priority,
+                timeout_s=timeout_s,
+                rows=rows,
+                bucket=bucket,
+                nbytes=options.nbytes or _nbytes(payload),
+                variant=options.variant,
+                exact=not options.fallback,
+                default_of=default_of,
+                tenant=options.tenant,
+                weight=options.weight,
+                origin=origin_of(options) if trail is None else trail.origin,
+                queued=queued,
+            )
+        except ServeAppError as error:
+            error.counted = True  # by the dispatcher's observer
+            if trail is not None:
+                trail.failed(error)
+            raise
+        except asyncio.CancelledError:
+            if trail is not None:
+                trail.cancelled()
+            raise
+        if model in self._unverified:
+            answer = self._with_proof(model, answer)
+        if trail is not None:
+            trail.answered(answer)
+        return answer
+
+    def _with_proof(self, model: str, answer: Answer) -> Answer:
+        """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
+        verdict = self._models[model].joinable.get(answer.variant, _NOTHING_KNOWN).verdict
+        return answer if answer.unverified or verdict != UNVERIFIED else answer._replace(unverified=True)
+
+    def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
+        """Take what a replica says of which requests may share runs. Of several replicas the most careful counts.
+
+        What the cache holds of a build whose requests no longer share runs is not used again: it may be wrong.
+
+        Args:
+            model: The model.
+            verdicts: By variant.
+        """
+        info = self._models.get(model)
+        if info is None:
+            return
+        known = dict(info.joinable)
+        for variant, verdict in verdicts.items():
+            before = known.get(variant)
+            if before is None or before.verdict == PROVEN or _care(verdict) > _care(before):
+                known[variant] = verdict
+        if known == info.joinable:
+            return
+        self._models[model] = info._replace(joinable=known)
+        self._unverified = _unverified(self._models)
+        cache = None if self._cache is None else self._cache.of(model)
+        for variant, verdict in known.items():
+            self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
+            if cache is not None and _may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not _may_join(verdict):
+                cache.forget(variant)
+
+    def live(self) -> bool:
+        """Whether this process works at all: whoever can ask has had an answer from its event loop."""
+        return not self._dispatcher.broken
+
+    def ready(self) -> bool:
+        """Whether every model that should be running can take work, and this router will go on taking it."""
+        return all(self.model_ready(model) for model in self._models)
+
+    def model_ready(self, model: str) -> bool:
+        """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        self.find(model)
+        if self._ending or self._dispatcher.broken:
+            return False
+        return model in self._on_demand or self._scheduler.usable(model) > 0
+
+    def stop_being_ready(self) -> None:
+        """Say that no more work should be sent here, though what comes is still done."""
+        self._ending = True
+
+    async def finish(self, limit_s: float) -> int:
+        """Refuse what comes from now on, and wait until what was taken is answered.
+
+        Args:
+            limit_s: For how long at most, seconds.
+
+        Returns:
+            How many requests are left then.
+        """
+        self._ending = True
+        if self._finished is None:
+            self._finished = asyncio.Event()
+        if self._in_work:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._finished.wait()
+        return self._in_work
+
+    def on_warm_up(self, model: str, reasons: Sequence[str | None]) -> None:
+        """Learn what the warm-up of a model's replicas came to, for `status`.
+
+        Args:
+            model: Its name.
+            reasons: Of each replica, why it is not warmed up, or not wholly; ``None`` where it is.
+        """
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if not reasons:
+            self._warm_up.pop(model, None)
+        else:
+            self._warm_up[model] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
+
+    def status(self) -> Mapping[str, Any]:
+        """A picture of the models, JSON-able.
+
+        Returns:
+            ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
+            (``policy``, and where it has them ``fallbacks`` and ``device_group``); what `Scheduler.snapshot` tells of
+            its queues, replicas and predictions; and its circuit breakers as ``breaker``, ``None`` where it has none.
+            ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
+            of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
+        """
+        snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
+        caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
+        shared = {} if self._cache is None else self._cache.status()
+        return {
+            "ready": self.ready(),
+            **({"cache": shared} if shared else {}),
+            "models": {
+                name: {
+                    "task": info.task,
+                    "version": info.version,
+                    "ready": self.model_ready(name),
+                    **self._scheduling.get(name, {}),
+                    "joinable": {variant: verdict._asdict() for variant, verdict in info.joinable.items()},
+                    **snapshot[name],
+                    **({"warm_up": self._warm_up[name]} if name in self._warm_up else {}),
+                    "breaker": self._scheduler.breaker_picture(name, now),
+                    **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
+                }
+                for name, info in self._models.items()
+            },
+        }
+
+    def statistics(self, model: str) -> Mapping[str, Any]:
+        """Cumulative counters of one model in this router, in the V2 statistics extension's terms.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        return describe(self.find(model), self._metrics.statistics(model), self._dispatcher.now())
+
+    async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
+        """As `statistics`, for several models, over all routers.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        names = list(models)
+        routers = [{name: self.statistics(name) for name in names}, *await self._peer_statistics()]
+        return [total([router[name] for router in routers if name in router]) for name in names]
+
+    async def metrics(self) -> tuple[bytes, str]:
+        """The metrics page of all routers in Prometheus' text format, and its content type."""
+        page = await self._metrics_page()
+        return page.encode(), CONTENT_TYPE
+
+    def _timeout_s(self, model: str, payload: Payload, options: RequestOptions) -> float:
+        """Seconds that a request has left: of the deadline that it names, or of its default."""
+        if options.timeout_s is not None:
+            return options.timeout_s
+        info = self._models[model]
+        return self._default_s(info, options.priority or _NORMAL, *self._cost(info, payload), options)
+
+    def _default_s(self, info: ModelInfo, priority: Priority, rows: int, bucket: int, options: RequestOptions) -> float:
+        """Seconds that are left of the default deadline: of what the class allows, or of more for a slow model.
+
+        Raises:
+            DeadlineExceeded: None are.
+        """
+        alone_s = self._scheduler.alone_s(info.name, rows, bucket, options.variant)
+        allowed_s = info.default_timeout_s[priority]
+        if DEFAULT_EXECUTIONS * alone_s > allowed_s:  # of few: a call for every request would be felt
+            allowed_s = default_timeout_s(allowed_s, alone_s)
+        left = allowed_s - options.spent_s
+        if left <= 0.0:
+            raise DeadlineExceeded(read_too_long(priority, allowed_s))
+        return left
+
+    def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
+        processor = self._processors.get(info.name)
+        if isinstance(payload, dict):
+            # Of one tensor nothing else can disagree.
+            shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
+            signature = info.signature
+            if not info.joinable[""].rows or (signature.optional and len(payload) > len(signature.inputs)):
+                rows = 1  # it is run by itself, whatever its shapes
+            else:
+                rows = (shape and shape[0]) or most_rows(payload)[0] or 1
+            return Cost(rows, 0 if processor is None else processor.bucket(payload))
+        if processor is None:
+            raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
+        return processor.estimate(payload)
+
+
+def _care(verdict: Joinable) -> tuple[int, float]:
+    """How careful a verdict is: the larger, the more so. Of one that is still to be found nothing follows."""
+    return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
+
+
+def _unverified(models: Mapping[str, ModelInfo]) -> frozenset[str]:
+    """The models of which a build's requests share runs without proof."""
+    return frozenset(
+        name
+        for name, info in models.items()
+        if any(verdict.verdict == UNVERIFIED for verdict in info.joinable.values())
+    )
+
+
+def _may_join(verdict: Joinable) -> bool:
+    """Whether requests share runs, or will once their rows have been tried."""
+    return verdict.joins or verdict.verdict == PROVEN
+
+
+def _stopping() -> ModelUnavailable:
+    return ModelUnavailable("this server is stopping; send the request again, or elsewhere", 1.0)
+
+
+async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
+    return ()
+
+
+def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:
+    """How a model is scheduled, as `Service.status` shows it."""
+    shown: dict[str, Any] = {"policy": settings.policy}
+    if settings.fallbacks:
+        shown["fallbacks"] = list(settings.fallbacks)
+    for group in groups:
+        if settings.name in group.models:
+            shown["device_group"] = group.name
+    return shown
+
+
+def _nbytes(payload: Payload) -> int:
+    """Bytes of a payload that came by the handle, not in a body."""
+    if isinstance(payload, dict):
+        return sum(array.nbytes for array in payload.values())
+    if isinstance(payload, Media):
+        return len(payload.content)
+    return sum(map(len, payload.texts))

@@ -1,1 +1,0 @@
-"""The asyncio shell around the scheduler."""

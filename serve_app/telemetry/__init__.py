@@ -1,0 +1,1 @@
+"""Metrics, the request log and traces."""

@@ -1,0 +1,159 @@
+"""One line of JSON per request that was refused, failed or was slow, and of a sample of the others.
+
+Lines never hold a body, a header's value, a key or anything of a client but its request id and trace. There are only
+so many per second: a flood of refusals must not fill a disk. What was left out is counted and told.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import orjson
+
+from serve_app.domain.options import DOOR, request_id_of
+from serve_app.domain.service import RequestOptions
+from serve_app.domain.trace_context import child_of, parent_of, trace_and_span
+from serve_app.http.errors import STATUSES, Status
+
+OK: Final = "ok"
+CANCELLED: Final = "cancelled"
+GIVEN_UP: Final = "given_up"
+POISONED: Final = "poisoned"
+"""Outcomes that are no error codes, as in the metrics."""
+
+_STATUSES: Final[Mapping[str, Status]] = {
+    **STATUSES,
+    OK: Status(200, "OK"),
+    CANCELLED: Status(499, "CANCELLED"),
+    GIVEN_UP: STATUSES["deadline_exceeded"],
+    POISONED: STATUSES["inference_failed"],
+}
+_FAULTS: Final = frozenset({"internal", "inference_failed", POISONED})
+"""Outcomes that are the server's fault, whatever was asked."""
+_TELL_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Which requests get a line.
+
+    Attributes:
+        sample: Part of the answered requests, 0 to 1.
+        slow_s: Answered requests that took longer always do, seconds.
+        lines_per_s: Most lines per second, and at once.
+    """
+
+    sample: float = 0.0
+    slow_s: float = 1.0
+    lines_per_s: float = 50.0
+
+
+class RequestLog:
+    """Decides which requests get a line, and makes it.
+
+    Args:
+        settings: Which ones.
+        write: Takes a line, with its end. Must not block.
+        later: Calls something after so many seconds, as an event loop does.
+        clock: Seconds, monotonic.
+        chance: Uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        write: Callable[[bytes], None],
+        later: Callable[[float, Callable[[], None]], Any],
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._settings = settings
+        self._write = write
+        self._later = later
+        self._clock = clock
+        self._chance = chance
+        self._room = settings.lines_per_s  # a token bucket
+        self._room_at = clock()
+        self._left_out: Counter[str] = Counter()
+
+    def wants(self, total_s: float) -> bool:
+        """Whether a request that was answered after so long gets a line."""
+        settings = self._settings
+        return total_s > settings.slow_s or (settings.sample > 0.0 and self._chance() < settings.sample)
+
+    def refused(self, model: str, outcome: str, headers: Mapping[bytes, bytes], key: str = "") -> None:
+        """Note a request that never became an entry.
+
+        Args:
+            model: Name of a model; empty for a request that named none that is served.
+            outcome: The code of its error.
+            headers: What came with it, by lower-case name.
+            key: Name of its API key; empty where it has none that is known.
+        """
+        if self._has_room(outcome):
+            door = headers.get(DOOR, b"").decode()
+            parent = parent_of(headers.get(b"traceparent"))
+            options = RequestOptions(
+                request_id=request_id_of(headers), trace_parent=parent and child_of(parent), key=key, door=door
+            )
+            self._say(outcome, model, options, {})
+
+    def ended(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
+        """Note a request that was an entry.
+
+        Args:
+            outcome: As in the metrics.
+            model: Name of the model.
+            options: Whose request it was; its ``trace_parent`` names the router's span.
+            facts: What else is known, by key.
+        """
+        if self._has_room(outcome):
+            self._say(outcome, model, options, facts)
+
+    def _has_room(self, outcome: str) -> bool:
+        now, most = self._clock(), self._settings.lines_per_s
+        self._room = min(max(most, 1.0), self._room + (now - self._room_at) * most)
+        self._room_at = now
+        if self._room < 1.0:
+            if not self._left_out:
+                self._later(_TELL_EVERY_S, self._tell)
+            self._left_out[outcome] += 1
+            return False
+        self._room -= 1.0
+        return True
+
+    def _tell(self) -> None:
+        left_out, self._left_out = self._left_out, Counter()
+        self._put({"time": _now(), "level": "warning", "suppressed": dict(left_out)})
+
+    def _say(self, outcome: str, model: str, options: RequestOptions, facts: Mapping[str, Any]) -> None:
+        status = _STATUSES.get(outcome, STATUSES["internal"])
+        trace_id, span_id = trace_and_span(options.trace_parent)
+        self._put(
+            {
+                "time": _now(),
+                "level": "info" if outcome == OK else "error" if outcome in _FAULTS else "warning",
+                "outcome": outcome,
+                "status": status.grpc if "grpc" in options.door else status.http,
+                "model": model,
+                "request_id": options.request_id,
+                "trace_id": trace_id,
+                "span_id": span_id,
+                "key": options.key,
+                "door": options.door,
+                **facts,
+            }
+        )
+
+    def _put(self, line: Mapping[str, Any]) -> None:
+        self._write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,218 @@
+"""What is told of a request while and after it runs: its line in the log, and its spans in a trace.
+
+Spans are recorded where the process has an OpenTelemetry SDK that somebody has set up (Ray Serve's ``tracing_config``
+does); there is none of ours, and without one nothing here is called. Queueing is told after the fact, as a span with
+its true times: the request path keeps no span objects beside the request's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from serve_app.domain.service import Answer, RequestOptions
+from serve_app.domain.trace_context import child_of
+from serve_app.errors import ServeAppError
+from serve_app.http.errors import code_of
+from serve_app.payloads import Bundle, BundleResult, Failure, Origin
+from serve_app.scheduling.entry import Priority
+from serve_app.telemetry.request_log import CANCELLED, OK, RequestLog
+
+_NAME = "serve_app"
+_W3C = TraceContextTextMapPropagator()
+
+
+def configured_tracer() -> Tracer | None:
+    """A tracer where spans go somewhere; ``None`` where this process has no OpenTelemetry SDK set up."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+        return None
+    return provider.get_tracer(_NAME)
+
+
+def origin_of(options: RequestOptions) -> Origin | None:
+    """What a replica should know of where a request comes from; ``None`` where nothing is known."""
+    if options.request_id or options.trace_parent:
+        return Origin(options.request_id, options.trace_parent)
+    return None
+
+
+class Trails:
+    """Follows requests.
+
+    Args:
+        log: Gets their lines; ``None`` for none.
+        tracer: Makes their spans; ``None`` for none.
+    """
+
+    def __init__(self, log: RequestLog | None, tracer: Tracer | None = None) -> None:
+        self.log = log
+        self.tracer = tracer
+
+    def begin(self, model: str, priority: Priority, rows: int, options: RequestOptions) -> Trail:
+        """Follow one request from now on."""
+        return Trail(self, model, priority, rows, options)
+
+    def answered_from_cache(self, model: str, options: RequestOptions, answer: Answer) -> None:
+        """Tell of a request that never became an entry: it got what another one was answered, now or before."""
+        Trail(self, model, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
+
+
+class Trail:
+    """One request that is followed.
+
+    Args:
+        ago_s: How long ago it came, seconds.
+
+    Attributes:
+        origin: What its replica should know.
+    """
+
+    __slots__ = ("_began", "_model", "_options", "_priority", "_rows", "_span", "_trails", "origin")
+
+    def __init__(
+        self,
+        trails: Trails,
+        model: str,
+        priority: Priority,
+        rows: int,
+        options: RequestOptions,
+        *,
+        ago_s: float = 0.0,
+    ) -> None:
+        self._trails = trails
+        self._model = model
+        self._priority = priority
+        self._rows = rows
+        self._began = time.monotonic()
+        self._span: Span | None = None
+        if trails.tracer is not None:
+            began_ns = time.time_ns() - round(ago_s * 1e9)
+            self._span = span = trails.tracer.start_span(
+                f"infer {model}", _context(options), SpanKind.SERVER, start_time=began_ns
+            )
+            options = options._replace(trace_parent=_parent(span) or options.trace_parent)
+        elif options.trace_parent:
+            options = options._replace(trace_parent=child_of(options.trace_parent))
+        self._options = options
+        self.origin = origin_of(options)
+
+    def answered(self, answer: Answer) -> None:
+        """It was answered."""
+        if self._span is not None:
+            self._end_span(self._span, OK, answer)
+        log = self._trails.log
+        if log is not None and log.wants(answer.total_s):
+            log.ended(
+                OK,
+                self._model,
+                self._options,
+                {
+                    "class": answer.priority.label,
+                    "variant": answer.variant,
+                    "rows": self._rows,
+                    "queue_ms": _ms(answer.queue_s),
+                    "infer_ms": _ms(answer.infer_s),
+                    "total_ms": _ms(answer.total_s),
+                    **({"cache": answer.cache} if answer.cache else {}),
+                },
+            )
+
+    def failed(self, error: ServeAppError) -> None:
+        """It was refused or failed. Whoever sees the error after this need not log it."""
+        error.logged = True
+        self._end(error.outcome or code_of(error))
+
+    def cancelled(self) -> None:
+        """Its client has left."""
+        self._end(CANCELLED)
+
+    def _end(self, outcome: str) -> None:
+        if self._span is not None:
+            self._end_span(self._span, outcome, None)
+        if self._trails.log is not None:
+            facts = {
+                "class": self._priority.label,
+                "variant": self._options.variant,
+                "rows": self._rows,
+                "total_ms": _ms(time.monotonic() - self._began),
+            }
+            self._trails.log.ended(outcome, self._model, self._options, facts)
+
+    def _end_span(self, span: Span, outcome: str, answer: Answer | None) -> None:
+        span.set_attributes(
+            {
+                "serve_app.model": self._model,
+                "serve_app.class": (self._priority if answer is None else answer.priority).label,
+                "serve_app.variant": self._options.variant if answer is None else answer.variant,
+                "serve_app.rows": self._rows,
+                "serve_app.outcome": outcome,
+                "serve_app.request_id": self._options.request_id,
+            }
+        )
+        now_ns = time.time_ns()
+        if answer is not None and answer.cache:
+            span.set_attribute("serve_app.cache", answer.cache)
+        elif answer is not None and self._trails.tracer is not None:
+            began_ns = now_ns - round(answer.total_s * 1e9)
+            queued = self._trails.tracer.start_span("queue", trace.set_span_in_context(span), start_time=began_ns)
+            queued.end(began_ns + round(answer.queue_s * 1e9))
+        elif outcome != CANCELLED:
+            span.set_status(Status(StatusCode.ERROR, outcome))
+        span.end(now_ns)
+
+
+def traced(run: Callable[[Bundle], Awaitable[BundleResult]], model: str, tracer: Tracer) -> Callable[[Bundle], Any]:
+    """Have a replica's `run` leave spans: one per entry that came with a trace, with its parts as children."""
+
+    async def traced_run(bundle: Bundle) -> BundleResult:
+        began_ns = time.time_ns()
+        result = await run(bundle)
+        ended_ns = time.time_ns()
+        for entry, outcome in zip(bundle.entries, result.results, strict=True):
+            if entry.origin is None or not entry.origin.trace_parent:
+                continue
+            parent = _W3C.extract({"traceparent": entry.origin.trace_parent})
+            span = tracer.start_span(f"run {model}", parent, SpanKind.SERVER, start_time=began_ns)
+            if span.is_recording():
+                _record(tracer, span, result, began_ns)
+                if isinstance(outcome, Failure):
+                    span.set_status(Status(StatusCode.ERROR, outcome.code))
+            span.end(ended_ns)
+        return result
+
+    return traced_run
+
+
+def _record(tracer: Tracer, span: Span, result: BundleResult, began_ns: int) -> None:
+    inside = trace.set_span_in_context(span)
+    preprocessed_ns = began_ns + round(result.preprocess_s * 1e9)
+    at_ns = preprocessed_ns + round(result.wait_s * 1e9)
+    tracer.start_span("preprocess", inside, start_time=began_ns).end(preprocessed_ns)
+    for execution in result.executions:
+        attributes: dict[str, str | int] = {"serve_app.rows": execution.rows, "serve_app.variant": execution.variant}
+        executed = tracer.start_span("execute", inside, start_time=at_ns, attributes=attributes)
+        at_ns += round(execution.seconds * 1e9)
+        executed.end(at_ns)
+
+
+def _context(options: RequestOptions) -> Any:
+    """The context of a request's span: without a parent it begins a trace, whatever task it is made in."""
+    carrier = {"traceparent": options.trace_parent, "tracestate": options.trace_state}
+    return _W3C.extract({name: value for name, value in carrier.items() if value}, Context())
+
+
+def _parent(span: Span) -> str:
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
+    return carrier.get("traceparent", "")
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 3)

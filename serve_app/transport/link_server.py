@@ -1,0 +1,255 @@
+"""The replica's end of its links: takes them, runs the bundles that come through, and sends each result back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from serve_app import __version__
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Bundle, BundleResult, Failure
+from serve_app.transport.arena import Arena, ArenaReader
+from serve_app.transport.frames import (
+    Frame,
+    Part,
+    decode_bundle,
+    encode_failure,
+    encode_ping,
+    encode_result,
+    is_ping,
+    recalled,
+)
+from serve_app.transport.link_protocol import (
+    HELLO,
+    VERSION,
+    WELCOME,
+    FramedProtocol,
+    LinkError,
+    abstract,
+    check_peer,
+    new_socket,
+)
+from serve_app.transport.ties import Ties
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[Bundle], Awaitable[BundleResult]]
+Recall = Callable[[Bundle], None]
+
+
+class LinkServer:
+    """The replica's end: takes links and runs the bundles that come through them.
+
+    Args:
+        name: The model's name, for messages.
+        run: Runs one bundle; raises only for bugs.
+        recall: Is told of one that runs when more of its entries are ``recalled``.
+    """
+
+    def __init__(self, name: str, run: Run, recall: Recall | None = None) -> None:
+        self._name = name
+        self._run = run
+        self._recall = recall
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.Context()
+        self._open: set[_ServerLink] = set()
+        self._joining: set[asyncio.Task[Any]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._running = 0
+        self._refused: set[str] = set()
+        self.address = f"serve-app-{secrets.token_hex(16)}"
+        self._socket: socket.socket | None = new_socket()
+        self._socket.bind(abstract(self.address))
+        self._socket.listen(128)
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def __repr__(self) -> str:
+        return f"<LinkServer {len(self._open)} links, {self._running} bundles>"
+
+    @staticmethod
+    def supported() -> bool:
+        """Whether this system has all that a link needs."""
+        return Arena.supported()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more links, wait for the bundles that run, and end the links.
+
+        Args:
+            timeout_s: Longest wait, seconds; what runs then is cut.
+        """
+        self._stop_listening()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("%d bundles still ran after %.0f s: they are cut", self._running, timeout_s)
+        self.close()
+
+    def close(self) -> None:
+        """End everything now. Idempotent."""
+        self._stop_listening()
+        for link in tuple(self._open):
+            if link.transport is not None:
+                link.transport.close()  # after what has been written
+        for task in self._joining:
+            task.cancel()
+
+    def _stop_listening(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # it has left already
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._join(connection))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _join(self, connection: socket.socket) -> None:
+        try:
+            check_peer(connection)
+            ties, arena = await self._meet(connection)
+            await self._loop.sock_sendall(connection, WELCOME)
+            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
+        except (OSError, ValueError, LinkError) as error:
+            # Routers try again for as long as they live.
+            reason = str(error)
+            logger.log(
+                logging.DEBUG if reason in self._refused else logging.WARNING,
+                "A router could not be linked: %s",
+                reason,
+            )
+            self._refused.add(reason)
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
+        """Hear who it is, and map the memory that it shares."""
+        readable = asyncio.Event()
+        self._loop.add_reader(connection.fileno(), readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(connection.fileno())
+        hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 2)
+        try:
+            if len(hello) != HELLO.size:
+                raise LinkError("it hung up")
+            version, nbytes = HELLO.unpack(hello)
+            if version != VERSION:
+                raise LinkError(f"it is of version {version.rstrip(bytes(1)).decode()}, not {__version__}")
+            if not files:
+                raise LinkError("it shares no table of ties")
+            return Ties(files[0]), ArenaReader(files[1], nbytes) if len(files) > 1 else None
+        finally:
+            for file in files:
+                os.close(file)
+
+    def started(self) -> None:
+        """Count a bundle in."""
+        self._running += 1
+        self._idle.clear()
+
+    def ended(self) -> None:
+        """Count a bundle out."""
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+
+    async def answer(self, call: int, bundle: Bundle) -> list[Part]:
+        """Run a bundle and make the frame of its answer."""
+        try:
+            return encode_result(call, await self._run(bundle))
+        except Exception:  # a bug; whoever waits at the other end must be told
+            logger.exception("A bundle failed as a whole")
+            return encode_failure(call, Failure(InferenceFailed.code, f"model {self._name} failed on this request"))
+
+    def recall(self, call: int, bundle: Bundle | None, positions: Sequence[int]) -> None:
+        """A router does not wait for some entries of a bundle any more. What has ended, or never was, is ignored."""
+        if bundle is None:
+            logger.debug("%s: call %d, some of which is recalled, has ended", self._name, call)
+            return
+        known = bundle.recalled
+        assert isinstance(known, set)
+        for position in positions:
+            if 0 <= position < len(bundle.entries):
+                known.add(position)
+            else:
+                logger.debug("%s: call %d has no entry %d to be recalled", self._name, call, position)
+        if self._recall is not None:
+            # In the next turn: the bundle may have come in this one, and its task must have begun.
+            self._loop.call_soon(self._recall, bundle)
+
+    def new_task(self, work: Any) -> asyncio.Task[None]:
+        """Start a bundle's task, in a context of its own."""
+        return self._loop.create_task(work, context=self._context.copy())
+
+    def joined(self, link: _ServerLink) -> None:
+        """A link is up."""
+        self._open.add(link)
+
+    def left(self, link: _ServerLink) -> None:
+        """A link has ended."""
+        self._open.discard(link)
+
+
+class _ServerLink(FramedProtocol):
+    def __init__(self, server: LinkServer, ties: Ties, arena: ArenaReader | None) -> None:
+        super().__init__()
+        self._server = server
+        self._ties = ties
+        self._arena = arena
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bundles: dict[int, Bundle] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._server.joined(self)
+
+    def on_frame(self, frame: Frame) -> None:
+        if is_ping(frame):
+            self.write(encode_ping())
+            return
+        call = frame.header[0]
+        if (positions := recalled(frame)) is not None:
+            self._server.recall(call, self._bundles.get(call), positions)
+            return
+        self._bundles[call] = bundle = decode_bundle(frame, self._arena)._replace(ties=self._ties)
+        self._server.started()
+        task = self._server.new_task(self._answer(call, bundle))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._server.left(self)
+        for task in self._tasks:  # the router that asked is gone, and whoever asked it
+            task.cancel()
+
+    async def _answer(self, call: int, bundle: Bundle) -> None:
+        parts = await self._server.answer(call, bundle)
+        del self._bundles[call]
+        self.write(parts)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._server.ended()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("A bundle's answer could not be sent", exc_info=error)
+            self.cut()
+        elif task.cancelled():
+            self.cut()  # the replica is stopping: its router must not wait

@@ -1,0 +1,104 @@
+"""The links of one router: kept up to every replica on its node for as long as Serve says that it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from serve_app.transport.arena import Arena
+from serve_app.transport.link_protocol import LinkError
+from serve_app.transport.liveness import Watch
+from serve_app.transport.replica_link import ReplicaLink, connect
+from serve_app.transport.ties import TieTable
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+
+class Links:
+    """Links by replica.
+
+    Args:
+        ties: Who runs what several replicas have: the router shares it with them.
+        arena: What else it shares with them.
+        on_change: Called with a model, a replica's id and whether there is a link, when one has been made or has ended.
+        watch: Who is told of replicas that do not answer; ``None``: nobody looks.
+    """
+
+    def __init__(
+        self,
+        ties: TieTable | None,
+        arena: Arena | None,
+        on_change: Callable[[str, str, bool], None],
+        watch: Watch | None = None,
+    ) -> None:
+        self._ties = ties
+        self._arena = arena
+        self._on_change = on_change
+        self._watch = watch
+        self._links: dict[str, ReplicaLink] = {}
+        self._wanted: dict[str, dict[str, str]] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Links {len(self._links)} up, {len(self._keepers)} wanted>"
+
+    def find(self, replica: str | None) -> ReplicaLink | None:
+        """The link to a replica, if there is one now."""
+        return None if replica is None else self._links.get(replica)
+
+    def update(self, model: str, addresses: Mapping[str, str]) -> None:
+        """Set which replicas of a model are to be linked, and where each listens.
+
+        The links of those that are gone end when the answers that they owe are there.
+        """
+        before, self._wanted[model] = self._wanted.get(model, {}), dict(addresses)
+        for replica in before.keys() - addresses.keys():
+            self._keepers.pop(replica).cancel()
+            if (link := self._links.pop(replica, None)) is not None:
+                link.retire()
+        for replica in addresses.keys() - before.keys():
+            self._keepers[replica] = asyncio.get_running_loop().create_task(
+                self._keep(model, replica, addresses[replica])
+            )
+
+    def close(self) -> None:
+        """End all links."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        for link in self._links.values():
+            link.close()
+        self._keepers.clear()
+        self._links.clear()
+        self._wanted.clear()
+
+    async def _keep(self, model: str, replica: str, address: str) -> None:
+        """Make the link, and make it again when it has ended, with pauses that grow unless it has lasted."""
+        assert self._ties is not None  # where it is not supported no replica listens
+        loop = asyncio.get_running_loop()
+        pause_s, told = _FIRST_PAUSE_S, False
+        while True:
+            ended = asyncio.Event()
+            try:
+                link = await connect(address, replica, self._ties, self._arena, ended.set)
+            except LinkError as error:
+                # E.g. a replica that has just died, or one of another version during a redeploy. Serve's way is open.
+                logger.log(logging.DEBUG if told else logging.INFO, "No link to replica %s: %s", replica, error)
+                told = True
+            else:
+                up_since = loop.time()
+                self._links[replica] = link
+                if self._watch is not None:
+                    link.watch(model, self._watch)
+                self._on_change(model, replica, True)
+                await ended.wait()
+                if self._links.get(replica) is link:
+                    del self._links[replica]
+                    self._on_change(model, replica, False)
+                if loop.time() - up_since > _LONGEST_PAUSE_S:  # else it is made and lost over and over
+                    pause_s, told = _FIRST_PAUSE_S, False
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

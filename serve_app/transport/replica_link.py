@@ -1,0 +1,213 @@
+"""The router's end of a link: sends bundles to one replica, and hands each result to who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Bundle, BundleResult, Failure
+from serve_app.transport.arena import Arena
+from serve_app.transport.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
+from serve_app.transport.link_protocol import (
+    HELLO,
+    VERSION,
+    WELCOME,
+    FramedProtocol,
+    LinkError,
+    abstract,
+    check_peer,
+    new_socket,
+)
+from serve_app.transport.liveness import Liveness, Watch
+from serve_app.transport.send import ReplicaLost
+from serve_app.transport.ties import TieTable
+
+logger = logging.getLogger(__name__)
+
+_WELCOME_TIMEOUT_S: Final = 10.0
+
+
+class ReplicaLink(FramedProtocol):
+    """The router's end. Make one with `connect`.
+
+    Args:
+        name: The replica's id, for messages.
+        arena: Shared with the replica.
+        on_lost: Called once, when the connection has ended.
+        process: Id of the replica's process; 0 if it cannot be seen from here.
+    """
+
+    def __init__(self, name: str, arena: Arena | None, on_lost: Callable[[], None], process: int = 0) -> None:
+        super().__init__()
+        self._name = name
+        self._arena = arena
+        self._on_lost = on_lost
+        self._ids = itertools.count(1)
+        # What an answer is waited for with, the bundle, and its arrays: the replica reads them where they lie.
+        self._calls: dict[int, tuple[asyncio.Future[BundleResult], Bundle, Any]] = {}
+        self._retired = False
+        self._process = process
+        self._liveness: Liveness | None = None
+        self.lost = False
+
+    def __repr__(self) -> str:
+        return f"<ReplicaLink {self._name} {'lost' if self.lost else 'up'}, {len(self._calls)} calls>"
+
+    def watch(self, model: str, watch: Watch) -> None:
+        """Tell when the replica is silent although it owes answers."""
+        self._liveness = Liveness(
+            watch.silence_s,
+            watch.kill_s,
+            owes=lambda: bool(self._calls),
+            ask=lambda: self.write(encode_ping()),
+            on_silent=lambda: watch.on_silent(model, self._name),
+            on_heard=lambda: watch.on_heard(model, self._name),
+            on_given_up=self._kill,
+        )
+
+    def _kill(self) -> None:
+        """End the replica's process. It does not run, so that it cannot end itself; Ray Serve replaces what is dead."""
+        if self.lost or self._process <= 0:
+            return
+        logger.error("Replica %s has been silent for too long: its process %d is killed", self._name, self._process)
+        try:
+            os.kill(self._process, signal.SIGKILL)
+        except OSError as error:
+            logger.warning("Process %d could not be killed: %s", self._process, error)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes that have arrived. Called by asyncio."""
+        if self._liveness is not None:
+            self._liveness.heard = True
+        super().buffer_updated(nbytes)
+
+    async def call(self, bundle: Bundle) -> BundleResult:
+        """Send a bundle and wait for its result.
+
+        Raises:
+            ReplicaLost: The connection has ended.
+            InferenceFailed: The replica failed on the bundle as a whole; its log says why.
+        """
+        if self.lost or self.transport is None or self.transport.is_closing():  # it would be dropped, not written
+            raise ReplicaLost(f"the link to replica {self._name} has ended", reached=False)
+        call = next(self._ids)
+        parts, kept = encode_bundle(call, bundle, self._arena)
+        future: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
+        # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
+        self._calls[call] = (future, bundle, kept)
+        self.write(parts)
+        if self._liveness is not None:
+            self._liveness.begin()
+        try:
+            return await future
+        finally:
+            del bundle, parts, kept, future  # which the traceback of an error of this future would keep, in a cycle
+
+    def recall(self, bundle: Bundle, positions: Sequence[int]) -> None:
+        """Ask for entries of a bundle back: what of them still waits is not run. One that was answered is ignored."""
+        for call, (_, sent, _) in self._calls.items():
+            if sent is bundle:
+                self.write(encode_recall(call, positions))
+                return
+
+    def on_frame(self, frame: Frame) -> None:
+        """Take an answer."""
+        future, _, _ = self._calls.pop(frame.header[0], (None, None, None))
+        if self._retired and not self._calls:
+            self.close()
+        if future is None or future.done():
+            return
+        try:
+            if isinstance(frame.header[1], Failure):
+                future.set_exception(InferenceFailed(frame.header[1].message))
+            else:
+                future.set_result(decode_result(frame))
+        except Exception:  # as in `_received`, which cuts the link; but this call is not among those that it fails then
+            future.set_exception(ReplicaLost(f"the answer of replica {self._name} cannot be read"))
+            raise
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits. Called by asyncio."""
+        self.lost = True
+        if self._liveness is not None:
+            self._liveness.end()
+        calls, self._calls = self._calls, {}
+        for future, _, _ in calls.values():
+            if not future.done():
+                reason = "" if exc is None else f" ({exc})"
+                future.set_exception(ReplicaLost(f"the link to replica {self._name} was cut{reason}"))
+        self._on_lost()
+
+    def retire(self) -> None:
+        """End the connection as soon as no answer is owed any more."""
+        self._retired = True
+        if not self._calls:
+            self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self.transport is not None:
+            self.transport.close()
+
+
+async def connect(
+    address: str,
+    name: str,
+    ties: TieTable,
+    arena: Arena | None,
+    on_lost: Callable[[], None],
+    timeout_s: float = _WELCOME_TIMEOUT_S,
+) -> ReplicaLink:
+    """Make a link to a replica. It is up: the replica has agreed to it.
+
+    Args:
+        address: What its `LinkServer` is called.
+        name: The replica's id, for messages.
+        ties: Who runs what several replicas have; it is shared with it.
+        arena: What else to share with it.
+        on_lost: Called once, when the connection has ended.
+        timeout_s: Longest wait for the replica's welcome, seconds.
+
+    Raises:
+        LinkError: Nobody listens there, or not who should, or it refuses.
+    """
+    loop = asyncio.get_running_loop()
+    connection = new_socket()
+    try:
+        await loop.sock_connect(connection, abstract(address))
+        process = check_peer(connection)
+        hello = HELLO.pack(VERSION, 0 if arena is None else arena.nbytes)
+        socket.send_fds(connection, [hello], [ties.fd] if arena is None else [ties.fd, arena.fd])
+        async with asyncio.timeout(timeout_s):
+            await _welcomed(connection)
+        _, link = await loop.create_unix_connection(lambda: ReplicaLink(name, arena, on_lost, process), sock=connection)
+    except TimeoutError as error:
+        connection.close()
+        raise LinkError(f"it did not answer within {timeout_s:g} s") from error
+    except OSError as error:
+        connection.close()
+        raise LinkError(str(error)) from error
+    except BaseException:
+        connection.close()
+        raise
+    return link
+
+
+async def _welcomed(connection: socket.socket) -> None:
+    """Wait until the replica has agreed. Until then it may hang up, and a bundle must not be lost in that."""
+    loop = asyncio.get_running_loop()
+    answer = b""
+    while len(answer) < len(WELCOME):
+        received = await loop.sock_recv(connection, len(WELCOME) - len(answer))
+        if not received:
+            raise LinkError("it hung up, as it does on another version; its log says why")
+        answer += received
+    if answer != WELCOME:
+        raise LinkError("it answered something else")

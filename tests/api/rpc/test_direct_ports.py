@@ -1,0 +1,100 @@
+"""Ports that do not open at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from api.authority import Authority
+from api.protocol_service import NumpyService
+from api.rpc.test_hostile_clients import live, secure_channel
+from serve_app.api.grpc_app import GrpcApp
+from serve_app.api.grpc_listener import GrpcListener
+from serve_app.api.http_app import create_app
+from serve_app.http.body import BodyReader
+from serve_app.http.listener import Listener, bind
+from serve_app.http.tls import Certificates
+from serve_app.router.direct_ports import MANY_TRIES, DirectPorts
+
+
+@pytest.mark.parametrize("half", ["", "no certificate", None])
+async def test_certificates_that_are_being_replaced(
+    tmp_path: Path, bodies: BodyReader, caplog: pytest.LogCaptureFixture, half: str | None
+) -> None:
+    """The port opens when they are whole again; the other one meanwhile."""
+    authority = Authority(tmp_path)
+    files = authority.server()
+    service = NumpyService()
+    http = Listener(create_app(service), bind("127.0.0.1", 0))
+    rpc = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, None, Certificates(files, "h2"))
+    waited: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waited.append(seconds)
+        await _accepts(http.port)
+        if len(waited) == 2:
+            authority.write(files)
+
+    ports = DirectPorts([http, rpc], wait)
+    _put(files.certificate, half)
+    ports.open()
+    ports.open()
+    await ports.opened()
+    assert waited == [1.0, 2.0]
+    assert f"port {rpc.port} does not open: " in caplog.text
+    assert await live(secure_channel(rpc.port, authority)) is grpc.StatusCode.OK
+    await ports.close(0.0)
+
+
+async def test_a_port_that_does_not_open_is_told(tmp_path: Path, bodies: BodyReader) -> None:
+    """After many tries, so that somebody can begin anew; it is tried further."""
+    authority = Authority(tmp_path)
+    files = authority.server()
+    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files, "h2"))
+    told: list[str] = []
+
+    async def wait(_seconds: float) -> None:
+        told.append(ports.fault)
+        if len(told) == MANY_TRIES + 1:
+            authority.write(files)
+
+    ports = DirectPorts([rpc], wait)
+    _put(files.key, None)
+    ports.open()
+    await ports.opened()
+    assert [bool(fault) for fault in told] == [False] * (MANY_TRIES - 1) + [True] * 2
+    assert told[-1].startswith(f"port {rpc.port} does not open: ")
+    assert ports.fault == ""
+    await ports.close(0.0)
+
+
+async def test_a_closed_port_is_not_tried_again(tmp_path: Path, bodies: BodyReader) -> None:
+    """The router ends meanwhile."""
+    files = Authority(tmp_path).server()
+    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files, "h2"))
+
+    async def wait(_seconds: float) -> None:
+        await ports.close(0.0)
+
+    ports = DirectPorts([rpc], wait)
+    _put(files.key, None)
+    ports.open()
+    await ports.opened()
+    with pytest.raises(ConnectionRefusedError):
+        await _accepts(rpc.port)
+
+
+def _put(file: Path, content: str | None) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+
+
+async def _accepts(port: int) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+    await writer.wait_closed()

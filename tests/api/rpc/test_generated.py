@@ -1,0 +1,67 @@
+"""What is generated from the interface's definition, and that all of it is served."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import grpc
+import pytest
+
+from serve_app.api.grpc_app import RPCS, SERVICES, GrpcApp, add_to_server
+from serve_app.api.open_inference import inference_pb2 as pb
+
+FOLDER = Path(pb.__file__).parent
+
+
+@pytest.mark.parametrize("name", ["inference.binpb", "inference_pb2.pyi"])
+def test_generated_files_are_up_to_date(tmp_path: Path, name: str) -> None:
+    """They are what protoc makes of the definition today; `make proto` makes them again."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={FOLDER}", "inference.proto"]
+    outputs = [f"--descriptor_set_out={tmp_path / 'inference.binpb'}", f"--pyi_out={tmp_path}"]
+    subprocess.run([*command, *outputs], check=True, timeout=60)
+    assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+
+
+def test_the_messages_stay_out_of_the_pool_that_clients_use() -> None:
+    """A client of Triton or of KServe can be imported beside this server, as each registers the same names."""
+    # In a process of its own: in this one another test may have imported such a client.
+    looks = f"""
+from google.protobuf import descriptor_pool
+from {pb.__name__} import DESCRIPTOR
+try:
+    descriptor_pool.Default().FindFileContainingSymbol("inference.ModelInferRequest")
+except KeyError:
+    print(DESCRIPTOR.package)
+"""
+    found = subprocess.run([sys.executable, "-c", looks], check=True, capture_output=True, text=True, timeout=60)
+    assert "inference" == found.stdout.strip()
+
+
+def test_every_call_has_a_name_of_its_own() -> None:
+    """Serve finds methods by the call's name alone."""
+    names = [rpc.name for rpc in RPCS]
+    assert len(names) == len(set(names)) == sum(len(service.methods) for service in SERVICES)
+
+
+def test_handlers_take_and_give_bytes() -> None:
+    """Nobody parses a message before this server does."""
+    server = mock.create_autospec(grpc.Server, instance=True)
+    add_to_server(mock.create_autospec(GrpcApp, instance=True), server)
+    handlers = [call.args[0][0] for call in server.add_generic_rpc_handlers.call_args_list]
+    found: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for handler in handlers:
+        found |= handler._method_handlers
+    assert set(found) == {f"/{rpc.service}/{rpc.name}" for rpc in RPCS}
+    for rpc in RPCS:
+        made = found[f"/{rpc.service}/{rpc.name}"]
+        assert (made.request_deserializer, made.response_serializer) == (None, None)
+        assert (made.request_streaming, made.response_streaming) == (rpc.takes_stream, rpc.streams)
+
+
+def test_older_configurations_find_what_they_name() -> None:
+    """Serve imports it by the path that stands in the file."""
+    assert importlib.import_module("serve_app.protocols.grpc_app").add_to_server is add_to_server

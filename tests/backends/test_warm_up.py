@@ -1,0 +1,187 @@
+"""Warm-up: what is run, in which order, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx_models
+import pytest
+from simulated_backend import SimulatedBackend
+
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.backends.warm_up import Progress, row_buckets, shapes, spaced_rows, tensor_inputs, warm_up
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import Execution, ModelSignature, Tensors, TensorSpec
+
+MakeModel = Callable[[onnx_models.Kind], Path]
+
+FIRST = 2.0
+"""How many times as long the first run of a shape takes."""
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "expected"), [(1, (1,)), (2, (1, 2)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12)), (3, (1, 2, 3))]
+)
+def test_rows_double_up_to_the_maximum(max_rows: int, expected: tuple[int, ...]) -> None:
+    """The maximum is among them whatever it is."""
+    assert expected == row_buckets(max_rows)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 32, 100])
+def test_row_sizes_are_few_and_warmed_up(max_rows: int) -> None:
+    """They end with the maximum, are at most four times apart, and are among the rows that a warm-up runs."""
+    sizes = spaced_rows(max_rows)
+
+    assert set(sizes) <= set(row_buckets(max_rows))
+    assert (sizes[0], sizes[-1]) == (1, max_rows)
+    assert all(low < high <= 4 * low for low, high in pairwise(sizes))
+
+
+def test_the_corners_come_first() -> None:
+    """The smallest shape, then the largest ones, then what can be interpolated."""
+    assert shapes(4, [64, 16, 32]) == [(1, 16), (4, 16), (1, 64), (4, 64), (2, 16), (1, 32), (2, 32), (4, 32), (2, 64)]
+
+
+@pytest.mark.parametrize("buckets", [(), (0,)])
+def test_without_buckets_there_are_only_rows(buckets: tuple[int, ...]) -> None:
+    """A model without cost buckets has the bucket 0."""
+    assert shapes(4, buckets) == [(1, 0), (4, 0), (2, 0)]
+
+
+def test_every_shape_is_measured_warm() -> None:
+    """The cold run of a shape is not counted."""
+    backend = SimulatedBackend(lambda rows, bucket, now: rows * bucket / 1000, FIRST, 100.0)
+    progress: list[Progress] = []
+
+    executions = warm_up(
+        backend,
+        tensor_inputs(backend.signature),
+        max_rows=2,
+        buckets=(8, 16),
+        repeats=2,
+        clock=backend.clock,
+        on_progress=progress.append,
+    )
+
+    assert [(execution.rows, execution.bucket) for execution in executions] == [(1, 8), (2, 8), (1, 16), (2, 16)]
+    assert pytest.approx([0.008, 0.016, 0.016, 0.032]) == [execution.seconds for execution in executions]
+    assert len(backend.runs) == 12
+    assert [(step.done, step.total) for step in progress] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_the_duration_is_the_median_of_the_repeats() -> None:
+    """One slow run does not spoil the seed."""
+    durations = iter([9.0, 1.0, 5.0, 2.0])
+    backend = SimulatedBackend(lambda rows, bucket, now: next(durations), FIRST, 100.0)
+
+    executions = warm_up(
+        backend, tensor_inputs(backend.signature), max_rows=1, repeats=3, budget_s=60, clock=backend.clock
+    )
+
+    assert [Execution(1, 0, 2.0)] == executions
+
+
+def test_what_does_not_fit_into_the_budget_is_skipped() -> None:
+    """Shapes that are expected to take too long are not begun; smaller ones still are."""
+    backend = SimulatedBackend(lambda rows, bucket, now: rows * 1.0, FIRST, 100.0)
+    progress: list[Progress] = []
+
+    executions = warm_up(
+        backend,
+        tensor_inputs(backend.signature),
+        max_rows=64,
+        repeats=1,
+        budget_s=20,
+        clock=backend.clock,
+        on_progress=progress.append,
+    )
+
+    # 1 row takes 3 s, cold and warm; 2 rows 6 s; 4 rows are expected to take 8 of the remaining 11 s, and take 12.
+    assert [execution.rows for execution in executions] == [1, 2, 4]
+    assert [(step.rows, step.seconds) for step in progress if step.seconds is None] == [
+        (64, None),
+        (8, None),
+        (16, None),
+        (32, None),
+    ]
+    assert backend.now - 100.0 == 21.0
+
+
+def test_the_smallest_shape_is_measured_on_any_budget() -> None:
+    """The latency model needs at least one point."""
+    backend = SimulatedBackend(lambda rows, bucket, now: 50.0, FIRST, 100.0)
+
+    executions = warm_up(backend, tensor_inputs(backend.signature), max_rows=8, budget_s=1, clock=backend.clock)
+
+    assert [Execution(1, 0, 50.0)] == executions
+    assert len(backend.runs) == 2
+
+
+def test_a_larger_shape_bounds_what_a_smaller_one_may_take() -> None:
+    """Where rows cost next to nothing, a short budget still covers them all."""
+    backend = SimulatedBackend(lambda rows, bucket, now: 1.0, FIRST, 100.0)
+
+    executions = warm_up(
+        backend, tensor_inputs(backend.signature), max_rows=4, repeats=1, budget_s=11, clock=backend.clock
+    )
+
+    assert [execution.rows for execution in executions] == [1, 4, 2]
+
+
+@pytest.mark.parametrize("kind", onnx_models.KINDS)
+def test_real_models_warm_up_on_generic_inputs(make_model: MakeModel, kind: onnx_models.Kind) -> None:
+    """Any signature gives inputs that its model takes."""
+    backend = OnnxBackend(OnnxSettings("m", make_model(kind), device="cpu"))
+    backend.load()
+
+    executions = warm_up(backend, tensor_inputs(backend.signature), max_rows=4, buckets=(8, 16), repeats=1)
+
+    assert {(rows, bucket) for rows in (1, 2, 4) for bucket in (8, 16)} == {
+        (execution.rows, execution.bucket) for execution in executions
+    }
+    assert all(execution.seconds > 0 for execution in executions)
+    backend.close()
+
+
+def test_a_model_that_fails_is_reported_with_the_shape() -> None:
+    """The operator learns at which size it happened."""
+
+    class Small(SimulatedBackend):
+        def run(self, inputs: Tensors) -> Tensors:
+            if len(inputs["x"]) > 2:
+                raise InferenceFailed("out of memory")
+            return super().run(inputs)
+
+        run_whole = run
+
+    backend = Small(lambda rows, bucket, now: 0.001, FIRST, 100.0)
+
+    with pytest.raises(InferenceFailed) as caught:
+        warm_up(backend, tensor_inputs(backend.signature), max_rows=8, buckets=(16,), clock=backend.clock)
+
+    assert str(caught.value) == "warm-up with 8 rows of size 16: out of memory"
+
+
+def test_sizes_can_be_given_by_name() -> None:
+    """Free dimensions take the given size, else the bucket's, else the free size."""
+    signature = ModelSignature(
+        (
+            TensorSpec("pixels", "FP32", (-1, 3, -1, -1)),
+            TensorSpec("ids", "INT64", (-1, -1)),
+            TensorSpec("words", "BYTES", (-1, 2)),
+        ),
+        (),
+    )
+    make = tensor_inputs(signature, {"pixels": (3, 64, 48)}, free_size=7)
+
+    bucketed, free = make(2, 16), make(1, 0)
+
+    assert [array.shape for array in bucketed.values()] == [(2, 3, 64, 48), (2, 16), (2, 2)]
+    assert [array.shape for array in free.values()] == [(1, 3, 64, 48), (1, 7), (1, 2)]
+    assert [np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.object_)] == [
+        array.dtype for array in bucketed.values()
+    ]
+    assert free["words"].tolist() == [["", ""]]

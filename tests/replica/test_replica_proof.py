@@ -1,0 +1,121 @@
+"""The proof of a replica: every build that the graph proves is tried, once for each content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx_models
+import particular_models
+import pytest
+from joining_backends import Made, loaded, shifted
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.joining.records import Records
+from serve_app.backends.samples import Samples
+from serve_app.payloads import Joinable, ModelSignature, Tensors, TensorSpec
+from serve_app.processors.processor import Processor
+from serve_app.replica.proof import Proofs, prove_replica, try_requests
+
+PROVEN = Joinable("proven", "by the graph")
+X = Samples(ModelSignature((TensorSpec("x", "FP32", (-1, 4)),), ()), (), {})
+MakeModel = Callable[[onnx_models.Kind], Path]
+
+
+class Padding:
+    """A processor of numbers in two sizes, as far as a proof asks it."""
+
+    buckets = (4, 8)
+    bucket_invariant = True
+
+    def example(self, rows: int, bucket: int) -> Tensors:
+        """Ones of that size."""
+        return {"x": np.ones((rows, bucket), np.float32)}
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        """Zeros behind, up to that size."""
+        return {"x": np.pad(tensors["x"], [(0, 0), (0, bucket - tensors["x"].shape[1])])}
+
+
+def prove(
+    backends: dict[str, Any],
+    verdicts: dict[str, Joinable],
+    proofs: Proofs | None = None,
+    processor: Any = None,
+    samples: Samples = X,
+    examples: dict[str, Tensors] | None = None,
+) -> dict[str, Joinable]:
+    """What `prove_replica` finds, with as much time as it takes."""
+    return prove_replica(
+        proofs or Proofs("m", 8, budget_s=1e9),
+        cast("dict[str, Backend]", backends),
+        verdicts,
+        cast("Processor | None", processor),
+        samples,
+        examples or {},
+    )
+
+
+def test_each_build_has_a_verdict_of_its_own() -> None:
+    """Those that the graph leaves open are tried; of the others nothing is run."""
+    backends = {"": Made(shifted(np.float32, 0.0)), "light": Made(shifted(np.float32, 1.0)), "off": Made(dict)}
+    off = Joinable("off", "", rows=False)
+    found = prove(backends, {"": PROVEN, "light": PROVEN, "off": off})
+    assert ({"": "exact", "light": "dependent", "off": "off"}, []) == (
+        {variant: verdict.verdict for variant, verdict in found.items()},
+        backends["off"].runs,
+    )
+
+
+def test_what_was_found_is_found_again(tmp_path: Path) -> None:
+    """The next start runs nothing for it, and another key has another record."""
+    answers = shifted(np.float32, 2.0**-18)
+    kept = Proofs("m", 8, None, 1e9, Records(tmp_path), {"": "key"})
+    first, again, other = Made(answers), Made(answers), Made(answers)
+    verdict = prove({"": first}, {"": PROVEN}, kept)
+    assert ("close", verdict) == (verdict[""].verdict, prove({"": again}, {"": PROVEN}, kept))
+    prove({"": other}, {"": PROVEN}, kept._replace(keys={"": "another"}))
+    assert (True, [], True) == (bool(first.runs), again.runs, bool(other.runs))
+
+
+def test_a_model_that_takes_none_of_our_inputs_stays_untried(tmp_path: Path) -> None:
+    """Nothing is kept of it, and its requests are run one by one until some can serve."""
+    backend = loaded(particular_models.ids(tmp_path / "ids" / "model.onnx"))
+    proofs = Proofs("m", 8, None, 1e9, Records(tmp_path / "kept"), {"": "key"})
+    ids = Samples(backend.signature, (), {})
+    found = prove({"": backend}, {"": PROVEN}, proofs, samples=ids)[""]
+    assert ("proven", False, None) == (found.verdict, found.joins, proofs.find(""))
+    assert "there is no input to try it with: the model failed on this input" in found.reason
+    known = {"ids": np.array([[1001], [1002]], np.int64)}
+    assert "exact" == prove({"": backend}, {"": PROVEN}, proofs, samples=ids, examples={"": known})[""].verdict
+    assert "exact" == getattr(proofs.find(""), "verdict", None)
+
+
+def test_the_rows_of_requests_can_serve(tmp_path: Path) -> None:
+    """As they are, in turns: ids keep their range."""
+    backend = loaded(particular_models.ids(tmp_path / "ids" / "model.onnx"))
+    proofs = Proofs("m", 8, None, 1e9, Records(tmp_path / "kept"), {"": "key"})
+    found = try_requests(proofs, "", backend, {"ids": np.array([[1001, 1007], [993, 1000], [1002, 1003]], np.int64)})
+    assert ("exact", found) == (found.verdict, proofs.find(""))
+
+
+@pytest.mark.parametrize(
+    ("weight", "verdict", "pads", "told"),
+    [
+        (0.0, "exact", True, "the same bit for bit"),
+        (2.0**-18, "close", True, "padding to the size of others changes output 'y' by 3.8e-06 of its largest value"),
+        (1.0, "exact", False, "so only requests of one size share runs"),
+    ],
+    ids=["nothing", "a little", "all"],
+)
+def test_padding_to_the_size_of_others_is_tried_too(weight: float, verdict: str, pads: bool, told: str) -> None:
+    """Where it changes answers, requests are joined with those of their own size only."""
+
+    def answer(inputs: Tensors) -> Tensors:
+        rows, width = inputs["x"].shape
+        return {"y": np.full((rows, 1), 1.0 + weight * (width > 4), np.float32)}
+
+    found = prove({"": Made(answer)}, {"": PROVEN}, processor=Padding())[""]
+    assert (verdict, pads, True) == (found.verdict, found.pads, found.reason.endswith(told)), found

@@ -1,0 +1,237 @@
+"""The service between protocols and dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from runtime_harness import MODEL, Transport, classes, make_dispatcher, tensor
+
+from serve_app.domain.service import ModelInfo, RequestOptions
+from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
+from serve_app.payloads import Media, ModelSignature, TensorSpec
+from serve_app.processors import create_processor
+from serve_app.processors.processor import Cost, Processor
+from serve_app.router.service import Service
+from serve_app.scheduling.entry import Priority
+
+SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
+
+
+def make_service(
+    transport: Transport,
+    *,
+    on_demand: bool = False,
+    processors: Mapping[str, Processor] = MappingProxyType({}),
+    **changes: Any,
+) -> Service:
+    """A service of one tensor model; ``changes`` go to the dispatcher."""
+    dispatcher, metrics = make_dispatcher(transport, **changes)
+    info = ModelInfo(
+        name=MODEL,
+        version="3",
+        versions=("3",),
+        task="tensors",
+        signature=SIGNATURE,
+        max_rows=4,
+        max_request_rows=8,
+        default_timeout_s={Priority.HIGH: 1.0, Priority.NORMAL: 5.0, Priority.LOW: 30.0},
+        labels=(),
+    )
+
+    async def page() -> str:
+        return metrics.render()
+
+    return Service(
+        models={MODEL: info},
+        processors=processors,
+        dispatcher=dispatcher,
+        metrics=metrics,
+        on_demand=frozenset({MODEL} if on_demand else ()),
+        metrics_page=page,
+    )
+
+
+async def test_a_request_is_answered_with_its_class_and_times() -> None:
+    """The class asked for is the class told; the deadline of the class travels with the entry."""
+    transport = Transport()
+    service = make_service(transport)
+    asking = asyncio.ensure_future(service.submit(MODEL, tensor(2), RequestOptions(Priority.HIGH)))
+    sent = await transport.next()
+    assert 0.0 < sent.bundle.entries[0].budget_s <= 1.0
+    sent.succeed()
+    answer = await asking
+    assert answer.priority is Priority.HIGH
+    assert answer.value["x"].tolist() == [[2.0]]
+    assert 0.0 <= answer.queue_s <= answer.total_s
+
+
+async def test_unknown_models_and_versions_are_named_with_what_there_is() -> None:
+    """A typo shows in the message."""
+    service = make_service(Transport())
+    with pytest.raises(ModelNotFound, match=r"^Request for unknown model: there is no 'modle' here; models: model"):
+        service.find("modle")
+    with pytest.raises(
+        ModelNotFound, match=r"^Request for unknown model: 'model' has no version '4' here; versions: 3"
+    ):
+        service.find(MODEL, "4")
+
+
+async def test_a_request_with_too_many_rows_is_refused() -> None:
+    """The limit and the number are in the message."""
+    service = make_service(Transport())
+    with pytest.raises(InvalidRequest, match="has 9 rows; model model takes at most 8"):
+        await service.submit(MODEL, {"x": np.zeros((9, 1), np.float32)}, RequestOptions())
+
+
+async def test_media_for_a_tensor_model_are_refused_with_the_way_to_go() -> None:
+    """There is no processor to decode them."""
+    service = make_service(Transport())
+    with pytest.raises(InvalidRequest, match=f"POST /v2/models/{MODEL}/infer"):
+        await service.submit(MODEL, Media(b"", "image/png", {}), RequestOptions())
+
+
+async def test_tensors_of_a_media_model_cost_what_its_media_cost(tmp_path: Path) -> None:
+    """By the processor's buckets; longer ones than it would make are refused with the limit."""
+    signature = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, 2)),))
+    options = {"sampling_rate": 8000, "max_seconds": 1.0}
+    processor = create_processor("audio-classification", signature, tmp_path, options)
+    service = make_service(Transport(), processors={MODEL: processor})
+    info = service.find(MODEL)
+
+    assert service._cost(info, {"x": np.zeros((3, 4001), np.float32)}) == Cost(3, 8000)
+    with pytest.raises(InvalidRequest, match="input 'x' has 8001 samples; this model takes at most 8000"):
+        await service.submit(MODEL, {"x": np.zeros((1, 8001), np.float32)}, RequestOptions())
+    assert make_service(Transport())._cost(info, {"x": np.zeros((3, 9000), np.float32)}) == Cost(3, 0)
+
+
+def outcomes(page: bytes) -> dict[tuple[str, str, str], float]:
+    """Requests by model, class and outcome."""
+    return {
+        (sample.labels["model"], sample.labels["priority"], sample.labels["outcome"]): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+        if sample.name == "serve_app_requests_total"
+    }
+
+
+async def full_service() -> tuple[Service, Callable[[], Awaitable[None]]]:
+    """A service whose class `normal` has no room: one request is executed, one waits. And what lets both end."""
+    transport = Transport()
+    service = make_service(transport, max_rows=1, limits=classes(queue_entries=1))
+    tasks = []
+    for _ in range(2):
+        tasks.append(asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions())))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def finish() -> None:
+        for _ in tasks:
+            (await transport.next()).succeed()
+        await asyncio.gather(*tasks)
+
+    return service, finish
+
+
+async def test_refusals_are_counted_once() -> None:
+    """Those of the scheduler by the scheduler, all others as adapters tell; names that are not served share a label."""
+    service, finish = await full_service()
+    seen = []
+    with pytest.raises(ServeAppError) as early:
+        service.precheck(MODEL, None, 8)
+    with pytest.raises(ServeAppError) as full:
+        await service.submit(MODEL, tensor(0), RequestOptions())
+    with pytest.raises(ServeAppError) as empty:
+        await service.submit(MODEL, {}, RequestOptions())
+    with pytest.raises(ServeAppError) as unknown:
+        await service.submit("modle", tensor(0), RequestOptions())
+    for error, model in ((early, MODEL), (full, MODEL), (empty, MODEL), (unknown, "modle")):
+        seen.append((error.value.code, error.value.counted))
+        if not error.value.counted:
+            service.refused(model, error.value.code)
+    service.refused("", "invalid_request")
+    await finish()
+
+    assert seen == [
+        ("queue_full", True),
+        ("queue_full", True),
+        ("invalid_request", False),
+        ("model_not_found", False),
+    ]
+    page, _ = await service.metrics()
+    assert outcomes(page) == {
+        (MODEL, "normal", "ok"): 2.0,
+        (MODEL, "normal", "queue_full"): 2.0,
+        (MODEL, "unknown", "invalid_request"): 1.0,
+        ("unknown", "unknown", "model_not_found"): 1.0,
+        ("unknown", "unknown", "invalid_request"): 1.0,
+    }
+    assert service.statistics(MODEL)["inference_stats"]["fail"]["count"] == 3
+
+
+async def test_a_full_class_is_refused_before_anything_is_decoded() -> None:
+    """`precheck` knows without a payload."""
+    service, finish = await full_service()
+    with pytest.raises(QueueFull):
+        service.precheck(MODEL, None, 8)
+    await finish()
+    service.precheck(MODEL, None, 8)
+
+
+async def test_readiness_means_that_a_replica_is_within_reach() -> None:
+    """A model that starts on demand is ready without one; any other is not."""
+    assert make_service(Transport(), replicas=("a",)).ready()
+    assert not make_service(Transport(), replicas=()).ready()
+    assert make_service(Transport(), replicas=(), on_demand=True).ready()
+
+
+async def test_statistics_count_rows_runs_and_times() -> None:
+    """Every field that Triton's tools read is there."""
+    transport = Transport()
+    service = make_service(transport)
+    asking = asyncio.ensure_future(service.submit(MODEL, tensor(0), RequestOptions()))
+    (await transport.next()).succeed()
+    await asking
+    statistics = service.statistics(MODEL)
+    assert (statistics["inference_count"], statistics["execution_count"]) == (1, 1)
+    assert statistics["inference_stats"]["success"]["count"] == 1
+    assert statistics["inference_stats"]["compute_infer"]["ns"] == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{}, {"x": np.float32(1.0)}],
+    ids=["no tensor", "no rows dimension"],
+)
+async def test_tensors_without_a_number_of_rows_are_refused(payload: Any) -> None:
+    """Other applications call the service directly: no protocol has checked what they send."""
+    with pytest.raises(InvalidRequest, match="same number of rows"):
+        await make_service(Transport()).submit(MODEL, payload, RequestOptions())
+
+
+async def test_the_size_of_a_payload_without_a_body_is_counted() -> None:
+    """The bounds in bytes, and the choice of transport, hold for calls of other applications too."""
+    transport = Transport()
+    service = make_service(transport)
+    asking = asyncio.ensure_future(service.submit(MODEL, {"x": np.zeros((2, 100))}, RequestOptions()))
+    sent = await transport.next()
+    assert sent.nbytes == 1600
+    sent.succeed()
+    await asking
+
+
+async def test_the_status_tells_of_any_replica_that_is_not_warm() -> None:
+    """Nothing is said while there is none."""
+    service = make_service(Transport())
+    (model,) = service.models
+    said = []
+    for reasons in ([], [None], [None, "it fails"], [None, None], []):
+        service.on_warm_up(model, reasons)
+        said.append(service.status()["models"][model].get("warm_up"))
+    assert said == [None, {"warmed": True}, {"warmed": False, "reason": "it fails"}, {"warmed": True}, None]
