@@ -1,4 +1,4 @@
-"""Who is connected, and who makes room when there is none: the policy of a listener with a limit.
+"""Which connections a listener admits, and which it closes to make room for new ones.
 
 A limit alone would serve whoever came first: a flood of connections that ask nothing would lock everybody else out.
 Here those that ask nothing go first, so that new ones always find room:
@@ -21,8 +21,8 @@ _LOOK_AGAIN_S: Final = 0.1
 _TOLD: Final = 256
 
 
-class Guest(Protocol):
-    """What a connection tells."""
+class Limited(Protocol):
+    """What the limiter asks of a connection."""
 
     def rest(self) -> tuple[bool, float] | None:
         """Whether it was ever answered, and since when it asks nothing; ``None`` where it must stay."""
@@ -31,57 +31,57 @@ class Guest(Protocol):
         """End it."""
 
 
-class Crowd:
-    """All connections of a listener.
+class ConnectionLimiter:
+    """Counts the connections of a listener, and bounds them.
 
     Args:
         most: Most of them.
         most_per_client: Most of one address; ``None`` for no limit, as behind a proxy, which is one address.
 
     Attributes:
-        members: Those that are open, in the order in which they came.
+        open: Those that are open, in the order in which they came.
         evicted: How many had to make room, ever.
-        refused: How many were turned away, ever.
+        refused: How many were refused, ever.
     """
 
     def __init__(self, most: int, most_per_client: int | None = None) -> None:
-        self.members: dict[Guest, None] = {}
+        self.open: dict[Limited, None] = {}
         self.evicted = 0
         self.refused = 0
         self._most = most
         self._most_per_client = most_per_client
-        self._leaving: set[Guest] = set()  # they were told, and their end has not come yet
+        self._leaving: set[Limited] = set()  # they were told, and their end has not come yet
         self._per_client: Counter[str] = Counter()
         self._look_again_at = 0.0
 
-    def enter(self, guest: Guest, client: str, now: float) -> str | None:
-        """Let a connection in, which must `leave` whatever this says.
+    def enter(self, connection: Limited, client: str, now: float) -> str | None:
+        """Admit or refuse a connection; `leave` must follow in either case.
 
         Args:
-            guest: The connection.
+            connection: The new one.
             client: The address that it comes from.
             now: Seconds.
 
         Returns:
             Why it must go; ``None`` where it may stay.
         """
-        self.members[guest] = None
+        self.open[connection] = None
         reason = None
         if self._most_per_client is not None:
             self._per_client[client] += 1
             if self._per_client[client] > self._most_per_client:
                 reason = f"your address has more than {self._most_per_client} connections; close some"
-        if reason is None and self._staying > self._most and not self._make_room(guest, now):
+        if reason is None and self._staying > self._most and not self._make_room(connection, now):
             reason = "the server has too many connections; try again, or elsewhere"
         self.refused += reason is not None
         return reason
 
-    def leave(self, guest: Guest, client: str) -> None:
+    def leave(self, connection: Limited, client: str) -> None:
         """Note that a connection has ended."""
-        if guest not in self.members:
+        if connection not in self.open:
             return
-        del self.members[guest]
-        self._leaving.discard(guest)
+        del self.open[connection]
+        self._leaving.discard(connection)
         if self._most_per_client is not None:
             self._per_client[client] -= 1
             if not self._per_client[client]:
@@ -89,27 +89,27 @@ class Crowd:
 
     @property
     def overrun(self) -> bool:
-        """Whether so many come that those who are turned away are not even told why."""
+        """Whether so many come that those which are refused are not even told why."""
         return self._staying > self._most + _TOLD
 
     @property
     def _staying(self) -> int:
-        return len(self.members) - len(self._leaving)
+        return len(self.open) - len(self._leaving)
 
-    def _make_room(self, newcomer: Guest, now: float) -> bool:
+    def _make_room(self, new: Limited, now: float) -> bool:
         if now < self._look_again_at:
             return False
         resting = [
-            (*rest, number, guest)
-            for number, guest in enumerate(self.members)
-            if guest is not newcomer and guest not in self._leaving and (rest := guest.rest()) is not None
+            (*rest, number, connection)
+            for number, connection in enumerate(self.open)
+            if connection is not new and connection not in self._leaving and (rest := connection.rest()) is not None
         ]
         if not resting:
             self._look_again_at = now + _LOOK_AGAIN_S
             return False
         leaving = heapq.nsmallest(max(1, self._most // _BATCH), resting)
-        for *_, guest in leaving:
-            self._leaving.add(guest)
-            guest.close()
+        for *_, connection in leaving:
+            self._leaving.add(connection)
+            connection.close()
         self.evicted += len(leaving)
         return True

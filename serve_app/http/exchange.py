@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import IntEnum
 from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
@@ -21,6 +22,61 @@ _STATUS_LINES: Final = {
 _NO_BODY: Final = frozenset({204, 304})
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GONE: Final[Message] = {"type": "http.disconnect"}
+
+
+class Response(IntEnum):
+    """How far a response is."""
+
+    AWAITED = 0
+    """The application has said nothing yet."""
+    HEADED = 1
+    """It has given the head, which waits for the first of the body."""
+    SENDING = 2
+    """The head was handed to the connection."""
+    COMPLETE = 3
+    """So was all of the body."""
+    CUT = 4
+    """The client is gone, or never gets the rest: what the application still says is dropped."""
+
+
+class _Event(IntEnum):
+    HEAD_GIVEN = 0
+    HEAD_SENT = 1
+    ENDED = 2
+    LOST = 3
+
+
+_AFTER: Final[Mapping[tuple[Response, _Event], Response]] = {
+    (Response.AWAITED, _Event.HEAD_GIVEN): Response.HEADED,
+    (Response.AWAITED, _Event.HEAD_SENT): Response.SENDING,  # an answer that is not the application's
+    (Response.AWAITED, _Event.LOST): Response.CUT,
+    (Response.HEADED, _Event.HEAD_SENT): Response.SENDING,
+    (Response.HEADED, _Event.LOST): Response.CUT,
+    (Response.SENDING, _Event.ENDED): Response.COMPLETE,
+    (Response.SENDING, _Event.LOST): Response.CUT,
+    (Response.COMPLETE, _Event.LOST): Response.COMPLETE,
+    (Response.CUT, _Event.LOST): Response.CUT,
+}
+
+_OUT_OF_TURN: Final[Mapping[tuple[Response, str], str]] = {
+    (Response.AWAITED, "http.response.body"): "http.response.body before http.response.start",
+    (Response.HEADED, "http.response.start"): "http.response.start twice",
+    (Response.SENDING, "http.response.start"): "http.response.start twice",
+    (Response.COMPLETE, "http.response.start"): "http.response.start after the end of the response",
+    (Response.COMPLETE, "http.response.body"): "http.response.body after the end of the response",
+}
+
+
+_UNSENT: Final = frozenset({Response.AWAITED, Response.HEADED})
+
+
+class _Framing(IntEnum):
+    """What tells the client where the body ends."""
+
+    LENGTH = 0
+    CHUNKED = 1
+    CLOSE = 2
+    NO_BODY = 3
 
 
 class Wire(Protocol):
@@ -68,18 +124,15 @@ class Exchange:
         arrives: Whether the connection counts it among those whose body arrives while they are in work.
         expects: Whether the client waits for ``100 Continue`` before it sends the body.
         body_complete: Whether the whole body has arrived.
-        complete: Whether the whole response was handed to the connection.
+        response: How far the response is.
         keep_alive: Whether the connection can be used again after the response.
     """
 
     __slots__ = (
         "_begun",
-        "_bodiless",
-        "_chunked",
         "_chunks",
         "_ended",
-        "_framed",
-        "_gone",
+        "_framing",
         "_left",
         "_progress",
         "_received",
@@ -88,10 +141,10 @@ class Exchange:
         "_wire",
         "arrives",
         "body_complete",
-        "complete",
         "expects",
         "keep_alive",
         "length",
+        "response",
         "scope",
         "task",
     )
@@ -103,20 +156,17 @@ class Exchange:
         self.keep_alive = keep_alive
         self.arrives = False
         self.body_complete = False
-        self.complete = False
+        self.response = Response.AWAITED
         self.task: asyncio.Task[None] | None = None
         self.expects = False
         self._begun = False
         self._chunks: list[bytes] = []
         self._received = 0
         self._ended = False  # the application has had the last of the body
-        self._gone = False
         self._waiter: asyncio.Future[None] | None = None
         self._progress: Callable[[int], None] | None = None
-        self._start: Message | None = None  # the head of the response, until its first byte of body
-        self._framed = False  # the head was sent
-        self._chunked = False
-        self._bodiless = False
+        self._start: Message | None = None  # the head of the response, from `HEADED` on
+        self._framing = _Framing.LENGTH
         self._left = 0  # bytes of the response that its Content-Length still promises
 
     # --- What the connection tells ---
@@ -147,19 +197,22 @@ class Exchange:
 
     def lost(self) -> None:
         """Note that the client is gone: end what is done for it."""
-        self._gone = True
-        if not self.complete:
+        self.response = _AFTER[self.response, _Event.LOST]
+        if self.response is Response.CUT:
             self._cancel()
         self._wake()
 
     def break_off(self, reply: Rendered) -> None:
         """End the work on a request whose body turned out to be malformed, and answer it where nothing was sent yet."""
         self._cancel()
-        if self._framed:
-            self._gone = True
-            self._wire.abort()
-        else:
+        if self.response in _UNSENT:
             self.reply(reply)
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        self.response = _AFTER[self.response, _Event.LOST]
+        self._wire.abort()
 
     def _cancel(self) -> None:
         if self.task is not None:
@@ -192,7 +245,7 @@ class Exchange:
     def _invite(self) -> None:
         if self.expects:
             self.expects = False
-            if not self.body_complete and not self._framed:
+            if not self.body_complete and self.response in _UNSENT:
                 self._wire.write(_CONTINUE)
 
     # --- What the application calls ---
@@ -208,20 +261,19 @@ class Exchange:
             self._fail(error)
         finally:
             self._wire.left(self)
-            if not self.complete and not self._gone:
-                self._gone = True
-                self._wire.abort()
+            if self.response < Response.COMPLETE:
+                self._cut()
 
     def _fail(self, error: Exception) -> None:
         internal = internal_error(error, "without id", f"{self.scope['method']} {self.scope['path']}")  # and logged
-        if not self._framed and not self._gone:
+        if self.response in _UNSENT:
             self.keep_alive = False
             self.reply(render(internal))
 
     async def __call__(self) -> Message:
         """ASGI's ``receive``."""
         self._invite()
-        while not (self._gone or self.complete):
+        while self.response < Response.COMPLETE:
             if self._chunks or (self.body_complete and not self._ended):
                 chunks, self._chunks = self._chunks, []
                 self._ended = self.body_complete
@@ -251,7 +303,7 @@ class Exchange:
         self._received = position
         if position:
             progress(position)
-        if not self.body_complete and not self._gone:
+        if not self.body_complete and self.response < Response.COMPLETE:
             self._progress = progress
             self._wire.read_into(buffer[position:])
             try:
@@ -265,22 +317,22 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """ASGI's ``send``."""
-        if self._gone:
+        state, kind = self.response, message["type"]
+        if state is Response.CUT:
             return
-        if self.complete:
-            raise RuntimeError(f"{message['type']} after the end of the response")
-        if message["type"] == "http.response.start":
-            if self._start is not None or self._framed:
-                raise RuntimeError("http.response.start twice")
+        fault = _OUT_OF_TURN.get((state, kind))
+        if fault is not None:
+            raise RuntimeError(fault)
+        if kind == "http.response.start":
             self._start = message
+            self.response = _AFTER[state, _Event.HEAD_GIVEN]
             return
         more = message.get("more_body", False)
         body = message.get("body", b"")
-        if self._framed:
+        if state is Response.SENDING:
             self._continue(body, more=more)
-        elif self._start is None:
-            raise RuntimeError("http.response.body before http.response.start")
         else:
+            assert self._start is not None
             self._begin(self._start["status"], self._start.get("headers", ()), body, more=more)
         if more:
             await self._wire.drained()
@@ -293,6 +345,7 @@ class Exchange:
         """Send the head with the first of the body, and the whole response in one piece where that is all of it."""
         parts = [_STATUS_LINES[status], self._wire.date()]
         length: int | None = None
+        framing = _Framing.LENGTH
         for name, value in headers:
             if name == b"content-length":
                 length = int(value)
@@ -307,17 +360,17 @@ class Exchange:
         lines = 2 + (fields - 2) // 4
         modern = self.scope["http_version"] == "1.1"
         if self.scope["method"] == "HEAD" or status in _NO_BODY:
-            self._bodiless = True
-            length = 0  # and what the header says stays
+            framing = _Framing.NO_BODY  # and what the header says stays
         elif length is None:
             if not more:
                 length = len(body)
                 parts.append(b"content-length: %d\r\n" % length)
             elif modern:
-                self._chunked = True
+                framing = _Framing.CHUNKED
                 parts.append(b"transfer-encoding: chunked\r\n")
             else:
-                self.keep_alive = False  # its end is the end of the connection
+                framing = _Framing.CLOSE
+                self.keep_alive = False
         if self._wire.draining or not self.body_complete:
             self.keep_alive = False
         if not self.keep_alive:
@@ -329,25 +382,27 @@ class Exchange:
         head = b"".join(parts)
         if head.count(b"\n") != lines or head.count(b"\r") != lines:
             raise RuntimeError("a header of the response holds a line break")
-        self._left = -1 if length is None else length
-        self._framed = True
+        self._framing = framing
+        self._left = length or 0
+        self.response = _AFTER[self.response, _Event.HEAD_SENT]
         self.expects = False
         self._continue(body, more=more, head=head)
 
     def _continue(self, body: bytes, *, more: bool, head: bytes = b"") -> None:
-        if self._bodiless:
-            body = b""
-        if self._left >= 0:
+        framing = self._framing
+        if framing is _Framing.LENGTH:
             if len(body) > self._left:
                 raise RuntimeError("the response is longer than its Content-Length")
             self._left -= len(body)
             if self._left and not more:
                 raise RuntimeError("the response is shorter than its Content-Length")
-        if self._chunked:
+        elif framing is _Framing.CHUNKED:
             head += (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
+            body = b""
+        elif framing is _Framing.NO_BODY:
             body = b""
         self._wire.write(head, body)
         if not more:
-            self.complete = True
+            self.response = _AFTER[self.response, _Event.ENDED]
             self._wake()
             self._wire.answered()

@@ -4,11 +4,7 @@ Why not uvicorn: it copies a large body several times on its way into one object
 clients that have left, and takes twice the CPU time per small request. Here bodies go from the socket to where the
 application wants them, and a client that leaves cancels its request.
 
-A connection reads in one of three ways:
-
-    parsing   into memory that all connections share, and from there through the parser
-    direct    the rest of a large body, into the application's memory; the parser never sees it
-    deaf      what comes is dropped: the connection ends, and the client should still see its last answer
+What a connection does with what arrives is `Input`, and `_AFTER` says how that changes.
 
 What reading and answering share is most of a connection's state, so both are in this file. What a head must be and
 becomes is in `head`, a request and its response in `exchange`.
@@ -19,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from enum import IntEnum
 from typing import Any, Final, cast
 
 import httptools
@@ -29,7 +26,7 @@ from starlette.types import ASGIApp
 
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
-from serve_app.http.connection_limiter import Crowd
+from serve_app.http.connection_limiter import ConnectionLimiter
 from serve_app.http.errors import Headers, Rendered, is_openai, render
 from serve_app.http.exchange import LARGE, Exchange
 from serve_app.http.head import (
@@ -43,6 +40,33 @@ from serve_app.http.head import (
 )
 
 _MAX_PIPELINED: Final = 64
+
+
+class Input(IntEnum):
+    """What a connection does with the bytes that arrive."""
+
+    PARSING = 0
+    """They go into memory that all connections share, and from there through the parser."""
+    DIRECT = 1
+    """They are the rest of a large body, and go into the application's memory; the parser never sees them."""
+    DISCARDING = 2
+    """They are dropped: the connection ends, and the client should still see its last answer."""
+
+
+class _Event(IntEnum):
+    DIVERTED = 0  # the application gives memory for the rest of a body
+    COMPLETED = 1  # which is there
+    ENDED = 2  # nothing that comes after this matters
+
+
+_AFTER: Final[Mapping[tuple[Input, _Event], Input]] = {
+    (Input.PARSING, _Event.DIVERTED): Input.DIRECT,
+    (Input.PARSING, _Event.ENDED): Input.DISCARDING,
+    (Input.DIRECT, _Event.COMPLETED): Input.PARSING,
+    (Input.DIRECT, _Event.ENDED): Input.DISCARDING,
+    (Input.DISCARDING, _Event.DIVERTED): Input.DISCARDING,
+    (Input.DISCARDING, _Event.ENDED): Input.DISCARDING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +106,7 @@ class Shared:
         limits: What is allowed.
         loop: Runs all of it.
         connections: All that are open.
-        crowd: Who of them stays.
+        limiter: Which of them may stay.
         requests: Requests in work.
         arriving: Those of them whose body was not complete when they began, and still is not.
         draining: Whether connections end after their current response.
@@ -94,7 +118,7 @@ class Shared:
     limits: Limits
     loop: asyncio.AbstractEventLoop
     connections: set[Connection] = field(default_factory=set)
-    crowd: Crowd = field(init=False)
+    limiter: ConnectionLimiter = field(init=False)
     requests: int = 0
     arriving: int = 0
     draining: bool = False
@@ -104,7 +128,7 @@ class Shared:
     _date_until: float = 0.0
 
     def __post_init__(self) -> None:
-        self.crowd = Crowd(self.limits.connections, self.limits.connections_per_client)
+        self.limiter = ConnectionLimiter(self.limits.connections, self.limits.connections_per_client)
 
     def date(self) -> bytes:
         """The line of the header Date, made once a second."""
@@ -140,8 +164,8 @@ class Connection(asyncio.BufferedProtocol):
         self._arriving: Exchange | None = None
         self._current: Exchange | None = None
         self._queue: deque[tuple[Exchange, Rendered | None]] = deque()
-        self._target: memoryview | None = None  # what is left of the application's memory
-        self._deaf = False
+        self._input = Input.PARSING
+        self._target: memoryview | None = None  # what is left of the application's memory, while `DIRECT`
         self._reading = True
         self._drain: asyncio.Future[None] | None = None  # while the client takes too little
         self._served = False  # whether there was a whole request, ever
@@ -161,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
         self._client = _address(transport.get_extra_info("peername"))
         shared.connections.add(self)
         self._renew_parser()
-        reason = shared.crowd.enter(self, self._host, self._since)
+        reason = shared.limiter.enter(self, self._host, self._since)
         if reason is not None:
             self._turn_away(reason)
 
@@ -170,9 +194,9 @@ class Connection(asyncio.BufferedProtocol):
         return "" if self._client is None else self._client[0]
 
     def _turn_away(self, reason: str) -> None:
-        self._deaf = True
+        self._move(_Event.ENDED)
         # Those that are told why are limited, too. Where the handshake is still to come, none can be told.
-        if self._scheme == "https" or self._shared.crowd.overrun:
+        if self._scheme == "https" or self._shared.limiter.overrun:
             self._transport.abort()
             return
         reply = render(QueueFull(reason, 1.0))._replace(status=503)
@@ -189,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._target is not None:
             self._take_direct(self._target, nbytes)
             return
-        if self._deaf:
+        if self._input is Input.DISCARDING:
             return
         if not self._unframed and self._current is None:
             self._since = self._loop.time()
@@ -212,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """End, and end what is done for the client."""
         self._shared.connections.discard(self)
-        self._shared.crowd.leave(self, self._host)
+        self._shared.limiter.leave(self, self._host)
         self._lose()
         self._parser = None  # it holds this connection
         self.resume_writing()
@@ -220,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _lose(self) -> None:
         current, self._current, self._arriving = self._current, None, None
-        self._deaf, self._target = True, None
+        self._move(_Event.ENDED)
         self._queue.clear()
         if current is not None:
             current.lost()
@@ -261,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
         self._url, self._headers = b"", []
         self._renew_parser()
         self._parse(memoryview(head))
-        if len(rest) and not self._deaf:
+        if len(rest) and self._input is Input.PARSING:
             self._parse(rest)
 
     def on_url(self, url: bytes) -> None:
@@ -278,7 +302,7 @@ class Connection(asyncio.BufferedProtocol):
         headers = self._headers
         fields = dict(headers)
         parser = self._parser
-        if self._deaf or (b"upgrade" in fields and parser.should_upgrade()):
+        if self._input is Input.DISCARDING or (b"upgrade" in fields and parser.should_upgrade()):
             return
         url = self._url
         self._url, self._headers = b"", []
@@ -316,7 +340,8 @@ class Connection(asyncio.BufferedProtocol):
             if exchange.arrives:
                 self._has_arrived(exchange)
             exchange.finish()
-            self._deaf = not exchange.keep_alive
+            if not exchange.keep_alive:
+                self._move(_Event.ENDED)
 
     def _exchange(
         self,
@@ -334,9 +359,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, reply: Rendered) -> None:
         """Answer what cannot be understood, after the requests before it, and end."""
-        if self._deaf:
+        if self._input is Input.DISCARDING:
             return
-        self._deaf = True
+        self._move(_Event.ENDED)
         broken, self._arriving = self._arriving, None
         if broken is not None and broken.task is not None:  # the fault is in the body of a request that is in work
             broken.break_off(reply)
@@ -357,11 +382,16 @@ class Connection(asyncio.BufferedProtocol):
     def read_into(self, target: memoryview | None) -> None:
         """Read the rest of the current body into this memory; ``None`` ends that early, and what comes is dropped."""
         if target is None:
-            self._deaf = self._deaf or self._target is not None
-            self._target = None
-        else:
+            if self._input is Input.DIRECT:
+                self._move(_Event.ENDED)
+        elif self._move(_Event.DIVERTED) is Input.DIRECT:
             self._target = target
             self._parser = None
+
+    def _move(self, event: _Event) -> Input:
+        self._input = after = _AFTER[self._input, event]
+        self._target = None
+        return after
 
     def _take_direct(self, target: memoryview, nbytes: int) -> None:
         exchange = self._arriving
@@ -370,20 +400,20 @@ class Connection(asyncio.BufferedProtocol):
         wanted = exchange.arrived(nbytes)
         if len(target) and wanted:
             self._target = target
-            return
-        self._target = None
-        if wanted:
+        elif wanted:
+            self._move(_Event.COMPLETED)
             self._renew_parser()
             self.on_message_complete()
         else:
-            self._deaf = True
+            self._move(_Event.ENDED)
 
     def steer(self) -> None:
         """Read when bytes are wanted, and only then."""
         arriving = self._arriving
         # Answers wait here for a client that takes too little: the next request would only add to them.
         full = self._drain is not None and self._current is None
-        wanted = self._deaf or not (full or self._queue or (arriving is not None and not arriving.wants_more))
+        held = full or self._queue or (arriving is not None and not arriving.wants_more)
+        wanted = self._input is Input.DISCARDING or not held
         if wanted != self._reading and not self._transport.is_closing():
             self._reading = wanted
             if wanted:
@@ -449,7 +479,8 @@ class Connection(asyncio.BufferedProtocol):
         if not linger:
             self._transport.close()
             return
-        self._arriving, self._target, self._deaf = None, None, True
+        self._arriving = None
+        self._move(_Event.ENDED)
         self.steer()
         if self._transport.can_write_eof():
             try:
@@ -514,7 +545,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._current.task is None and now - self._since > limits.body_s:
                 self._refuse(render(BodyTooSlow("the body took too long to arrive")))
             return
-        allowed = limits.linger_s if self._deaf else limits.head_s if self._unframed else limits.idle_s
+        discarding = self._input is Input.DISCARDING
+        allowed = limits.linger_s if discarding else limits.head_s if self._unframed else limits.idle_s
         if now - self._since > allowed:
             self._transport.close()
 

@@ -105,12 +105,12 @@ class Listener:
     @property
     def refused(self) -> int:
         """Connections that were turned away, ever."""
-        return self._shared.crowd.refused
+        return self._shared.limiter.refused
 
     @property
     def evicted(self) -> int:
         """Connections that had to make room for others, ever."""
-        return self._shared.crowd.evicted
+        return self._shared.limiter.evicted
 
     async def start(self) -> None:
         """Listen. Does nothing when it listens already or was closed."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from api.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until
 
@@ -305,6 +305,60 @@ async def test_faulty_answers_are_not_sent(headers: Any, caplog: pytest.LogCaptu
         answer = await client.reader.read()
         assert not answer.startswith(b"HTTP/1.1 200")
     assert len(caplog.records) == 1
+
+
+async def test_the_error_for_a_faulty_head_is_framed_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer that could not be begun was to be chunked; the 500 in its place has a length."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nb: c")]})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+
+    async with serving(app) as (_, port):
+        client = await Client.connect(port)
+        await client.send(post(b"x"))
+        status, headers, body = await client.answer()
+    assert (status, int(headers["content-length"]), headers.get("transfer-encoding")) == (500, len(body), None)
+    assert "error" in json.loads(body)
+
+
+_START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+_PIECE: Message = {"type": "http.response.body", "body": b"x", "more_body": True}
+_LAST: Message = {"type": "http.response.body", "body": b"x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ([_PIECE], "http.response.body before http.response.start"),
+        ([_START, _START], "http.response.start twice"),
+        ([_START, _PIECE, _START], "http.response.start twice"),
+        ([_START, _LAST, _START], "http.response.start after the end of the response"),
+        ([_START, _LAST, _PIECE], "http.response.body after the end of the response"),
+    ],
+)
+async def test_messages_out_of_turn_are_the_applications_error(messages: list[Message], fault: str) -> None:
+    """It is told which, and can still answer, or has answered."""
+    told = ""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal told
+        for message in messages[:-1]:
+            await send(message)
+        try:
+            await send(messages[-1])
+        except RuntimeError as error:
+            told = str(error)
+        if messages[-2:-1] != [_LAST]:
+            for message in ([_START] if _START not in messages else []) + [_LAST]:
+                await send(message)
+
+    async with serving(app) as (_, port):
+        client = await Client.connect(port)
+        await client.send(post(b"x"))
+        status, _, body = await client.answer()
+    sent = [message for message in messages[:-1] if "body" in message]
+    assert (told, status, body) == (fault, 200, b"x" * len(sent if _LAST in sent else [*sent, _LAST]))
 
 
 async def test_an_application_without_an_answer_ends_the_connection() -> None:
