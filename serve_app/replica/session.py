@@ -29,7 +29,7 @@ from serve_app.errors import InferenceFailed
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
 from serve_app.replica.execution import Executor, Ran
 from serve_app.replica.joining import Joining
-from serve_app.replica.staged import Job, Staged
+from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
 from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.timers import call_at
@@ -136,7 +136,7 @@ class Session:
         entries = staged.entries
         places = [index for index, rows in enumerate(staged.counts) if rows]
         self._add(staged, [(index, _CLASSES[entries[index].priority]) for index in places])
-        if staged.ended:
+        if staged.stage is Stage.ENDED:
             return
         staged.waiter = self._loop.create_future()
         try:
@@ -173,6 +173,7 @@ class Session:
         try:
             with self._lock:
                 self._waiting[staged] = None
+                staged.stage = AFTER[staged.stage, Event.ADMITTED]
                 for index, priority in places:
                     wire = staged.entries[index] if staged.entries else None
                     here = Entry(
@@ -306,9 +307,9 @@ class Session:
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
         for staged in bundles:
-            staged.handed = True
+            staged.stage = AFTER[staged.stage, Event.HANDED]
         if len(self._threads) < 2:
-            missing = [("answers", self._bear_answers), ("session", self._serve)][len(self._threads) :]
+            missing = [("answers", self._publish_results), ("session", self._serve)][len(self._threads) :]
             for name, work in missing:
                 thread = Thread(target=work, name=name, daemon=True)
                 thread.start()
@@ -360,14 +361,14 @@ class Session:
                     break
                 if turn.granted:
                     for staged in turn.granted:
-                        staged.handed = True
+                        staged.stage = AFTER[staged.stage, Event.HANDED]
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
                     self._tell(bundles, ran, turn)
                     break
 
-    def _bear_answers(self) -> None:
+    def _publish_results(self) -> None:
         """A thread between the session's and the event loop, for what must not delay the next run.
 
         Waking the event loop gives it Python's lock, and the session would have to wait until the answers are made.
@@ -405,9 +406,9 @@ class Session:
             for staged in waiting:
                 self._take_out(staged)
             for staged in self._held:
-                staged.handed = True  # whoever joins them now comes too late
+                staged.stage = AFTER[staged.stage, Event.HANDED]  # whoever joins them now comes too late
             found = dict.fromkeys([*bundles, *self._held, *self._ended_now, *waiting])
-            concerned = [staged for staged in found if not staged.ended]
+            concerned = [staged for staged in found if staged.stage is not Stage.ENDED]
             self._held.clear()
             self._ended_now = []
             self._busy = False
@@ -470,6 +471,8 @@ class Session:
                 for index in staged.waiting:
                     staged.results[index] = RETURNED
                 self._take_out(staged)
+            for staged in staying:
+                staged.stage = AFTER[staged.stage, Event.GRANTED]
             if staying:
                 staying[0].first = True
                 self._granted_at = now
@@ -505,8 +508,8 @@ class Session:
         for staged, outcome in zip(bundles, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 logger.error("%s could not join a bundle to its batch", self._name, exc_info=outcome)
-                if not staged.handed:
-                    staged.handed = True
+                if staged.stage < Stage.HANDED:
+                    staged.stage = AFTER[staged.stage, Event.HANDED]
                     lost.append(staged)
         if lost:
             self._fail(lost)
@@ -520,7 +523,7 @@ class Session:
 
     async def _take_joined(self, bundles: list[Staged]) -> list[Staged]:
         """What ``batch`` calls with the bundles that asked together: they run now, or wait as one batch."""
-        due = [staged for staged in dict.fromkeys(bundles) if not staged.handed]
+        due = [staged for staged in dict.fromkeys(bundles) if staged.stage < Stage.HANDED]
         if due:
             try:
                 self._hand(due)

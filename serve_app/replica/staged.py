@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
 
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
@@ -39,6 +41,47 @@ class Assembled(NamedTuple):
     rows: Tensors
 
 
+class Stage(IntEnum):
+    """Where a bundle is."""
+
+    PREPARED = 0
+    """Its entries were decoded."""
+    AT_GATE = 1
+    """Its entries wait for the session."""
+    GRANTED = 2
+    """Entries of it are in the batch that runs next. What was left of it has gone back to its router."""
+    HANDED = 3
+    """The session's thread has it."""
+    ENDED = 4
+    """The session is done with it."""
+
+
+class Event(IntEnum):
+    """What happens to a bundle."""
+
+    ADMITTED = 0
+    GRANTED = 1
+    HANDED = 2
+    ENDED = 3
+
+
+AFTER: Final[Mapping[tuple[Stage, Event], Stage]] = {
+    (Stage.PREPARED, Event.ADMITTED): Stage.AT_GATE,
+    (Stage.AT_GATE, Event.GRANTED): Stage.GRANTED,
+    (Stage.AT_GATE, Event.ENDED): Stage.ENDED,  # nothing of it runs
+    (Stage.GRANTED, Event.HANDED): Stage.HANDED,
+    (Stage.GRANTED, Event.ENDED): Stage.ENDED,  # it has run in the event loop's own turn
+    (
+        Stage.HANDED,
+        Event.HANDED,
+    ): Stage.HANDED,  # after a failure, whatever is granted counts as handed
+    (Stage.HANDED, Event.ENDED): Stage.ENDED,
+    (Stage.ENDED, Event.HANDED): Stage.ENDED,  # so that the session's thread may find what it takes ended already,
+    (Stage.ENDED, Event.ENDED): Stage.ENDED,  # and end it again
+}
+"""Any other event is a bug, and raises KeyError."""
+
+
 @dataclass(slots=True, eq=False)
 class Staged:
     """A bundle inside the replica.
@@ -55,7 +98,7 @@ class Staged:
         chosen: Positions of the entries that the gate has let through, and that run.
         runs_on: The variant that they run on.
         first: Whether it is the first bundle of its batch.
-        handed: Whether the session's thread has been given it.
+        stage: Where it is; changes by `AFTER` alone.
         rows: Rows it puts into a batch.
         counts: Per entry its rows; 0 where it has no tensors.
         whole: Per entry whether it is run by itself, and uncut.
@@ -70,8 +113,7 @@ class Staged:
         executed_at: When they began.
         finished_at: When they had ended.
         model_works: What the self-test said after an entry had failed; ``None``: it was not asked, or cannot tell.
-        ended: Whether the session is done with it.
-        waiter: Whom to wake when it is.
+        waiter: Whom to wake when the session is done with it.
         job: What to do in the session instead of running entries, of which there are none.
         on_behalf_of: The variant that a job runs.
     """
@@ -87,7 +129,7 @@ class Staged:
     chosen: list[int] = field(default_factory=list)
     runs_on: str = ""
     first: bool = False
-    handed: bool = False
+    stage: Stage = Stage.PREPARED
     rows: int = 0
     counts: list[int] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
@@ -102,7 +144,6 @@ class Staged:
     executed_at: float = 0.0
     finished_at: float = 0.0
     model_works: bool | None = None
-    ended: bool = False
     waiter: asyncio.Future[None] | None = None
     job: Job | None = None
     on_behalf_of: str = ""
@@ -149,6 +190,6 @@ class Staged:
 
     def wake(self) -> None:
         """The session is done with it."""
-        self.ended = True
+        self.stage = AFTER[self.stage, Event.ENDED]
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
