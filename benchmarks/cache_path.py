@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,13 +160,14 @@ async def _serving(
     made: list[ResponseCache] = []
     settings = RedisSettings(url, read_s=10.0, write_s=10.0)  # what is late is no hit
 
-    def more(dispatcher: Dispatcher, metrics: RouterMetrics) -> Mapping[str, Any]:
-        models = {_MODEL: ModelCacheSettings(3600.0, _BYTES[mode], {"": case.title})}
+    def make_cache(dispatcher: Dispatcher, metrics: RouterMetrics) -> ResponseCache:
         shared = settings if redis or mode == "Redis" else None
-        made.append(ResponseCache(CacheSettings(models, redis=shared), dispatcher, metrics))
-        return {"cache": made[0]}
+        made.append(ResponseCache(CacheSettings(redis=shared), dispatcher, metrics))
+        return made[0]
 
-    app, _ = make_app(case, _Echo(case.outputs), None if mode == "off" else more)
+    off = mode == "off"
+    kept = None if off else ModelCacheSettings(3600.0, _BYTES[mode], {"": case.title})
+    app, _ = make_app(case, _Echo(case.outputs), None if off else make_cache, kept)
     cache = made[0] if made else None
     if cache is None:
         yield app, None

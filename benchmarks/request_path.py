@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -44,8 +44,10 @@ from benchmarks.failure import BenchmarkError
 from serve_app.api.http_app import HttpSettings, create_app
 from serve_app.domain.service import ModelInfo
 from serve_app.payloads import Bundle, BundleResult, Execution, ModelSignature, Success, TensorSpec
+from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
+from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
@@ -154,14 +156,16 @@ class Replica:
 def make_app(
     case: Case,
     replica: Replica | None = None,
-    more: Callable[[Dispatcher, RouterMetrics], Mapping[str, Any]] | None = None,
+    make_cache: Callable[[Dispatcher, RouterMetrics], ResponseCache] | None = None,
+    kept: ModelCacheSettings | None = None,
 ) -> tuple[App, Replica]:
     """The application of a router with one model. Must run in the loop that it serves.
 
     Args:
         case: What is measured.
         replica: Answers; by default one that gives random rows.
-        more: Makes what else the service is to have.
+        make_cache: Makes its response cache.
+        kept: What that keeps of the model.
     """
     signature = ModelSignature(
         (TensorSpec("x", "FP32", (-1, case.inputs)),), (TensorSpec("y", "FP32", (-1, case.outputs)),)
@@ -184,14 +188,12 @@ def make_app(
         return metrics.render()
 
     service = Service(
-        models={"tiny": info},
-        processors={},
         dispatcher=dispatcher,
         metrics=metrics,
-        on_demand=frozenset(),
         metrics_page=page,
-        **({} if more is None else more(dispatcher, metrics)),
+        cache=None if make_cache is None else make_cache(dispatcher, metrics),
     )
+    service.add_model(RoutedModel(info=info, scheduling=model, cache=kept))
     return create_app(service, HttpSettings(send_request_id=False)), replica
 
 

@@ -21,8 +21,8 @@ from serve_app.http.listener import within_open_files
 from serve_app.http.tls import TlsFiles
 from serve_app.payloads import Execution
 from serve_app.processors.image import ImageProcessor
-from serve_app.processors.processor import Processor
-from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RouterSettings
+from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RouterSettings
 
 _log = logging.getLogger(__name__)
 
@@ -85,19 +85,15 @@ def router_settings(
     """
     router = config.router
     return RouterSettings(
-        models=infos,
-        processors=_processors(config, infos),
-        scheduling=config.model_scheduling(),
+        models=_routed(config, infos, priors, identities),
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),
-        priors=priors,
-        on_demand=frozenset(model.name for model in config.models if model.autoscaling.min_replicas == 0),
         bundle_timeout_s=router.bundle_timeout_s,
         replica_silence_s=router.replica_silence_s,
         replica_kill_s=router.replica_kill_s,
         shared_memory=int(router.shared_memory),
-        caches=config.cache_settings(identities),
+        caches=config.cache_settings(),
         http=HttpSettings(
             max_body=router.max_body,
             max_held_bytes=max(router.max_body, router.max_bytes // 2),
@@ -159,14 +155,33 @@ def _tls(config: AppArgs) -> TlsFiles | None:
     return config.router.tls.files()
 
 
-def _processors(config: AppArgs, infos: Mapping[str, ModelInfo]) -> dict[str, Processor]:
-    """The processor of every model that takes media: in a router they only price requests."""
-    processors: dict[str, Processor] = {}
-    for model in config.models:
-        processor = model.make_processor(infos[model.name].signature, model.locations()[""])
-        if processor is not None:
-            processors[model.name] = processor
-    return processors
+def _routed(
+    config: AppArgs,
+    infos: Mapping[str, ModelInfo],
+    priors: Mapping[str, Sequence[Execution]],
+    identities: Mapping[str, Mapping[str, str]],
+) -> list[RoutedModel]:
+    """Every model as a router serves it. Its processor only prices requests there."""
+    scheduling = config.model_scheduling()
+    group_of = {member: group.name for group in config.groups() for member in group.models}
+    return [
+        RoutedModel(
+            info=infos[model.name],
+            scheduling=scheduling[model.name],
+            processor=model.make_processor(infos[model.name].signature, model.locations()[""]),
+            group=group_of.get(model.name),
+            prior=priors.get(model.name, ()),
+            on_demand=model.autoscaling.min_replicas == 0,
+            cache=_cache(model, identities.get(model.name, {})),
+        )
+        for model in config.models
+    ]
+
+
+def _cache(model: ModelConfig, identities: Mapping[str, str]) -> ModelCacheSettings | None:
+    if model.cache is None or not model.caches:
+        return None
+    return ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities)
 
 
 def read_priors(models: Sequence[ModelConfig]) -> Mapping[str, list[Execution]]:

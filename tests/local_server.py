@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.composition import model_info, read_models, router_settings
-from serve_app.config import ModelConfig, parse_args
+from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.config.identity import identities
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
@@ -136,6 +137,8 @@ class LocalServer:
         self._stop: asyncio.Event
         self._started = threading.Event()
         self._fault: BaseException | None = None
+        self._router: Router
+        self._workers: dict[str, Worker] = {}
         self._thread = threading.Thread(target=self._run, name="local-server")
 
     def __enter__(self) -> LocalServer:
@@ -158,6 +161,15 @@ class LocalServer:
         """
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def add_models(self, args: Mapping[str, Any]) -> None:
+        """Serve more models: those that stand under ``args:`` of another configuration."""
+        self.run(_in_turn(lambda: self._add(parse_args(args))))
+
+    def remove_model(self, name: str, successor: str | None = None) -> Future[None]:
+        """Serve a model no more; see `Router.remove_model`. The future ends when nothing of it is under way."""
+        removal = self.run(_in_turn(lambda: self._router.remove_model(name, successor)))
+        return asyncio.run_coroutine_threadsafe(_awaited(removal), self._loop)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -169,24 +181,17 @@ class LocalServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        described = read_models(self._config)
-        started = {model.name: _worker(model, described[model.name]) for model in self._config.models}
-        workers = {name: worker for name, (worker, _, _) in started.items()}
-
-        async def call(model: str, bundle: Bundle, _replica: str | None, _nbytes: int) -> BundleResult:
-            return await workers[model].run(bundle)
-
-        models = self._config.models
-        self._identities = {model.name: identities(model, model.locations()) for model in models if model.caches}
-        settings = self._router_settings(described)
+        settings = replace(
+            _router_settings(self._config, read_models(self._config)),
+            models=(),
+            http=self._settings or HttpSettings(),
+            http_port=HttpPort("127.0.0.1", 0),
+            grpc_port=GrpcPort("127.0.0.1", 0),
+        )
         self.keys = settings.keys
-        router = Router(settings, call)
+        self._router = router = Router(settings, self._call)
         self.app = router.app
-        for name, (_, warm, joining) in started.items():
-            report = ReplicaReport(
-                joinable=joining.verdicts, not_warmed=warm.reason, identities=self._identities.get(name, {})
-            )
-            router.on_replicas(name, {f"{name}-{_REPLICA}": report})
+        self._add(self._config)
         await router.opened()
         assert router.http_address is not None
         assert router.grpc_address is not None
@@ -194,20 +199,44 @@ class LocalServer:
         self._started.set()
         await self._stop.wait()
         await router.close(1.0, grace_s=0.0)
-        for worker in workers.values():
+        for worker in self._workers.values():
             worker.close()
 
-    def _router_settings(self, described: Mapping[str, Mapping[str, Description]]) -> RouterSettings:
-        config = self._config
-        infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
-        settings = router_settings(config, infos, priors={}, identities=self._identities)
-        return replace(
-            settings,
-            http=self._settings or HttpSettings(),
-            on_demand=frozenset(),
-            http_port=HttpPort("127.0.0.1", 0),
-            grpc_port=GrpcPort("127.0.0.1", 0),
-        )
+    async def _call(self, _model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
+        assert replica is not None
+        return await self._workers[replica].run(bundle)
+
+    def _add(self, config: AppArgs) -> None:
+        described = read_models(config)
+        routed = {model.name: model for model in _router_settings(config, described).models}
+        for model in config.models:
+            worker, warm, joining = _worker(model, described[model.name])
+            replica = f"{model.name}-{_REPLICA}"
+            while replica in self._workers:  # that of a model of this name that was removed
+                replica += "-again"
+            self._workers[replica] = worker
+            cached = routed[model.name].cache
+            report = ReplicaReport(
+                joinable=joining.verdicts,
+                not_warmed=warm.reason,
+                identities={} if cached is None else cached.identities,
+            )
+            self._router.add_model(replace(routed[model.name], on_demand=False))
+            self._router.on_replicas(model.name, {replica: report})
+
+
+async def _in_turn(do: Callable[[], _T]) -> _T:
+    return do()
+
+
+async def _awaited(task: asyncio.Task[None]) -> None:
+    await task
+
+
+def _router_settings(config: AppArgs, described: Mapping[str, Mapping[str, Description]]) -> RouterSettings:
+    infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
+    known = {model.name: identities(model, model.locations()) for model in config.models if model.caches}
+    return router_settings(config, infos, priors={}, identities=known)
 
 
 def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Worker, ReplicaWarmUp, Joining]:

@@ -9,15 +9,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from serve_app.domain.service import Answer
+from serve_app.domain.service import Answer, ModelInfo
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
+from serve_app.processors.processor import Processor
 from serve_app.replica.staged import Staged
 from serve_app.replica.worker import RunBatch, RunOne, Worker
+from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.service import Service
+from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
+from serve_app.telemetry.trace import Trails
 from serve_app.transport.send import Recall
 from serve_app.transport.ties import TieTable
 
@@ -122,6 +127,30 @@ def make_dispatcher(
     for replica in replicas:
         dispatcher.on_linked(MODEL, replica, linked=ties is not None)
     return dispatcher, metrics
+
+
+def serve(
+    info: ModelInfo,
+    dispatcher: Dispatcher,
+    metrics: RouterMetrics,
+    *,
+    processor: Processor | None = None,
+    on_demand: bool = False,
+    cache: ModelCacheSettings | None = None,
+    caches: ResponseCache | None = None,
+    trails: Trails | None = None,
+) -> Service:
+    """A service of the one model of a dispatcher."""
+
+    async def page() -> str:
+        return metrics.render()
+
+    service = Service(dispatcher=dispatcher, metrics=metrics, metrics_page=page, cache=caches, trails=trails)
+    scheduling = ModelScheduling(info.name, max_rows=info.max_rows, slo_s=1.0)
+    service.add_model(
+        RoutedModel(info=info, scheduling=scheduling, processor=processor, on_demand=on_demand, cache=cache)
+    )
+    return service
 
 
 def tensor(*values: float) -> Tensors:

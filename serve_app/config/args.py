@@ -23,7 +23,7 @@ from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.errors import ConfigError
 from serve_app.http.tls import make_context
-from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings
+from serve_app.router.cache.response_cache import CacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
 
@@ -175,28 +175,17 @@ class AppArgs(Section):
         weights = {name: weight for group in self.device_groups for name, weight in group.weights.items()}
         return {model.name: replace(model.scheduling(), weight=weights.get(model.name, 1.0)) for model in self.models}
 
-    def cache_settings(
-        self, identities: Mapping[str, Mapping[str, str]], environ: Mapping[str, str] | None = None
-    ) -> CacheSettings | None:
-        """The response caches of one router process, ``None`` where no model has one.
+    def cache_settings(self, environ: Mapping[str, str] | None = None) -> CacheSettings:
+        """What the response caches of one router process share.
 
         Args:
-            identities: By model and variant, from `serve_app.config.identity.identities`.
             environ: Environment variables; by default those of this process.
 
         Raises:
             ConfigError: Redis' password is not where it should be.
         """
-        models = {
-            model.name: ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities[model.name])
-            for model in self.models
-            if model.cache is not None and model.caches
-        }
-        if not models:
-            return None
         router, redis = self.router, self.router.cache.redis
         return CacheSettings(
-            models,
             max_followers=router.cache.max_waiting,
             follower_bytes=int(router.cache.waiting_bytes),
             aside_above=int(router.decode_aside_above),

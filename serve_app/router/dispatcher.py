@@ -14,7 +14,7 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from serve_app.router.verdict import log_changes, verdict_of, verdict_of_error
 from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.scheduling.settings import ModelScheduling
 from serve_app.telemetry.observer import Observer
 from serve_app.timers import call_at
 from serve_app.transport.send import Recall, ReplicaLost, Send
@@ -104,7 +105,7 @@ class Dispatcher:
         self._timer_at = 0.0
         self._dispatched_at: dict[int, float] = {}
         self._wake_ups: dict[str, Dispatch] = {}
-        self._bundles: set[asyncio.Task[None]] = set()
+        self._bundles: dict[asyncio.Task[None], Dispatch] = {}
         self._sent: dict[int, tuple[Dispatch, Bundle]] = {}
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
@@ -216,6 +217,37 @@ class Dispatcher:
         entry.payload.future.set_result(answer)
         return True
 
+    def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
+        """See `Scheduler.add_model`."""
+        self._scheduler.add_model(settings, group)
+
+    def remove_model(self, model: str, successor: str | None = None) -> Awaitable[None]:
+        """Take no more entries of a model.
+
+        What is queued moves to the successor or is refused; what was sent is answered, expires or fails as ever.
+
+        Args:
+            model: Its name. Raises KeyError when there is none.
+            successor: See `Scheduler.remove_model`.
+
+        Returns:
+            Waits until nothing of it is under way.
+        """
+        self._scheduler.remove_model(model, monotonic(), successor)
+        self._told_slow.discard(model)
+        self._recovery.forget(model)
+        sent = [(task, dispatch) for task, dispatch in self._bundles.items() if dispatch.model == model]
+        for task, dispatch in sent:
+            if dispatch.replica is None:
+                task.cancel()  # it waits for a replica of which nothing is needed any more
+        self._pump()
+        return self._ended([task for task, _ in sent])
+
+    async def _ended(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        if tasks:
+            await asyncio.wait(tasks)
+            self._pump()  # what came back of them is refused
+
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
         self._scheduler.on_replicas(model, replicas, monotonic())
@@ -235,10 +267,14 @@ class Dispatcher:
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Tell the scheduler whether a replica shares the table of ties."""
+        if not self._scheduler.serves(model):
+            return
         self._scheduler.on_linked(model, replica, linked=linked and self._ties is not None)
 
     def on_silent(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that owes answers and gives no sign of life."""
+        if not self._scheduler.serves(model):
+            return
         logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
         self._observer.replica_silent(model)
         now, before = monotonic(), self._scheduler.listed(model)
@@ -248,6 +284,8 @@ class Dispatcher:
 
     def on_heard(self, model: str, replica: str) -> None:
         """Tell the scheduler that a silent replica speaks again."""
+        if not self._scheduler.serves(model):
+            return
         logger.warning("Replica %s of %s is back", replica, model)
         self._scheduler.on_heard(model, replica, monotonic())
         self._schedule_pump()
@@ -292,8 +330,8 @@ class Dispatcher:
             # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
             # cancel everybody's bundle when that one client leaves.
             task = self._loop.create_task(work, context=self._context.copy())
-            self._bundles.add(task)
-            task.add_done_callback(self._bundles.discard)
+            self._bundles[task] = dispatch
+            task.add_done_callback(self._bundles.pop)
         if decisions.recalls and self._recall is not None:
             self._recall_all(decisions.recalls, self._recall)
         if self._recovery.pending:

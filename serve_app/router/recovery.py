@@ -38,6 +38,10 @@ class Recovery:
             self._open.setdefault(model, (now, before))
             self.pending = True
 
+    def forget(self, model: str) -> None:
+        """The model was removed, and will not recover."""
+        self._open.pop(model, None)
+
     def check(self, now: float) -> None:
         """See who has recovered."""
         for model, (since, before) in list(self._open.items()):

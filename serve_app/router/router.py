@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
-from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
+from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import ConnectionsCollector
 from serve_app.telemetry.key_metrics import KeysCollector
@@ -81,9 +82,7 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        self._scheduler = Scheduler(settings.scheduling.values(), settings.classes, settings.limits, settings.groups)
-        for model, prior in settings.priors.items():
-            self._scheduler.seed(model, prior)
+        self._scheduler = Scheduler((), settings.classes, settings.limits, settings.groups)
         self.metrics = RouterMetrics(self._scheduler)
         ties = TieTable() if Arena.supported() else None
         self._dispatcher = Dispatcher(
@@ -93,10 +92,8 @@ class Router:
             settings.replica_silence_s, settings.replica_kill_s, self._dispatcher.on_silent, self._dispatcher.on_heard
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
-        caches = settings.caches
-        self._cache = None if caches is None else ResponseCache(caches, self._dispatcher, self.metrics)
-        if self._cache is not None:
-            self._cache.start()
+        self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)
+        self._cache.start()
         file = settings.log_file
         self._log_lines = None if file is None else LineWriter(file.path, file.max_bytes, file.backups)
         self._log = None
@@ -104,18 +101,16 @@ class Router:
             self._log = RequestLog(settings.log, self._log_lines, self._loop.call_later)
         tracer = configured_tracer()
         self.service = Service(
-            models=settings.models,
-            processors=settings.processors,
             dispatcher=self._dispatcher,
             metrics=self.metrics,
-            on_demand=settings.on_demand,
             metrics_page=self._metrics_page,
-            scheduling=settings.scheduling,
-            groups=settings.groups,
             peer_statistics=None if peers is None else peers.statistics,
             trails=None if self._log is None and tracer is None else Trails(self._log, tracer),
             cache=self._cache,
         )
+        self._removals: set[asyncio.Task[None]] = set()
+        for model in settings.models:
+            self._take(model)
         keys = settings.keys
         self._guard = None if keys is None else keys.guard
         if keys is not None:
@@ -180,19 +175,79 @@ class Router:
         self._ports.open()
         await self._ports.opened()
 
+    # --------------------------------------------------------------- models
+
+    def add_model(self, model: RoutedModel) -> None:
+        """Serve one more model, from now on. It has no replica yet: say which there are by `on_replicas`.
+
+        One of a name that was removed is a new one: nothing that was kept or measured of the other counts for it.
+
+        Raises:
+            ValueError: There is a model of that name.
+            KeyError: There is no such device group.
+        """
+        self._take(model)
+        self.grpc.changed()
+
+    def _take(self, model: RoutedModel) -> None:
+        self._dispatcher.add_model(model.scheduling, model.group)
+        self._scheduler.seed(model.name, model.prior)
+        self.service.add_model(model)
+
+    def remove_model(self, name: str, successor: str | None = None) -> asyncio.Task[None]:
+        """Serve a model no more, from now on.
+
+        Requests that come now are answered as for a name that never was. What is queued moves to the successor, or is
+        refused with `ModelNotFound`; what replicas have is answered. In the end its series are no longer shown.
+
+        Args:
+            name: Of the model.
+            successor: Another model that takes what is queued. It must take the same tensors and give the same; what
+                asks for a variant that it does not have is refused.
+
+        Returns:
+            Ends when nothing of it is under way any more. Shield it from being cancelled.
+
+        Raises:
+            ModelNotFound: There is no model of one of these names.
+            ValueError: It is to be its own successor.
+        """
+        for named in (name, *(() if successor is None else (successor,))):
+            self.service.find(named)
+        if successor == name:
+            raise ValueError(f"model {name} cannot be its own successor")
+        served = self.service.remove_model(name)
+        sent = self._dispatcher.remove_model(name, successor)
+        self._links.update(name, {})  # they end when what they carry is answered
+        self.grpc.changed()
+        if self.service.ready():
+            self._ports.open()
+        task = self._loop.create_task(self._forget(name, sent, served), context=contextvars.Context())
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+        return task
+
+    async def _forget(self, name: str, *ends: Awaitable[None]) -> None:
+        for end in ends:
+            await end
+        if name not in self.service.models:
+            self.metrics.forget(name)
+            self._cache.forget(name)
+
     # ------------------------------------------------------------- replicas
 
     def on_replicas(self, model: str, replicas: Mapping[str, ReplicaReport]) -> None:
         """Take the list of a model's replicas as it is now, by name. Its own ports open when every model has some.
 
-        To be called in the router's event loop.
+        To be called in the router's event loop. What is told of a model that is not served is ignored.
         """
+        if model not in self.service.models:
+            return
         for report in replicas.values():
             self._scheduler.seed(model, report.executions)
             self.service.on_joinable(model, report.joinable)
         addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
-        if self._cache is not None:
-            self._cache.on_replicas(model, [report.identities for report in replicas.values()])
+        self._cache.on_replicas(model, [report.identities for report in replicas.values()])
         self.service.on_warm_up(model, [report.not_warmed for report in replicas.values()])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
@@ -279,8 +334,7 @@ class Router:
         self._links.close()
         if self._arena is not None:
             self._arena.close()
-        if self._cache is not None:
-            await self._cache.close()
+        await self._cache.close()
         if self._log_lines is not None:
             await asyncio.to_thread(self._log_lines.close)
 

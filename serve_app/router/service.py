@@ -12,11 +12,11 @@ from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Cost, Processor
-from serve_app.router.cache.response_cache import ResponseCache
+from serve_app.router.cache.response_cache import ModelCache, ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
+from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
 from serve_app.telemetry.trace import Trails, origin_of
@@ -31,54 +31,65 @@ class Service:
     """Implements `serve_app.domain.service.InferenceService` over one dispatcher.
 
     Args:
-        models: What is served, in the configuration's order.
-        processors: The processor of every model that takes media.
         dispatcher: Runs entries.
         metrics: What the dispatcher's observer counted.
-        on_demand: Models that may have no replica while nobody asks for them.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
         trails: Follow every request, for the log and for traces.
-        cache: Answers what was asked before; ``None`` where no model has one.
-        scheduling: How each model is scheduled, for `status`.
-        groups: Which of them share a device, for `status`.
+        cache: Answers what was asked before; ``None``: no model has one.
     """
 
     def __init__(
         self,
         *,
-        models: Mapping[str, ModelInfo],
-        processors: Mapping[str, Processor],
         dispatcher: Dispatcher,
         metrics: RouterMetrics,
-        on_demand: frozenset[str],
         metrics_page: Callable[[], Awaitable[str]],
-        scheduling: Mapping[str, ModelScheduling] | None = None,
-        groups: Iterable[DeviceGroup] = (),
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
         trails: Trails | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
-        self._models = dict(models)
-        self._unverified = _unverified(self._models)
-        self._processors = processors
+        self._models: dict[str, ModelInfo] = {}
+        self._served: dict[str, _Served] = {}
+        self._unverified: frozenset[str] = frozenset()
         self._dispatcher = dispatcher
         self._scheduler = dispatcher.scheduler
         self._metrics = metrics
-        self._on_demand = on_demand
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
         self._cache = cache
-        self._scheduling = {name: _scheduling(settings, groups) for name, settings in (scheduling or {}).items()}
         self._trails = trails
-        self._warm_up: dict[str, Mapping[str, Any]] = {}  # by model, of its replicas
         self._in_work = 0
         self._ending = False  # not ready any more, though what comes is still answered
         self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
 
+    def add_model(self, model: RoutedModel) -> None:
+        """Serve one more model. The dispatcher must know it."""
+        cache = None if self._cache is None or model.cache is None else self._cache.add_model(model.name, model.cache)
+        self._served[model.name] = _Served(model, cache)
+        self._models[model.name] = model.info
+        self._unverified = _unverified(self._models)
+
+    def remove_model(self, model: str) -> Awaitable[None]:
+        """Serve a model no more.
+
+        Returns:
+            Waits until its requests have ended.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        self.find(model)
+        del self._models[model]
+        served = self._served.pop(model)
+        self._unverified = _unverified(self._models)
+        if self._cache is not None:
+            self._cache.remove_model(model)
+        return served.ended()
+
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        """Every model by name, in the configuration's order."""
+        """Every model by name, in the order in which they came."""
         return self._models
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:
@@ -113,7 +124,7 @@ class Service:
             self.find(model)
         if self._finished is not None:
             raise _stopping()
-        if self._cache is not None and self._cache.of(model) is not None:
+        if self._served[model].cache is not None:
             return
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now(), tenant, weight)
@@ -133,19 +144,27 @@ class Service:
         """
         if self._finished is not None:
             raise _stopping()
+        served = self._served.get(model)
+        if served is None:
+            raise unknown_model(model, self._models)
         self._in_work += 1
+        served.in_work += 1
         try:
-            if self._cache is None or not options.cacheable or (cache := self._cache.of(model)) is None:
+            cache = served.cache
+            if cache is None or not options.cacheable:
                 return await self._submit(model, payload, options)
             if not options.nbytes:
                 options = options._replace(nbytes=_nbytes(payload))
-            answer = await cache.answer(self._timeout_s(model, payload, options), payload, options, self._submit)
-            answer = self._with_proof(model, answer)
+            answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
+            answer = self._with_proof(served, answer)
             if self._trails is not None and answer.cache in _WITHOUT_WORK:
                 self._trails.answered_from_cache(model, options, answer)
             return answer
         finally:
             self._in_work -= 1
+            served.in_work -= 1
+            if served.left is not None and not served.in_work:
+                served.left.set()
             if self._finished is not None and not self._in_work:
                 self._finished.set()
 
@@ -153,9 +172,12 @@ class Service:
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
     ) -> Answer:
         """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
-        info = self._models.get(model) or self.find(model)
+        served = self._served.get(model)
+        if served is None:
+            raise unknown_model(model, self._models)
+        info = served.info
         priority = options.priority or _NORMAL
-        rows, bucket = self._cost(info, payload)
+        rows, bucket = cost_of(info, served.processor, payload)
         if rows > info.max_request_rows:
             raise InvalidRequest(
                 f"the request has {rows} rows; model {model} takes at most {info.max_request_rows} in one request"
@@ -191,14 +213,15 @@ class Service:
                 trail.cancelled()
             raise
         if model in self._unverified:
-            answer = self._with_proof(model, answer)
+            answer = self._with_proof(served, answer)
         if trail is not None:
             trail.answered(answer)
         return answer
 
-    def _with_proof(self, model: str, answer: Answer) -> Answer:
+    @staticmethod
+    def _with_proof(served: _Served, answer: Answer) -> Answer:
         """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
-        verdict = self._models[model].joinable.get(answer.variant, _NOTHING_KNOWN).verdict
+        verdict = served.info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict
         return answer if answer.unverified or verdict != UNVERIFIED else answer._replace(unverified=True)
 
     def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
@@ -210,9 +233,10 @@ class Service:
             model: The model.
             verdicts: By variant.
         """
-        info = self._models.get(model)
-        if info is None:
+        served = self._served.get(model)
+        if served is None:
             return
+        info = served.info
         known = dict(info.joinable)
         for variant, verdict in verdicts.items():
             before = known.get(variant)
@@ -220,9 +244,9 @@ class Service:
                 known[variant] = verdict
         if known == info.joinable:
             return
-        self._models[model] = info._replace(joinable=known)
+        self._models[model] = served.info = info._replace(joinable=known)
         self._unverified = _unverified(self._models)
-        cache = None if self._cache is None else self._cache.of(model)
+        cache = served.cache
         for variant, verdict in known.items():
             self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
             if cache is not None and _may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not _may_join(verdict):
@@ -245,7 +269,7 @@ class Service:
         self.find(model)
         if self._ending or self._dispatcher.broken:
             return False
-        return model in self._on_demand or self._scheduler.usable(model) > 0
+        return self._served[model].on_demand or self._scheduler.usable(model) > 0
 
     def stop_being_ready(self) -> None:
         """Say that no more work should be sent here, though what comes is still done."""
@@ -278,9 +302,10 @@ class Service:
         """
         reason = next((reason for reason in reasons if reason is not None), None)
         if not reasons:
-            self._warm_up.pop(model, None)
+            self._served[model].warm_up = {}
         else:
-            self._warm_up[model] = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
+            told = {"warmed": True} if reason is None else {"warmed": False, "reason": reason}
+            self._served[model].warm_up = {"warm_up": told}
 
     def status(self) -> Mapping[str, Any]:
         """A picture of the models, JSON-able.
@@ -293,24 +318,23 @@ class Service:
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
-        caches = {} if self._cache is None else {name: self._cache.of(name) for name in self._models}
         shared = {} if self._cache is None else self._cache.status()
         return {
             "ready": self.ready(),
             **({"cache": shared} if shared else {}),
             "models": {
                 name: {
-                    "task": info.task,
-                    "version": info.version,
+                    "task": served.info.task,
+                    "version": served.info.version,
                     "ready": self.model_ready(name),
-                    **self._scheduling.get(name, {}),
-                    "joinable": {variant: verdict._asdict() for variant, verdict in info.joinable.items()},
+                    **served.scheduling,
+                    "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
                     **snapshot[name],
-                    **({"warm_up": self._warm_up[name]} if name in self._warm_up else {}),
+                    **served.warm_up,
                     "breaker": self._scheduler.breaker_picture(name, now),
-                    **({} if (cache := caches.get(name)) is None else {"cache": cache.status()}),
+                    **({} if served.cache is None else {"cache": served.cache.status()}),
                 }
-                for name, info in self._models.items()
+                for name, served in self._served.items()
             },
         }
 
@@ -337,12 +361,13 @@ class Service:
         page = await self._metrics_page()
         return page.encode(), CONTENT_TYPE
 
-    def _timeout_s(self, model: str, payload: Payload, options: RequestOptions) -> float:
+    def _timeout_s(self, served: _Served, payload: Payload, options: RequestOptions) -> float:
         """Seconds that a request has left: of the deadline that it names, or of its default."""
         if options.timeout_s is not None:
             return options.timeout_s
-        info = self._models[model]
-        return self._default_s(info, options.priority or _NORMAL, *self._cost(info, payload), options)
+        return self._default_s(
+            served.info, options.priority or _NORMAL, *cost_of(served.info, served.processor, payload), options
+        )
 
     def _default_s(self, info: ModelInfo, priority: Priority, rows: int, bucket: int, options: RequestOptions) -> float:
         """Seconds that are left of the default deadline: of what the class allows, or of more for a slow model.
@@ -359,20 +384,63 @@ class Service:
             raise DeadlineExceeded(read_too_long(priority, allowed_s))
         return left
 
-    def _cost(self, info: ModelInfo, payload: Payload) -> Cost:
-        processor = self._processors.get(info.name)
-        if isinstance(payload, dict):
-            # Of one tensor nothing else can disagree.
-            shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
-            signature = info.signature
-            if not info.joinable[""].rows or (signature.optional and len(payload) > len(signature.inputs)):
-                rows = 1  # it is run by itself, whatever its shapes
-            else:
-                rows = (shape and shape[0]) or most_rows(payload)[0] or 1
-            return Cost(rows, 0 if processor is None else processor.bucket(payload))
-        if processor is None:
-            raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
-        return processor.estimate(payload)
+
+class _Served:
+    """A model as it is served now.
+
+    Attributes:
+        info: What is known of it.
+        processor: Prices its requests where it takes media.
+        cache: Its cache of answers.
+        on_demand: Whether it may have no replica while nobody asks for it.
+        scheduling: How it is scheduled, as `Service.status` shows it.
+        warm_up: Likewise, what the warm-up of its replicas came to.
+        in_work: Requests that are being answered.
+        left: Set when the last of them has ended; there since the model was removed.
+    """
+
+    __slots__ = ("cache", "in_work", "info", "left", "on_demand", "processor", "scheduling", "warm_up")
+
+    def __init__(self, model: RoutedModel, cache: ModelCache | None) -> None:
+        self.processor = model.processor
+        self.info = model.info
+        self.cache = cache
+        self.on_demand = model.on_demand
+        self.scheduling = _scheduling(model)
+        self.warm_up: Mapping[str, Any] = {}
+        self.in_work = 0
+        self.left: asyncio.Event | None = None
+
+    async def ended(self) -> None:
+        """Wait until no request is being answered. Called once, when no more can come."""
+        if self.in_work:
+            self.left = asyncio.Event()
+            await self.left.wait()
+
+
+def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> Cost:
+    """What a request costs its batch.
+
+    Args:
+        info: Of the model.
+        processor: Of the model, where it takes media.
+        payload: What is to be run.
+
+    Raises:
+        InvalidRequest: It is not what the model takes.
+    """
+    if isinstance(payload, dict):
+        # Of one tensor nothing else can disagree.
+        shape = next(iter(payload.values())).shape if len(payload) == 1 else ()
+        signature = info.signature
+        if not info.joinable[""].rows or (signature.optional and len(payload) > len(signature.inputs)):
+            rows = 1  # it is run by itself, whatever its shapes
+        else:
+            rows = (shape and shape[0]) or most_rows(payload)[0] or 1
+        return Cost(rows, 0 if processor is None else processor.bucket(payload))
+    if processor is None:
+        raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
+    return processor.estimate(payload)
 
 
 def _care(verdict: Joinable) -> tuple[int, float]:
@@ -402,14 +470,13 @@ async def _no_peers() -> Sequence[Mapping[str, Statistics]]:
     return ()
 
 
-def _scheduling(settings: ModelScheduling, groups: Iterable[DeviceGroup]) -> Mapping[str, Any]:
+def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
     """How a model is scheduled, as `Service.status` shows it."""
-    shown: dict[str, Any] = {"policy": settings.policy}
-    if settings.fallbacks:
-        shown["fallbacks"] = list(settings.fallbacks)
-    for group in groups:
-        if settings.name in group.models:
-            shown["device_group"] = group.name
+    shown: dict[str, Any] = {"policy": model.scheduling.policy}
+    if model.scheduling.fallbacks:
+        shown["fallbacks"] = list(model.scheduling.fallbacks)
+    if model.group is not None:
+        shown["device_group"] = model.group
     return shown
 
 

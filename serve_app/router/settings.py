@@ -14,7 +14,7 @@ from serve_app.http.http1 import Limits
 from serve_app.http.tls import TlsFiles
 from serve_app.payloads import Execution, Joinable
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import CacheSettings
+from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.telemetry.request_log import LogSettings
@@ -76,23 +76,47 @@ class LogFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedModel:
+    """A model as a router serves it.
+
+    Attributes:
+        info: What clients are told of it.
+        scheduling: How its requests are scheduled; under the same name.
+        processor: Prices its requests where it takes media.
+        group: The device group that it is a member of.
+        prior: What batches cost, until a replica has measured it.
+        on_demand: Whether it may have no replica while nobody asks for it.
+        cache: Its cache of answers; ``None`` for none.
+    """
+
+    info: ModelInfo
+    scheduling: ModelScheduling
+    processor: Processor | None = None
+    group: str | None = None
+    prior: Sequence[Execution] = ()
+    on_demand: bool = False
+    cache: ModelCacheSettings | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.info.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """What a router serves, and within which limits.
 
     Attributes:
-        models: Every model's description, by the model's name.
-        scheduling: How each is scheduled, by name.
+        models: What it serves at first; more can come, and all of them go.
         classes: Limits of every class.
         limits: Limits of the process.
-        processors: The processor of every model that takes media.
-        groups: Models that share a device.
-        priors: What batches of some models cost, by name, until a replica has measured it.
-        on_demand: Models that may have no replica while nobody asks for them.
+        groups: Devices that models share.
         bundle_timeout_s: A replica that owes an answer for so long is not asked any more, seconds.
         replica_silence_s: After so long without a sign of life what a linked replica has is tried elsewhere, seconds.
         replica_kill_s: After so long without a sign of life such a replica is killed, seconds; ``None``: never.
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
-        caches: Of answers; ``None`` for none.
+        caches: What the caches of all models share.
         http: Limits and manners of HTTP on every port.
         grpc: The same of gRPC.
         http_port: Its own port for HTTP; ``None`` for none.
@@ -102,19 +126,15 @@ class RouterSettings:
         log_file: Where these go; ``None``: there is no log.
     """
 
-    models: Mapping[str, ModelInfo]
-    scheduling: Mapping[str, ModelScheduling]
     classes: Mapping[Priority, ClassSettings]
     limits: ProcessLimits
-    processors: Mapping[str, Processor] = field(default_factory=dict)
+    models: Sequence[RoutedModel] = ()
     groups: Sequence[DeviceGroup] = ()
-    priors: Mapping[str, Sequence[Execution]] = field(default_factory=dict)
-    on_demand: frozenset[str] = frozenset()
     bundle_timeout_s: float = 60.0
     replica_silence_s: float = 2.0
     replica_kill_s: float | None = 10.0
     shared_memory: int = 0
-    caches: CacheSettings | None = None
+    caches: CacheSettings = field(default_factory=CacheSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     http_port: HttpPort | None = None

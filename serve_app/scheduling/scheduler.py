@@ -57,10 +57,11 @@ class Scheduler:
         models: The models; see `add_model`.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
-        groups: Models that share a device. Raises ValueError when a member is unknown, or is in two groups.
+        groups: Models that share a device; some may come later. Raises ValueError when a model is in two groups.
 
     Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
-    which reject.
+    which reject, and those of which bundles and replicas of a removed model may still ask: it has no replica, and no
+    fallback.
     """
 
     def __init__(
@@ -94,9 +95,8 @@ class Scheduler:
         self._stranded: list[Entry] = []
         # Entries that made room for those of other tenants; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
-        given = {model.name: model for model in models}
-        group_of = _group_of(given, self._groups.values())
-        for model in given.values():
+        group_of = _group_of(self._groups.values())
+        for model in models:
             self.add_model(model, group_of.get(model.name))
 
     # ---------------------------------------------------------------- models
@@ -123,22 +123,28 @@ class Scheduler:
         self._device_of[name] = device
         self._rescues.add_model(model)
 
-    def remove_model(self, name: str) -> list[int]:
+    def remove_model(self, name: str, now: float, successor: str | None = None) -> list[int]:
         """Take no more entries of a model, and forget it. One that is added under its name later is a new one.
 
-        What is queued for it is refused by the next `decide`. Its bundles in flight may still be answered or fail, and
-        their entries expire at their deadlines; those of a failed one are refused, too.
+        What is queued for it arrives at its successor, or is refused by the next `decide`. Its bundles in flight may
+        still be answered or fail, and their entries expire at their deadlines; those of a failed one are refused, too.
 
         Args:
             name: Of the model. Raises KeyError when there is none.
+            now: Seconds.
+            successor: Another model that takes what is queued, but for variants that it does not have. Raises KeyError
+                when there is none of that name, and ValueError when it is the same.
 
         Returns:
             The bundles that somebody still waits for.
         """
+        if successor == name:
+            raise ValueError(f"model {name} cannot be its own successor")
+        heir = None if successor is None else self._models[successor]
         model = self._models.pop(name)
         device = self._device_of.pop(name)
         for entry in model.queue.clear():
-            self._strand(entry)
+            self._hand_on(entry, heir, now)
         orphans = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.orphaned]
         if isinstance(device, Shared):
             device.leave(model, [bundle.id for bundle in orphans])
@@ -154,11 +160,22 @@ class Scheduler:
             if bundle.replica.name is None:
                 for entry in bundle.entries:
                     if entry.state is _RUNNING:
-                        self._strand(entry)
+                        self._hand_on(entry, heir, now)
                 self._bundles.abandon(bundle.id)
             else:
                 self._bundles.forget_ended(bundle.id)
         return [bundle.id for bundle in orphans if self._bundles.get(bundle.id) is not None]
+
+    def _hand_on(self, entry: Entry, heir: ModelState | None, now: float) -> None:
+        """Let an entry of a removed model, which no replica has, arrive at another model."""
+        if heir is None or (entry.variant and entry.variant not in heir.settings.variants):
+            self._strand(entry)
+            return
+        self._end(entry)  # it arrives anew, where there may be no room for it
+        entry.model, entry.state, entry.bundles = heir.settings.name, _NEW, ()
+        rejection = self.on_arrival(entry, now)
+        if rejection is not None:
+            self._displaced.append(Refused(entry, rejection))
 
     def _strand(self, entry: Entry) -> None:
         entry.state = _RUNNING
@@ -490,17 +507,24 @@ class Scheduler:
         """What the classes allow requests that name no deadline, seconds."""
         return self._bounds.timeouts_s
 
+    def serves(self, model: str) -> bool:
+        """Whether there is a model of that name."""
+        return model in self._models
+
     def fallbacks(self, model: str) -> tuple[str, ...]:
         """The variants that may stand in for the exact model."""
-        return self._models[model].settings.fallbacks
+        known = self._models.get(model)
+        return () if known is None else known.settings.fallbacks
 
     def usable(self, model: str) -> int:
         """Replicas of the model that are listed and not held, whether they have a free slot or not."""
-        return self._models[model].slots.usable
+        known = self._models.get(model)
+        return 0 if known is None else known.slots.usable
 
     def listed(self, model: str) -> int:
         """Replicas of the model that are listed, held ones included."""
-        return len(self._models[model].slots.replicas)
+        known = self._models.get(model)
+        return 0 if known is None else len(known.slots.replicas)
 
     def load(self, model: str) -> int:
         """Rows queued and rows running at usable replicas, as far as they are waited for: what autoscaling counts.
@@ -761,15 +785,12 @@ def _entries(of: tuple[str, TenantQueue]) -> int:
     return len(of[1])
 
 
-def _group_of(models: Collection[str], groups: Iterable[DeviceGroup]) -> dict[str, str]:
+def _group_of(groups: Iterable[DeviceGroup]) -> dict[str, str]:
     """The name of the group of each model that is in one."""
     group_of: dict[str, str] = {}
     for group in groups:
         for name in group.models:
-            if name not in models or name in group_of:
-                raise ValueError(
-                    f"device group {group.name}: "
-                    + (f"model {name} is in two groups" if name in models else f"there is no model {name}")
-                )
+            if name in group_of:
+                raise ValueError(f"device group {group.name}: model {name} is in two groups")
             group_of[name] = group.name
     return group_of

@@ -137,13 +137,7 @@ class RouterMetrics:
             ("model",),
             _RECOVERY_BUCKETS,
         )
-        self._tenants = TenantCollector()
-        self.registry = CollectorRegistry()
-        for collector in (
-            SchedulerCollector(scheduler),
-            BreakerCollector(scheduler),
-            self._tenants,
-            TaskCollector(),
+        self._of_models = (
             self.requests,
             self.fallbacks,
             self.latency,
@@ -154,11 +148,28 @@ class RouterMetrics:
             self.lost,
             self.silent,
             self.recovery,
+        )
+        self._tenants = TenantCollector()
+        self.registry = CollectorRegistry()
+        for collector in (
+            SchedulerCollector(scheduler),
+            BreakerCollector(scheduler),
+            self._tenants,
+            TaskCollector(),
+            *self._of_models,
         ):
             self.registry.register(collector)
         self._answered: dict[tuple[str, Priority], _Answered] = {}
         self._per_model: dict[str, tuple[Distribution, Distribution, Distribution]] = {}
         self._statistics: dict[str, ModelStatistics] = {}
+
+    def forget(self, model: str) -> None:
+        """Drop all series and numbers of a model that was removed and of which nothing is under way."""
+        for metric in self._of_models:
+            metric.forget(model)
+        self._answered = {key: series for key, series in self._answered.items() if key[0] != model}
+        self._per_model.pop(model, None)
+        self._statistics.pop(model, None)
 
     def statistics(self, model: str) -> ModelStatistics:
         """The cumulative numbers of one model."""

@@ -47,6 +47,10 @@ class Counter(Collector):
         """The series with these labels; to be kept by whoever adds to it often."""
         return self._series.setdefault(labels, Count())
 
+    def forget(self, first: str) -> None:
+        """Drop the series whose first label is this; whoever has kept one adds to nothing that is shown."""
+        self._series = {labels: series for labels, series in self._series.items() if labels[0] != first}
+
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""
         family = CounterMetricFamily(*self._described, labels=self._labels)
@@ -94,6 +98,10 @@ class Histogram(Collector):
         if series is None:
             series = self._series[labels] = Distribution(self._bounds)
         return series
+
+    def forget(self, first: str) -> None:
+        """Drop the series whose first label is this; whoever has kept one adds to nothing that is shown."""
+        self._series = {labels: series for labels, series in self._series.items() if labels[0] != first}
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`."""

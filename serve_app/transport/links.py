@@ -55,7 +55,9 @@ class Links:
 
         The links of those that are gone end when the answers that they owe are there.
         """
-        before, self._wanted[model] = self._wanted.get(model, {}), dict(addresses)
+        before = self._wanted.pop(model, {})
+        if addresses:
+            self._wanted[model] = dict(addresses)
         for replica in before.keys() - addresses.keys():
             self._keepers.pop(replica).cancel()
             if (link := self._links.pop(replica, None)) is not None:

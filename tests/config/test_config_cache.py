@@ -34,16 +34,14 @@ def test_no_model_has_a_cache_unless_it_says_so() -> None:
     """Nor does one that has switched it off."""
     for model in ({"name": "m", "path": "m"}, {**CACHED, "cache": {"enabled": False}}):
         config = parse(model=model)
-        assert config.cache_settings({}) is None
+        assert not any(each.caches for each in config.models)
         assert "waiting for the same request" not in config.budget().in_flight
 
 
 def test_values_reach_the_runtime() -> None:
     """In its units; the requests that may wait are counted with all others."""
     config = parse({"max_waiting": 7}, {**CACHED, "cache": {"ttl_s": 2, "max_bytes": "1KiB"}})
-    settings = config.cache_settings({"m": {"": "a"}})
-    assert settings is not None
-    assert settings.models["m"] == (2.0, 1024, {"": "a"})
+    settings = config.cache_settings()
     assert settings.max_followers == 7
     assert settings.redis is None
     assert config.budget().in_flight["waiting for the same request"] == 7
@@ -84,8 +82,7 @@ def test_passwords_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hunter2\n")
     for given in ({"password_variable": "SECRET"}, {"password_file": str(secret)}):
-        settings = parse({"redis": {"url": "rediss://h:1/2", **given}}).cache_settings({"m": {}}, {"SECRET": "hunter2"})
-        assert settings is not None
+        settings = parse({"redis": {"url": "rediss://h:1/2", **given}}).cache_settings({"SECRET": "hunter2"})
         assert settings.redis is not None
         assert settings.redis.password == "hunter2"
         assert "hunter2" not in repr(settings)
@@ -94,7 +91,7 @@ def test_passwords_come_from_the_environment_or_a_file(tmp_path: Path) -> None:
         ({"password_file": str(tmp_path / "none")}, "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=message):
-            parse({"redis": {"url": "redis://h", **given}}).cache_settings({"m": {}}, {})
+            parse({"redis": {"url": "redis://h", **given}}).cache_settings({})
 
 
 def test_files_of_redis_are_found_from_home_and_looked_for(tmp_path: Path) -> None:
@@ -116,8 +113,7 @@ def test_files_of_redis_are_found_from_home_and_looked_for(tmp_path: Path) -> No
     secret.write_text("hunter2\n")
     Authority(tmp_path / "authority").ca_file.replace(authority)
     assert config.redis_problems(environ) == ()
-    settings = config.cache_settings({"m": {}}, environ)
-    assert settings is not None
+    settings = config.cache_settings(environ)
     assert settings.redis is not None
     assert (settings.redis.password, settings.redis.ca_file) == ("hunter2", str(authority))
 
@@ -171,8 +167,7 @@ def test_identities_are_of_contents(tmp_path: Path) -> None:
 
 def test_a_socket_has_its_database_in_the_query() -> None:
     """There is no other place for it."""
-    settings = parse({"redis": {"url": "unix:///run/redis.sock?db=1"}}).cache_settings({"m": {}}, {})
-    assert settings is not None
+    settings = parse({"redis": {"url": "unix:///run/redis.sock?db=1"}}).cache_settings({})
     assert settings.redis is not None
     assert settings.redis.url == "unix:///run/redis.sock?db=1"
 

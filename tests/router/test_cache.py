@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, settle, tensor
+from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, serve, settle, tensor
 
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, QueueFull, ServeAppError
 from serve_app.payloads import UNVERIFIED, BundleResult, Execution, Failure, Joinable, ModelSignature, Payload, Success
 from serve_app.router.cache.response_cache import CacheSettings, Hashing, ModelCacheSettings, ResponseCache
-from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 
 HIGH, NORMAL, LOW = Priority
@@ -28,23 +27,11 @@ class Line:
         self.transport = Transport()
         self.dispatcher, self.metrics = make_dispatcher(self.transport, **({"max_rows": 1} | changes))
         settings = ModelCacheSettings(300.0, 10**6, {"": "a", "light": "b"})
-        self.cache = ResponseCache(CacheSettings({MODEL: settings}, max_followers), self.dispatcher, self.metrics)
+        self.cache = ResponseCache(CacheSettings(max_followers), self.dispatcher, self.metrics)
         info = ModelInfo(
             MODEL, "1", ("1",), "tensors", ModelSignature((), ()), 4, 8, dict.fromkeys(Priority, 30.0), (), variants
         )
-
-        async def page() -> str:
-            return self.metrics.render()
-
-        self.service = Service(
-            models={MODEL: info},
-            processors={},
-            dispatcher=self.dispatcher,
-            metrics=self.metrics,
-            on_demand=frozenset(),
-            metrics_page=page,
-            cache=self.cache,
-        )
+        self.service = serve(info, self.dispatcher, self.metrics, cache=settings, caches=self.cache)
 
     def ask(self, value: float = 1, priority: Priority = NORMAL, timeout_s: float = 30.0, **options: Any) -> Any:
         """Ask in a task of its own, which runs until it waits."""

@@ -6,13 +6,12 @@ import asyncio
 import logging
 
 import pytest
-from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, tensor
+from runtime_harness import MODEL, Sent, Transport, classes, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import BundleResult, Failure, ModelSignature
 from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
-from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 
 HIGH, NORMAL, LOW = Priority
@@ -29,20 +28,10 @@ class Line:
         self.dispatcher, metrics = make_dispatcher(self.transport, max_rows=1)
         if measured:
             self.dispatcher.scheduler.seed(MODEL, [(1, 0, ALONE_S, "")])
-        settings = CacheSettings({MODEL: ModelCacheSettings(300.0, 10**6, {"": "a"})}, 10)
-
-        async def page() -> str:
-            return metrics.render()
-
-        self.service = Service(
-            models={MODEL: ModelInfo(MODEL, "1", ("1",), "tensors", ModelSignature((), ()), 1, 8, TIMEOUTS_S, ())},
-            processors={},
-            dispatcher=self.dispatcher,
-            metrics=metrics,
-            on_demand=frozenset(),
-            metrics_page=page,
-            cache=ResponseCache(settings, self.dispatcher, metrics) if cached else None,
-        )
+        info = ModelInfo(MODEL, "1", ("1",), "tensors", ModelSignature((), ()), 1, 8, TIMEOUTS_S, ())
+        caches = ResponseCache(CacheSettings(10), self.dispatcher, metrics) if cached else None
+        kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
+        self.service = serve(info, self.dispatcher, metrics, cache=kept, caches=caches)
 
     async def sent(self, options: RequestOptions) -> tuple[Sent, asyncio.Task[object]]:
         """Ask for one row: the bundle that it becomes, and the request."""

@@ -18,7 +18,7 @@ import pytest
 from api.authority import Authority
 from prometheus_client import CollectorRegistry
 from redis import Redis
-from runtime_harness import MODEL, Transport, make_dispatcher, tensor
+from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from benchmarks.redis_server import RedisServer
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
@@ -26,7 +26,6 @@ from serve_app.payloads import ModelSignature
 from serve_app.router.cache.metrics import RedisMetrics
 from serve_app.router.cache.redis import RedisCache, RedisSettings
 from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
-from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 
 KEY = b"\x01" * 32
@@ -296,24 +295,11 @@ class Router:
     def __init__(self, server: RedisServer) -> None:
         self.transport = Transport()
         dispatcher, metrics = make_dispatcher(self.transport)
-        settings = CacheSettings(
-            {MODEL: ModelCacheSettings(300.0, 10**6, {"": "a"})}, redis=RedisSettings(server.url, **PATIENT)
-        )
+        settings = CacheSettings(redis=RedisSettings(server.url, **PATIENT))
         self.cache = ResponseCache(settings, dispatcher, metrics)
         info = ModelInfo(MODEL, "1", ("1",), "tensors", ModelSignature((), ()), 4, 8, dict.fromkeys(Priority, 30.0), ())
-
-        async def page() -> str:
-            return metrics.render()
-
-        self.service = Service(
-            models={MODEL: info},
-            processors={},
-            dispatcher=dispatcher,
-            metrics=metrics,
-            on_demand=frozenset(),
-            metrics_page=page,
-            cache=self.cache,
-        )
+        kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
+        self.service = serve(info, dispatcher, metrics, cache=kept, caches=self.cache)
 
     async def ask(self, value: float) -> Answer:
         """Answer one request."""

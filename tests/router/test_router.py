@@ -119,4 +119,4 @@ async def test_a_router_may_be_drained_and_closed_more_than_once() -> None:
 
 def _nothing_served() -> RouterSettings:
     classes = {priority: ClassSettings(16, 1 << 20, 1.0) for priority in Priority}
-    return RouterSettings(models={}, scheduling={}, classes=classes, limits=ProcessLimits(1 << 20))
+    return RouterSettings(classes=classes, limits=ProcessLimits(1 << 20))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from runtime_harness import MODEL, Transport, classes, make_dispatcher, tensor
+from runtime_harness import MODEL, Transport, classes, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.payloads import Media, ModelSignature, TensorSpec
 from serve_app.processors import create_processor
 from serve_app.processors.processor import Cost, Processor
-from serve_app.router.service import Service
+from serve_app.router.service import Service, cost_of
 from serve_app.scheduling.entry import Priority
 
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),))
@@ -28,7 +27,7 @@ def make_service(
     transport: Transport,
     *,
     on_demand: bool = False,
-    processors: Mapping[str, Processor] = MappingProxyType({}),
+    processor: Processor | None = None,
     **changes: Any,
 ) -> Service:
     """A service of one tensor model; ``changes`` go to the dispatcher."""
@@ -44,18 +43,7 @@ def make_service(
         default_timeout_s={Priority.HIGH: 1.0, Priority.NORMAL: 5.0, Priority.LOW: 30.0},
         labels=(),
     )
-
-    async def page() -> str:
-        return metrics.render()
-
-    return Service(
-        models={MODEL: info},
-        processors=processors,
-        dispatcher=dispatcher,
-        metrics=metrics,
-        on_demand=frozenset({MODEL} if on_demand else ()),
-        metrics_page=page,
-    )
+    return serve(info, dispatcher, metrics, processor=processor, on_demand=on_demand)
 
 
 async def test_a_request_is_answered_with_its_class_and_times() -> None:
@@ -102,13 +90,13 @@ async def test_tensors_of_a_media_model_cost_what_its_media_cost(tmp_path: Path)
     signature = ModelSignature((TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, 2)),))
     options = {"sampling_rate": 8000, "max_seconds": 1.0}
     processor = create_processor("audio-classification", signature, tmp_path, options)
-    service = make_service(Transport(), processors={MODEL: processor})
+    service = make_service(Transport(), processor=processor)
     info = service.find(MODEL)
 
-    assert service._cost(info, {"x": np.zeros((3, 4001), np.float32)}) == Cost(3, 8000)
+    assert cost_of(info, processor, {"x": np.zeros((3, 4001), np.float32)}) == Cost(3, 8000)
     with pytest.raises(InvalidRequest, match="input 'x' has 8001 samples; this model takes at most 8000"):
         await service.submit(MODEL, {"x": np.zeros((1, 8001), np.float32)}, RequestOptions())
-    assert make_service(Transport())._cost(info, {"x": np.zeros((3, 9000), np.float32)}) == Cost(3, 0)
+    assert cost_of(info, None, {"x": np.zeros((3, 9000), np.float32)}) == Cost(3, 0)
 
 
 def outcomes(page: bytes) -> dict[tuple[str, str, str], float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runtime_harness import MODEL, Transport, make_dispatcher, tensor
+from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.payloads import Joinable, ModelSignature, TensorSpec
@@ -29,18 +29,7 @@ def make_service(transport: Transport, **info: Any) -> Service:
     signature = info.pop("signature", ModelSignature((spec,), (spec._replace(name="y"),)))
     told = ModelInfo(MODEL, "1", ("1",), "tensors", signature, 4, 64, timeouts, (), ("light",), **info)
     dispatcher, metrics = make_dispatcher(transport)
-
-    async def page() -> str:
-        return ""
-
-    return Service(
-        models={MODEL: told},
-        processors={},
-        dispatcher=dispatcher,
-        metrics=metrics,
-        on_demand=frozenset(),
-        metrics_page=page,
-    )
+    return serve(told, dispatcher, metrics)
 
 
 def of(service: Service, variant: str = "") -> Joinable | None:

@@ -201,7 +201,7 @@ class ActiveMachine(RuleBasedStateMachine):
         """A model goes."""
         if model in self.there:
             self.there.remove(model)
-            self.both(lambda side: len(side.scheduler.remove_model(model)))
+            self.both(lambda side: len(side.scheduler.remove_model(model, 0.0)))
 
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def add(self, model: str, names: list[str]) -> None:

@@ -51,12 +51,12 @@ def test_names_are_checked() -> None:
     with pytest.raises(ValueError, match="model m is scheduled already"):
         scheduler.add_model(_M)
     with pytest.raises(KeyError):
-        scheduler.remove_model("n")
+        scheduler.remove_model("n", 0.0)
     with pytest.raises(KeyError):
         scheduler.add_model(replace(_M, name="n"), "g")
-    assert scheduler.remove_model("m") == []
+    assert scheduler.remove_model("m", 0.0) == []
     with pytest.raises(KeyError):
-        scheduler.remove_model("m")
+        scheduler.remove_model("m", 0.0)
     with pytest.raises(KeyError):
         scheduler.load("m")
 
@@ -68,7 +68,7 @@ def test_what_is_queued_is_refused_by_the_next_decision() -> None:
     _sent(scheduler, waking)  # waits for a first replica
     queued, leaving = accept(scheduler, make_entry(nbytes=7), make_entry(nbytes=9))
 
-    assert scheduler.remove_model("m") == []
+    assert scheduler.remove_model("m", 0.0) == []
     scheduler.on_cancel(leaving, 0.1)
     late = make_entry(deadline=5.0)
     rejection = scheduler.on_arrival(late, 0.1)
@@ -89,7 +89,7 @@ def test_what_runs_may_still_be_answered() -> None:
     answered, back = make_entry(nbytes=5), make_entry(nbytes=7)
     bundles = [_sent(scheduler, answered), _sent(scheduler, back, now=1.0)]
 
-    assert scheduler.remove_model("m") == [bundle.bundle_id for bundle in bundles]
+    assert scheduler.remove_model("m", 0.0) == [bundle.bundle_id for bundle in bundles]
     scheduler.on_verdict(bundles[0].bundle_id, "", Verdict.ANSWERED, 1.0)
     assert scheduler.on_done(bundles[0].bundle_id, [(1, 0, 0.006, "")], 1.0) == [answered]
     assert scheduler.on_done(bundles[1].bundle_id, [], 1.0, returned=[back]) == []
@@ -105,7 +105,7 @@ def test_what_fails_is_tried_nowhere_else() -> None:
     scheduler.on_failed(dispatch.bundle_id, 0.0, False)
     (again,) = scheduler.decide(0.0).dispatches
     once = _sent(scheduler, fresh)
-    scheduler.remove_model("m")
+    scheduler.remove_model("m", 0.0)
 
     poisoned = scheduler.on_failed(again.bundle_id, 0.1, True)
     refused = scheduler.on_failed(once.bundle_id, 0.1, True)
@@ -122,7 +122,7 @@ def test_what_is_never_answered_expires_and_is_forgotten() -> None:
     timed_out = make_entry(deadline=30.0)
     _sent(scheduler, entry)
     watched = _sent(scheduler, timed_out, now=1.0)
-    scheduler.remove_model("m")
+    scheduler.remove_model("m", 0.0)
 
     scheduler.on_timeout(watched.bundle_id, 2.0)
     assert [each for each, _ in scheduler.decide(2.0).refused] == [timed_out]
@@ -140,7 +140,7 @@ def test_a_model_of_the_same_name_is_a_new_one() -> None:
         _sent(scheduler, make_entry(), now=1.0),
         _sent(scheduler, make_entry(), now=2.0),
     ]
-    scheduler.remove_model("m")
+    scheduler.remove_model("m", 0.0)
     scheduler.add_model(_M)
     scheduler.on_replicas("m", ["a"], 2.0)
     new = make_entry()
@@ -171,7 +171,7 @@ def test_a_request_in_two_copies_ends_once() -> None:
         scheduler.on_silent("m", str(first.replica), 0.1)
         if both_sent:
             assert len(scheduler.decide(0.1).dispatches) == 1
-        scheduler.remove_model("m")
+        scheduler.remove_model("m", 0.0)
 
         assert scheduler.decide(0.1).refused == ()
         assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 0.2) == [entry]
@@ -189,7 +189,7 @@ def test_breakers_and_holds_go_with_their_model() -> None:
     scheduler.decide(0.0)
     assert scheduler.wake_at is not None
 
-    scheduler.remove_model("m")
+    scheduler.remove_model("m", 0.0)
     assert scheduler.wake_at is None
     scheduler.add_model(model)
     scheduler.on_replicas("m", ["a"], 1.0)
@@ -220,13 +220,13 @@ def test_members_of_a_group_come_and_go() -> None:
     accept(scheduler, waiting)
     assert scheduler.decide(0.0).dispatches == []
 
-    scheduler.remove_model("m")
+    scheduler.remove_model("m", 0.0)
     (second,) = scheduler.decide(0.0).dispatches
     assert second.entries == [waiting]
     assert len(scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 0.1)) == 1
     assert scheduler.on_done(second.bundle_id, [(1, 0, 0.006, "")], 0.1) == [waiting]
 
-    scheduler.remove_model("n")
+    scheduler.remove_model("n", 0.0)
     for model in models:
         scheduler.add_model(model, "g")
         scheduler.on_replicas(model.name, ["a"], 1.0)
@@ -241,7 +241,7 @@ def test_a_model_moves_out_of_its_group() -> None:
     models = [replace(_M, name=name) for name in ("m", "n")]
     scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
     _sent(scheduler, make_entry())
-    scheduler.remove_model("n")
+    scheduler.remove_model("n", 0.0)
     scheduler.add_model(models[1])
     scheduler.on_replicas("n", ["a"], 0.0)
 

@@ -283,7 +283,7 @@ def test_who_vanishes_may_still_run_it(answers: bool) -> None:
 def test_the_model_of_tied_entries_is_removed(end: str) -> None:
     """It may still be answered; it is tried nowhere else, and refused once nobody has it."""
     scheduler, entry, (first, second) = _tied("a", "b")
-    assert {first.bundle_id, second.bundle_id} <= set(scheduler.remove_model("m"))
+    assert {first.bundle_id, second.bundle_id} <= set(scheduler.remove_model("m", 0.0))
     assert scheduler.on_done(first.bundle_id, [], 0.02, returned=[entry]) == []
     assert scheduler.decide(0.02) == Decisions([], [], [])
     if end == "answered":

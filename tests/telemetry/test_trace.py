@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from runtime_harness import MODEL, Transport, make_dispatcher, tensor
+from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
 from serve_app.errors import DeadlineExceeded
@@ -26,7 +26,6 @@ from serve_app.payloads import (
     WireEntry,
 )
 from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
-from serve_app.router.service import Service
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import LogSettings, RequestLog
 from serve_app.telemetry.trace import Trails, configured_tracer, traced
@@ -56,20 +55,9 @@ class Followed:
         )
 
         kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
-
-        async def page() -> str:
-            return metrics.render()
-
-        self.service = Service(
-            models={MODEL: INFO},
-            processors={},
-            dispatcher=dispatcher,
-            metrics=metrics,
-            on_demand=frozenset(),
-            metrics_page=page,
-            trails=Trails(log, self.tracer),
-            cache=ResponseCache(CacheSettings({MODEL: kept}), dispatcher, metrics) if caching else None,
-        )
+        caches = ResponseCache(CacheSettings(), dispatcher, metrics) if caching else None
+        trails = Trails(log, self.tracer)
+        self.service = serve(INFO, dispatcher, metrics, cache=kept, caches=caches, trails=trails)
 
     def ask(self, options: RequestOptions = ASKED) -> asyncio.Task[Any]:
         """One row."""

@@ -40,10 +40,9 @@ class ModelCacheSettings(NamedTuple):
 
 
 class CacheSettings(NamedTuple):
-    """The caches of one router process.
+    """What the caches of one router process share.
 
     Attributes:
-        models: By name, of the models that have one.
         max_followers: Most requests that wait for the same one in flight.
         follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
         aside_above: Requests of more bytes are hashed in a thread.
@@ -51,7 +50,6 @@ class CacheSettings(NamedTuple):
         redis: A server behind the memory of the process; ``None`` for none.
     """
 
-    models: Mapping[str, ModelCacheSettings]
     max_followers: int = 256
     follower_bytes: int = 64 * 2**20
     aside_above: int = 256 * 2**10
@@ -72,23 +70,43 @@ class ResponseCache:
     """The caches of all models that have one, in one router.
 
     Args:
-        settings: What they may use.
+        settings: What they share.
         dispatcher: Runs what is not found.
         metrics: Counts how requests ended.
     """
 
     def __init__(self, settings: CacheSettings, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
-        counts = CacheMetrics()
+        self._clock = dispatcher.now
+        self._metrics = metrics
+        self._counts: CacheMetrics | None = None
         self._redis: RedisCache | None = None
         if settings.redis is not None:
             self._redis = RedisCache(settings.redis, RedisMetrics(metrics.registry))
-        flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
-        hashing = Hashing(settings.aside_above, settings.threads, settings.follower_bytes)
-        self._models = {
-            name: ModelCache(name, model, dispatcher.now, flights, hashing, metrics, counts, self._redis)
-            for name, model in settings.models.items()
-        }
-        counts.register(metrics.registry, {name: model.store for name, model in self._models.items()})
+        self._flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
+        self._hashing = Hashing(settings.aside_above, settings.threads, settings.follower_bytes)
+        self._models: dict[str, ModelCache] = {}
+        self._stores: dict[str, CacheStore] = {}
+
+    def add_model(self, model: str, settings: ModelCacheSettings) -> ModelCache:
+        """Make the cache of one more model. It is empty, whatever was kept under this name before."""
+        if self._counts is None:
+            self._counts = CacheMetrics()
+            self._counts.register(self._metrics.registry, self._stores)
+        cache = ModelCache(
+            model, settings, self._clock, self._flights, self._hashing, self._metrics, self._counts, self._redis
+        )
+        self._models[model], self._stores[model] = cache, cache.store
+        return cache
+
+    def remove_model(self, model: str) -> None:
+        """Drop what is kept of a model; who waits for its answers still gets them."""
+        if self._models.pop(model, None) is not None:
+            del self._stores[model]
+
+    def forget(self, model: str) -> None:
+        """Drop a removed model's series."""
+        if self._counts is not None and model not in self._models:
+            self._counts.answers.forget(model)
 
     def start(self) -> None:
         """Connect to Redis, in the background."""
