@@ -66,7 +66,7 @@ class Counters:
         runs: Runs of the model, by their rows.
         execution_s: Their time in the session.
         answered: Requests answered.
-        total_s: Time of those requests from the scheduler's door to the answer, in sum.
+        total_s: Time of those requests from the arrival at the scheduler to the answer, in sum.
         queue_s: The part of it in the router's queue.
         compute_s: The part of it in the session.
     """

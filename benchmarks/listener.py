@@ -57,7 +57,7 @@ class _Large:
     """Reads bodies the way the V2 endpoint does."""
 
     def __init__(self) -> None:
-        self._bodies = BodyReader(max_body=2**25, max_held_bytes=2**29, inline_bytes=2**18, decode_threads=2)
+        self._bodies = BodyReader(max_body=2**25, max_held_bytes=2**29, offload_above=2**18, decode_threads=2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await self._bodies.read_in_place(receive, dict(scope["headers"]), 30.0, 128)

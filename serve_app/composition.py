@@ -97,7 +97,7 @@ def router_settings(
         http=HttpSettings(
             max_body=router.max_body,
             max_held_bytes=max(router.max_body, router.max_bytes // 2),
-            inline_bytes=router.decode_aside_above,
+            offload_above=router.offload_above,
             decode_threads=router.decode_threads,
             in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
             open_administration=router.open_administration,

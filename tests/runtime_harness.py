@@ -22,7 +22,7 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 from serve_app.telemetry.metrics import RouterMetrics
-from serve_app.telemetry.trace import Trails
+from serve_app.telemetry.trace import RequestTraces
 from serve_app.transport.send import Recall
 from serve_app.transport.ties import TieTable
 
@@ -138,14 +138,14 @@ def serve(
     on_demand: bool = False,
     cache: ModelCacheSettings | None = None,
     caches: ResponseCache | None = None,
-    trails: Trails | None = None,
+    traces: RequestTraces | None = None,
 ) -> Service:
     """A service of the one model of a dispatcher."""
 
     async def page() -> str:
         return metrics.render()
 
-    service = Service(dispatcher=dispatcher, metrics=metrics, metrics_page=page, cache=caches, trails=trails)
+    service = Service(dispatcher=dispatcher, metrics=metrics, metrics_page=page, cache=caches, traces=traces)
     scheduling = ModelScheduling(info.name, max_rows=info.max_rows, slo_s=1.0)
     service.add_model(
         RoutedModel(info=info, scheduling=scheduling, processor=processor, on_demand=on_demand, cache=cache)

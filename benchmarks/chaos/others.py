@@ -48,7 +48,7 @@ class WithRedis(FaultyServer):
 
     def sees_redis(self) -> bool:
         """Whether the router that answers uses it."""
-        return bool(self.picture().get("cache", {}).get("redis", {}).get("up"))
+        return bool(self.snapshot().get("cache", {}).get("redis", {}).get("up"))
 
 
 async def _cache(stage: Stage) -> None:

@@ -169,7 +169,7 @@ class FaultyServer(Server):
                 continue
         return found
 
-    def picture(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """What one of the routers says of itself; empty where none answers."""
         try:
             answer = httpx.get(f"{self.direct}/status", timeout=5.0)
@@ -180,7 +180,7 @@ class FaultyServer(Server):
 
     def status(self) -> dict[str, Any]:
         """What one of the routers says of the models; empty where none answers."""
-        models: dict[str, Any] = self.picture().get("models", {})
+        models: dict[str, Any] = self.snapshot().get("models", {})
         return models
 
     def replicas(self, model: str) -> int:

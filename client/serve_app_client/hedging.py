@@ -40,18 +40,18 @@ class Latencies:
         """A call was answered after so long."""
         self._seconds.setdefault(kind, deque(maxlen=_REMEMBERED)).append(seconds)
 
-    def hedge_after(self, kind: str, wish: float | Percentile | None) -> float | None:
+    def hedge_after(self, kind: str, wanted: float | Percentile | None) -> float | None:
         """Seconds until a second attempt is sent; ``None`` for never."""
-        if not isinstance(wish, Percentile):
-            return wish
+        if not isinstance(wanted, Percentile):
+            return wanted
         seconds = self._seconds.get(kind, ())
-        if len(seconds) < wish.samples:
+        if len(seconds) < wanted.samples:
             return None
-        return sorted(seconds)[math.ceil(wish.part * len(seconds)) - 1]
+        return sorted(seconds)[math.ceil(wanted.part * len(seconds)) - 1]
 
 
-def checked_hedge(wish: float | Percentile | None) -> float | Percentile | None:
-    """The wish, if one can wait that long. Raises `ValueError`."""
-    if isinstance(wish, float | int) and not 0.0 <= wish < math.inf:
+def checked_hedge(wanted: float | Percentile | None) -> float | Percentile | None:
+    """The value, if one can wait that long. Raises `ValueError`."""
+    if isinstance(wanted, float | int) and not 0.0 <= wanted < math.inf:
         raise ValueError("hedge_after: expected seconds, 0 or more, a Percentile, or None")
-    return wish
+    return wanted

@@ -2,7 +2,7 @@
 
 The key of the current request is a context variable: every request is a task of its own, and whatever works for it
 inherits its context. `serve_app.access.guarded` asks for it wherever something is allowed or not. What was
-let in by no door has no key, and may do nothing.
+let in by no port has no key, and may do nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 from serve_app.access.credentials import missing, presented
 from serve_app.access.keys import Key, digest_of
 from serve_app.access.meter import Meter
-from serve_app.domain.options import header_wish
+from serve_app.domain.options import parse_qos_headers
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import PermissionDenied, RateLimited, Unauthenticated
 from serve_app.scheduling.entry import Priority
@@ -143,7 +143,7 @@ class Guard:
             raise _limited(wait_s)
         self.counts[key.name, "admitted"] += 1
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
-            allowed_class(key, header_wish(headers, self._levels)[0])  # the body need not be read to refuse this
+            allowed_class(key, parse_qos_headers(headers, self._levels)[0])  # the body need not be read to refuse this
 
     def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """As `admit`, for a path that may be open to everybody."""

@@ -84,7 +84,7 @@ class GrpcApp:
         streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of strangers
             are not among them, but have room of their own (`STRANGERS`).
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
-            owed is answered.
+            in flight is answered.
         reflection_idle_s: The same for streams of reflection, which are open to all.
         stranger_watch_s: How long health may be watched without a key, where others have keys, seconds.
     """

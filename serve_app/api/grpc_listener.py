@@ -33,7 +33,7 @@ class GrpcLimits:
         arriving: So many calls may take ``arrive_s`` for their message, and those beyond it 2 s.
         arrive_s: How long the message of a call may take to arrive, seconds.
         pause_s: How long a stream may wait for its next message while more than ``arriving`` streams wait, seconds.
-        keepalive_s: A connection on which nothing has come for this long is asked for a sign of life.
+        keepalive_s: A connection on which nothing has come for this long is probed.
         client_ping_s: How often clients may ask for one. Who asks more often is disconnected.
         stall_s: How long a client may take nothing of an answer, beyond 1 s for every 64 KiB of it.
     """

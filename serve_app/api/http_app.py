@@ -23,7 +23,7 @@ from serve_app.api.open_inference import administration, rest
 from serve_app.api.open_inference.infer import InferEndpoint
 from serve_app.api.openapi import pages
 from serve_app.api.refusals import Refusals
-from serve_app.domain.options import CACHE_CONTROL, CLIENT, DOOR, headers_of
+from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
 from serve_app.domain.service import InferenceService
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
@@ -45,23 +45,23 @@ class HttpSettings:
     Attributes:
         max_body: Most bytes of one body, as sent and after decompression.
         max_held_bytes: Most bytes of large bodies that one process reads or decodes at once.
-        inline_bytes: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
+        offload_above: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
         decode_threads: Most conversions in threads at once.
         patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
         in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
-        door: What the log calls the port that requests come by.
+        listener: What the log calls the port that requests come by.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
         open_administration: Whether anybody may change the server, where there are no API keys.
     """
 
     max_body: int = 32 * 2**20
     max_held_bytes: int = 512 * 2**20
-    inline_bytes: int = 256 * 2**10
+    offload_above: int = 256 * 2**10
     decode_threads: int = 2
     patience_s: float = 30.0
     in_place_bytes: int = 128 * 2**20
     send_request_id: bool = True
-    door: str = "direct-http"
+    listener: str = "direct-http"
     open_administration: bool = False
 
 
@@ -87,7 +87,7 @@ class HttpApp:
         bodies = bodies or BodyReader(
             max_body=settings.max_body,
             max_held_bytes=settings.max_held_bytes,
-            inline_bytes=settings.inline_bytes,
+            offload_above=settings.offload_above,
             decode_threads=settings.decode_threads,
             patience_s=settings.patience_s,
             allocate=allocate,
@@ -111,7 +111,7 @@ class HttpApp:
             redirect_slashes=False,
         )
         self._request_id = RequestIds()
-        self._door = settings.door.encode()
+        self._listener = settings.listener.encode()
 
     def served(self) -> list[tuple[str, str]]:
         """Method and path of everything that is served. HEAD goes wherever GET does."""
@@ -136,7 +136,7 @@ class HttpApp:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if CACHE_CONTROL in headers:
             headers = headers_of(scope["headers"])
-        headers[DOOR] = self._door
+        headers[LISTENER] = self._listener
         if (client := scope.get("client")) is not None:
             headers[CLIENT] = client[0].encode()
         request_id, sends_id = headers.get(_REQUEST_ID, b""), self._settings.send_request_id
@@ -172,7 +172,7 @@ class HttpApp:
             return
         # A route that takes work for models says here which one was asked for, and nothing says more.
         state: dict[str, Any] = dict(scope.get("state", ()))
-        own = [(_REQUEST_ID, request_id), (DOOR, self._door)]
+        own = [(_REQUEST_ID, request_id), (LISTENER, self._listener)]
         if (client := scope.get("client")) is not None:
             own.append((CLIENT, client[0].encode()))
         headers.update(own)

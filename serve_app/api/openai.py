@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import answer_headers, dump_json, json_response
-from serve_app.domain.options import header_wish, headers_of, levels_of, patience_s, remaining, request_options
+from serve_app.domain.options import headers_of, levels_of, parse_qos_headers, patience_s, remaining, request_options
 from serve_app.domain.service import InferenceService, ModelInfo
 from serve_app.errors import InvalidRequest
 from serve_app.http.body import BodyReader
@@ -80,15 +80,15 @@ class _Endpoints:
         headers = headers_of(request.scope["headers"])
         request.state.asked_model = ""
         models = self._service.models.values()
-        wish = header_wish(headers, levels_of(models))
-        limit_s = patience_s(models, wish)
+        qos = parse_qos_headers(headers, levels_of(models))
+        limit_s = patience_s(models, qos)
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             large = self._bodies.is_large(len(content))
             asked = await self._bodies.offload(_parse, content) if large else _parse(content)
             request.state.asked_model = asked.model
             info = self._embedding_model(asked.model)
-            options = request_options(info, headers, len(content), wish=wish)
+            options = request_options(info, headers, len(content), qos=qos)
             self._service.precheck(info.name, options.priority, len(content), options.tenant)
             most = info.max_request_rows
             texts = await self._bodies.offload(_inputs, asked.input, most) if large else _inputs(asked.input, most)

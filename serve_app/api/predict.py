@@ -27,9 +27,9 @@ from serve_app.api.replies import answer_headers, dump_json
 from serve_app.domain.options import (
     allowed_s,
     client_of,
-    header_wish,
     headers_of,
     levels_of,
+    parse_qos_headers,
     patience_s,
     remaining,
     request_options,
@@ -114,14 +114,14 @@ class Predict:
         request.state.asked_model = ""
         headers = headers_of(request.scope["headers"])
         models = self._service.models.values()
-        wish = header_wish(headers, levels_of(models))
-        limit_s = patience_s(models, wish)
+        qos = parse_qos_headers(headers, levels_of(models))
+        limit_s = patience_s(models, qos)
         content = await self._bodies.read(request.receive, headers, limit_s)
         try:
             parsed = await self._parse(request, media_type(headers), content)
             info = await self._offload_large(content, choose, parsed)
             request.state.asked_model = info.name
-            self._service.precheck(info.name, wish[0], len(content), client_of(headers))
+            self._service.precheck(info.name, qos[0], len(content), client_of(headers))
             asked = await self._offload_large(content, payload_of, info, kind_of(info.task), parsed)
         finally:
             self._bodies.release(len(content))

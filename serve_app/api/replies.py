@@ -73,10 +73,10 @@ def body_parameters(answer: Answer, *, timed: bool) -> dict[str, int | str] | No
 def answer_headers(answer: Answer) -> dict[str, str]:
     """What a client is told of how it was served: its class, where the time went, and which variant answered."""
     headers = {"X-Priority": answer.priority.label, "Server-Timing": server_timing(answer).decode()}
-    return headers | dict(peculiarities(answer))
+    return headers | dict(optional_headers(answer))
 
 
-def peculiarities(answer: Answer) -> list[tuple[str, str]]:
+def optional_headers(answer: Answer) -> list[tuple[str, str]]:
     """What was out of the ordinary about an answer, as headers: the variant, the cache, the proof."""
     told = (
         ("x-variant", answer.variant),

@@ -154,9 +154,9 @@ def profile(
     ] = None,
 ) -> None:
     """Measure what batches of models of CONFIG cost on this machine, and write it for the server and the simulator."""
-    from serve_app.cli.profile import Wish, profile_file  # noqa: PLC0415 - brings ONNX Runtime
+    from serve_app.cli.profile import ProfileOptions, profile_file  # noqa: PLC0415 - brings ONNX Runtime
 
-    wish = Wish(
+    options = ProfileOptions(
         seconds=seconds,
         quantiles=tuple(
             value / 100 for value in _numbers(quantiles, "--quantiles", float, lambda value: 0 < value < 100)
@@ -165,7 +165,7 @@ def profile(
         threads=threads,
     )
     try:
-        profile_file(config, model or (), wish, _out, everything=everything, output=output, plot=plot)
+        profile_file(config, model or (), options, _out, everything=everything, output=output, plot=plot)
     except ConfigError as error:
         raise _invalid(config, error) from None
     except ServeAppError as error:

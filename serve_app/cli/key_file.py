@@ -22,13 +22,13 @@ Entries: TypeAlias = list[dict[str, Any]]
 _OTHERS = stat.S_IRWXO
 
 
-def add(file: Path, name: str, wishes: Mapping[str, Any]) -> str:
+def add(file: Path, name: str, fields: Mapping[str, Any]) -> str:
     """Add a new key to a file, which is made where there is none.
 
     Args:
         file: The file.
         name: Of the key.
-        wishes: Further fields of `ApiKeyConfig`; ``None`` for the default.
+        fields: Further fields of `ApiKeyConfig`; ``None`` for the default.
 
     Returns:
         The key, of which the file holds the SHA-256 only.
@@ -37,7 +37,7 @@ def add(file: Path, name: str, wishes: Mapping[str, Any]) -> str:
         ConfigError: There is such a key already, a field is wrong, or the file cannot be read or written.
     """
     key = new_key()
-    wanted = {field: value for field, value in wishes.items() if value is not None}
+    wanted = {field: value for field, value in fields.items() if value is not None}
     entry = {"name": name, "hash": f"sha256:{digest_of(key.encode()).hex()}", **wanted}
 
     def added(keys: Entries) -> Entries:

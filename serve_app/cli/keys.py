@@ -50,7 +50,7 @@ def new(
     """Make a key, add it to the file, and print it: once, since only its SHA-256 is kept."""
     from serve_app.cli.key_file import add  # noqa: PLC0415 - brings pydantic, which takes its time to import
 
-    wishes = {
+    fields = {
         "models": None if models is None else [model.strip() for model in models.split(",")],
         "highest_class": highest_class,
         "rate": rate,
@@ -61,7 +61,7 @@ def new(
         "note": note,
     }
     try:
-        key = add(file, name, wishes)
+        key = add(file, name, fields)
     except ConfigError as error:
         raise _fault(file, error) from None
     typer.echo(f"{file}: added {name}. This is the key; it is shown only now:", err=True)

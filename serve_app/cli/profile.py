@@ -45,7 +45,7 @@ _TABLE_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ProfileOptions:
     """How to measure.
 
     Attributes:
@@ -64,7 +64,7 @@ class Wish:
 def profile_file(
     config: Path,
     names: Sequence[str],
-    wish: Wish,
+    options: ProfileOptions,
     out: Console,
     *,
     everything: bool = False,
@@ -76,7 +76,7 @@ def profile_file(
     Args:
         config: The Serve file.
         names: Which models; a file with a single one needs none.
-        wish: How to measure.
+        options: How to measure.
         out: Where tables go.
         everything: Measure every model.
         output: The profile of a single model; by default where the configuration expects it, or
@@ -94,7 +94,7 @@ def profile_file(
         raise ConfigError(("--plot needs matplotlib: pip install 'serve-app[simulate]'",))
     for model in models:
         path = output or _default_output(model)
-        profile = profile_model(model, wish, out)
+        profile = profile_model(model, options, out)
         profile.write(path)
         # A narrow window may break lines, but figures must not lose their ends.
         out.print(table(profile), width=max(out.width, _TABLE_WIDTH), crop=False)
@@ -107,16 +107,16 @@ def profile_file(
             out.print(f"[green]drawn:[/] {picture}", highlight=False, soft_wrap=True)
 
 
-def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
+def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> Profile:
     """Load a model as its replicas do, and measure it.
 
     Raises:
         ConfigError: It cannot be loaded.
         ServeAppError: It failed at a shape.
     """
-    if wish.threads is not None:
+    if options.threads is not None:
         model = model.model_copy(
-            update={"resources": model.resources.model_copy(update={"threads": wish.threads})}
+            update={"resources": model.resources.model_copy(update={"threads": options.threads})}
         )  # fmt: skip
     locations = model.locations()
     gpu_available = model.resources.gpus > 0 and _has_gpu()
@@ -139,14 +139,14 @@ def profile_model(model: ModelConfig, wish: Wish, out: Console) -> Profile:
             gpu_after_load_bytes=gpu_bytes() if with_gpu else None,
         )
         began, waited = monotonic(), waited_s()
-        measurements = _sweep(model, backends, locations, wish, out, rows=builds[""].joinable.rows)
+        measurements = _sweep(model, backends, locations, options, out, rows=builds[""].joinable.rows)
         elapsed, waited_in_all = monotonic() - began, waited_s()
         device = backends[""].device
         verdicts = _verdicts(model, backends, builds, locations)
     finally:
         for loaded in backends.values():
             loaded.close()
-    points = tuple(_point(measurement, wish) for measurement in measurements)
+    points = tuple(_point(measurement, options) for measurement in measurements)
     return Profile(
         format=FORMAT,
         serve_app=__version__,
@@ -192,7 +192,7 @@ def _sweep(
     model: ModelConfig,
     backends: Mapping[str, Backend],
     locations: Mapping[str, ModelLocation],
-    wish: Wish,
+    options: ProfileOptions,
     out: Console,
     *,
     rows: bool,
@@ -215,9 +215,9 @@ def _sweep(
         return sweep(
             backends,
             make_inputs,
-            rows=(wish.rows or sweep_rows(model.batching.max_rows)) if rows else (1,),
+            rows=(options.rows or sweep_rows(model.batching.max_rows)) if rows else (1,),
             buckets=(0,) if processor is None else processor.buckets,
-            seconds=wish.seconds,
+            seconds=options.seconds,
             on_progress=show,
         )
 
@@ -242,11 +242,11 @@ def _inputs(
         ) from None
 
 
-def _point(measurement: Measurement, wish: Wish) -> Point:
+def _point(measurement: Measurement, options: ProfileOptions) -> Point:
     shape = measurement.shape
     return Point.of(
         measurement.seconds,
-        (*ALWAYS, *wish.quantiles),
+        (*ALWAYS, *options.quantiles),
         rows=shape.rows,
         bucket=shape.bucket,
         variant=shape.variant,

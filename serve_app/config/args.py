@@ -25,7 +25,7 @@ from serve_app.errors import ConfigError
 from serve_app.http.tls import make_context
 from serve_app.router.cache.response_cache import CacheSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
 
 class AppArgs(Section):
@@ -188,7 +188,7 @@ class AppArgs(Section):
         return CacheSettings(
             max_followers=router.cache.max_waiting,
             follower_bytes=int(router.cache.waiting_bytes),
-            aside_above=int(router.decode_aside_above),
+            offload_above=int(router.offload_above),
             threads=router.decode_threads,
             redis=None if redis is None else redis.settings(environ),
         )
@@ -203,7 +203,7 @@ class AppArgs(Section):
             total_bytes=int(self.router.max_bytes),
             high_headroom=self.router.high_headroom,
             network_s=self.router.network_ms / 1000,
-            rescue=RescueSettings(share=self.router.rescue_share),
+            hedge=HedgeSettings(share=self.router.hedge_share),
         )
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from serve_app.backends.description import JoinSettings
 from serve_app.config.faults import Location, nearest, shown
-from serve_app.config.removed import Removed, without_removed
+from serve_app.config.former import Removed, without_removed
 from serve_app.config.values import Milliseconds, Positive, Section, Share
 from serve_app.scheduling.settings import ModelScheduling
 

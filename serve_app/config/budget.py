@@ -1,4 +1,4 @@
-"""The budget of requests: whatever may be waiting or running fits through the doors in front of the router.
+"""The budget of requests: whatever may be waiting or running fits through the ports in front of the router.
 
 Ray Serve holds at most ``max_ongoing_requests`` per router replica, and HAProxy at most ``maxconn`` connections per
 node. What comes on top waits outside, first come first served, where no priority is known. So all queues, all work in
@@ -53,8 +53,8 @@ class Budget:
         """Why a limit is too small, with the numbers and what to change, or ``None``.
 
         Args:
-            limit: Requests that a door lets through at once.
-            routers: Router processes behind that door.
+            limit: Requests that a port lets through at once.
+            routers: Router processes behind that port.
         """
         needed = self.requests * routers
         if needed <= limit:

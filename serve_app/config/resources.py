@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from serve_app.config.faults import Location, misfit
-from serve_app.config.removed import Removed, without_removed
+from serve_app.config.former import Removed, without_removed
 from serve_app.config.values import Cpus, Positive, Section, Size
 
 _REMOVED = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from serve_app.access.key_watch import KeyFile, KeyWatch
 from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
+from serve_app.config.former import with_new_names
 from serve_app.config.locate import home
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.tls import TlsConfig
@@ -22,6 +23,8 @@ from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
+
+_RENAMED: Final = {"rescue_share": "hedge_share", "decode_aside_above": "offload_above"}
 
 
 class RouterConfig(Section):
@@ -62,10 +65,10 @@ class RouterConfig(Section):
     there are API keys, those without one have room of their own."""
 
     grpc_stream_idle_s: Seconds = 3600.0
-    """A stream of requests on which nothing comes and nothing is owed for this long ends."""
+    """A stream of requests on which nothing comes and nothing is in flight for this long ends."""
 
     grpc_keepalive_s: Seconds = 60.0
-    """A connection to `direct_grpc_port` on which nothing has come for this long is asked for a sign of life."""
+    """A connection to `direct_grpc_port` on which nothing has come for this long is probed."""
 
     grpc_outputs: Literal["raw", "as_inputs"] = "raw"
     """How gRPC answers carry tensors where the request does not choose by `binary_data_output`.
@@ -74,7 +77,7 @@ class RouterConfig(Section):
     """
 
     grpc_client_ping_s: Seconds = 10.0
-    """How often a client of `direct_grpc_port` may ask for a sign of life; one that asks more often is disconnected."""
+    """How often a client of `direct_grpc_port` may probe; one that does it more often is disconnected."""
 
     max_body: Size = ByteSize(32 * 1024**2)
     """Largest request body, and largest gRPC message, that is read; a larger one is refused."""
@@ -106,7 +109,7 @@ class RouterConfig(Section):
     by_reference_above: Size = ByteSize(1024**2)
     """Bundles larger than this travel to other nodes through the object store, smaller ones inside the call."""
 
-    decode_aside_above: Size = ByteSize(256 * 1024)
+    offload_above: Size = ByteSize(256 * 1024)
     """Bodies larger than this are decoded in a thread, so that they do not hold up other requests."""
 
     decode_threads: Positive = 2
@@ -119,7 +122,7 @@ class RouterConfig(Section):
     """How long what a router has accepted may take to be answered when it stops."""
 
     replica_silence_s: Seconds = 2.0
-    """A replica on this node that owes answers and gives no sign of life for this long gets no more work until it does.
+    """A replica on this node that has requests in flight and is unresponsive for so long gets no work until it answers.
 
     What it has is tried at another replica at once.
     """
@@ -130,7 +133,7 @@ class RouterConfig(Section):
     `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
     """
 
-    rescue_share: Share = 0.05
+    hedge_share: Share = 0.05
     """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
 
     network_ms: Milliseconds = 2.0
@@ -157,6 +160,11 @@ class RouterConfig(Section):
 
     open_administration: bool = False
     """Whether everybody may change how much is logged, where there are no API keys."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_former_names(cls, given: Any) -> Any:
+        return with_new_names(given, "router", _RENAMED)
 
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:

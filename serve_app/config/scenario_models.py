@@ -151,7 +151,7 @@ class SimulatedModelConfig(Section):
     """Name of the device that its replicas share with other models; by default each has one of its own."""
 
     startup_s: Delay = 0.0
-    """From the wish for another replica to its first execution."""
+    """From the request for another replica to its first execution."""
 
     autoscaling: SimulatedAutoscalingConfig | None = None
     """How replicas come and go; by default they do not."""

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, create_model, model_validator
 
 from serve_app.config.faults import misfit, nearest, shown
+from serve_app.config.former import with_new_names
 from serve_app.config.values import Section
 from serve_app.simulation.baselines import BASELINES
 from serve_app.simulation.ours import ServeApp
@@ -93,7 +94,7 @@ def _read(given: Any) -> SystemConfig:
     if not isinstance(name, str) or name not in _SECTIONS:
         message = unknown_system(name) if "name" in given else f"required, one of {', '.join(SYSTEMS)}"
         raise misfit([(("name",), message)])
-    return _SECTIONS[name].model_validate(given)
+    return _SECTIONS[name].model_validate(with_new_names(given, name, {"rescue_share": "hedge_share"}))
 
 
 def system_config(name: str) -> SystemConfig:

@@ -16,9 +16,9 @@ from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound
 from serve_app.scheduling.entry import Priority
 
 MAX_TIMEOUT_S: Final = 24 * 3600.0
-"""A deadline further away than this is a mistake of units, not a wish."""
+"""A deadline further away than this is a mistake of units, not a deadline."""
 
-DOOR: Final = b":door"
+LISTENER: Final = b":listener"
 """Among a request's headers the name of the port that it came by. Set by who took it: no client can send this name."""
 CLIENT: Final = b":client"
 """Among them the address that it came from, set likewise; missing where it is not known."""
@@ -26,7 +26,7 @@ CACHE_CONTROL: Final = b"cache-control"
 _LONGEST_ID: Final = 128
 _LONGEST_STATE: Final = 512
 
-Wish: TypeAlias = tuple[Priority | None, float | None]
+QosHints: TypeAlias = tuple[Priority | None, float | None]
 """A class, and seconds until the deadline, each ``None`` where none is named."""
 
 
@@ -51,7 +51,7 @@ def request_options(
     timeout_us: int = 0,
     variant: str = "",
     fallback: bool | None = None,
-    wish: Wish | None = None,
+    qos: QosHints | None = None,
 ) -> RequestOptions:
     """Combine what the body and the headers ask for.
 
@@ -63,12 +63,12 @@ def request_options(
         timeout_us: ``parameters.timeout`` of the body, microseconds; 0 for the default.
         variant: ``parameters.variant`` of the body; beats the header ``X-Variant``.
         fallback: ``parameters.fallback`` of the body; beats the header ``X-Fallback``. ``None`` where it has none.
-        wish: What `header_wish` found in these headers, where it was asked already.
+        qos: What `parse_qos_headers` found in these headers, where it was asked already.
 
     Raises:
         InvalidRequest: A value is none of those, a deadline is not in (0, 24 hours], or there is no such variant.
     """
-    chosen, timeout_s = header_wish(headers, info.levels) if wish is None else wish
+    chosen, timeout_s = parse_qos_headers(headers, info.levels) if qos is None else qos
     if priority:
         chosen = info.levels.of_number(priority)
     if timeout_us:
@@ -93,7 +93,7 @@ def request_options(
         variant,
         fallback,
         request_id=request_id_of(headers),
-        door=headers.get(DOOR, b"").decode(),
+        listener=headers.get(LISTENER, b"").decode(),
         tenant=client_of(headers),
     )
     if b"traceparent" in headers:
@@ -123,18 +123,18 @@ def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
     return _allowed_s(info, options.priority, options.timeout_s)
 
 
-def reading_s(info: ModelInfo, wish: Wish) -> float:
+def reading_s(info: ModelInfo, qos: QosHints) -> float:
     """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
-    return _allowed_s(info, *wish)
+    return _allowed_s(info, *qos)
 
 
-def patience_s(models: Iterable[ModelInfo], wish: Wish) -> float:
+def patience_s(models: Iterable[ModelInfo], qos: QosHints) -> float:
     """Seconds for reading a body that names the model itself: until it is read, the most patient one counts.
 
     Raises:
         ModelNotFound: There is none.
     """
-    if not (allowed := [reading_s(info, wish) for info in models]):
+    if not (allowed := [reading_s(info, qos) for info in models]):
         raise ModelNotFound("there is no model here for you")
     return max(allowed)
 
@@ -172,7 +172,7 @@ def levels_of(models: Iterable[ModelInfo]) -> PriorityLevels:
     return next((info.levels for info in models), DEFAULT_LEVELS)
 
 
-def header_wish(headers: Mapping[bytes, bytes], levels: PriorityLevels) -> Wish:
+def parse_qos_headers(headers: Mapping[bytes, bytes], levels: PriorityLevels) -> QosHints:
     """The class and the deadline that the headers name.
 
     Args:

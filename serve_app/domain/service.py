@@ -122,7 +122,7 @@ class RequestOptions(NamedTuple):
         key: Name of the API key that it came with; empty where none is needed.
         fresh: Whether the answer must be made for this request, and none that was given before.
         trace_state: W3C ``tracestate`` that came with ``trace_parent``.
-        door: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
+        listener: Which port it came by, e.g. ``http`` or ``direct-grpc``; empty for requests of other applications.
         tenant: Who shares the class with others: the name of the API key, else the client's address; empty where
             neither is known.
         weight: The tenant's part of its class, relative to other tenants'.
@@ -141,7 +141,7 @@ class RequestOptions(NamedTuple):
     key: str = ""
     fresh: bool = False
     trace_state: str = ""
-    door: str = ""
+    listener: str = ""
     tenant: str = ""
     weight: float = 1.0
     spent_s: float = 0.0

@@ -51,14 +51,14 @@ class BodyTooSlow(DeadlineExceeded):
 class BodyReader:
     """Reads and expands request bodies, and runs long decodes outside the event loop.
 
-    Bodies larger than ``inline_bytes`` are counted from their first byte until `release`; when together they would
+    Bodies larger than ``offload_above`` are counted from their first byte until `release`; when together they would
     exceed ``max_held_bytes``, new ones are refused with `QueueFull`. Small bodies are never refused here: the number
     of open requests bounds them, and urgent requests are mostly small.
 
     Args:
         max_body: Most bytes of one body, before and after decompression.
         max_held_bytes: Most bytes of large bodies that are being read or decoded at once.
-        inline_bytes: Largest body that is decoded in the event loop.
+        offload_above: Largest body that is decoded in the event loop.
         decode_threads: Most decodes that run outside the event loop at once.
         patience_s: How long a body may pause, and how long it may take in all beyond 1 s for every 64 KiB of it that
             have come. Nobody in front of us ends a request that stopped half way, and what it holds would be lost to
@@ -74,7 +74,7 @@ class BodyReader:
         *,
         max_body: int,
         max_held_bytes: int,
-        inline_bytes: int,
+        offload_above: int,
         decode_threads: int,
         patience_s: float = 30.0,
         allocate: Allocate = allocate,
@@ -85,7 +85,7 @@ class BodyReader:
         self._promised = 0  # bytes given by `allocate` to bodies that are not complete
         self._max_body = max_body
         self._max_held = max_held_bytes
-        self._inline = inline_bytes
+        self._inline = offload_above
         self._held = 0
         self._patience_s = patience_s
         self._threads = ThreadPoolExecutor(decode_threads, "conversion")

@@ -1,8 +1,8 @@
 """Compresses responses for clients that ask for it.
 
 Asking is naming one coding: ``Accept-Encoding: gzip`` or ``deflate``, as NVIDIA's client does on request. Lists of
-codings, which HTTP libraries send of their own accord, are no wish: compressing takes several times as long as making
-the answer, and pays on slow networks only.
+codings, which HTTP libraries send of their own accord, ask for nothing: compressing takes several times as long as
+making the answer, and pays on slow networks only.
 """
 
 from __future__ import annotations

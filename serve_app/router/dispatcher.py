@@ -272,10 +272,10 @@ class Dispatcher:
         self._scheduler.on_linked(model, replica, linked=linked and self._ties is not None)
 
     def on_silent(self, model: str, replica: str) -> None:
-        """Tell the scheduler of a replica that owes answers and gives no sign of life."""
+        """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
         if not self._scheduler.serves(model):
             return
-        logger.error("Replica %s of %s gives no sign of life: what it has is tried elsewhere", replica, model)
+        logger.error("Replica %s of %s is unresponsive: what it has is tried elsewhere", replica, model)
         self._observer.replica_silent(model)
         now, before = monotonic(), self._scheduler.listed(model)
         self._scheduler.on_silent(model, replica, now)

@@ -29,7 +29,7 @@ from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.statistics import Statistics
-from serve_app.telemetry.trace import Trails, configured_tracer
+from serve_app.telemetry.trace import RequestTraces, configured_tracer
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
 from serve_app.transport.liveness import Watch
@@ -105,7 +105,7 @@ class Router:
             metrics=self.metrics,
             metrics_page=self._metrics_page,
             peer_statistics=None if peers is None else peers.statistics,
-            trails=None if self._log is None and tracer is None else Trails(self._log, tracer),
+            traces=None if self._log is None and tracer is None else RequestTraces(self._log, tracer),
             cache=self._cache,
         )
         self._removals: set[asyncio.Task[None]] = set()
@@ -136,7 +136,7 @@ class Router:
 
     def _http_app(self) -> HttpApp:
         """What answers requests that come by a server in front, which adds the request's id itself."""
-        settings = replace(self._settings.http, send_request_id=False, door="http")
+        settings = replace(self._settings.http, send_request_id=False, listener="http")
         return create_app(self.service, settings, allocate=self._allocate, guard=self._guard, log=self._log)
 
     def _listen_http(self, port: HttpPort) -> Listener:

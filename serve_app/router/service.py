@@ -19,7 +19,7 @@ from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
-from serve_app.telemetry.trace import Trails, origin_of
+from serve_app.telemetry.trace import RequestTraces, origin_of
 
 _NORMAL = Priority.NORMAL
 _NOTHING_KNOWN = Joinable(PROVEN, "")
@@ -35,7 +35,7 @@ class Service:
         metrics: What the dispatcher's observer counted.
         metrics_page: Renders the metrics of all routers.
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
-        trails: Follow every request, for the log and for traces.
+        traces: Follow every request, for the log and for traces.
         cache: Answers what was asked before; ``None``: no model has one.
     """
 
@@ -46,7 +46,7 @@ class Service:
         metrics: RouterMetrics,
         metrics_page: Callable[[], Awaitable[str]],
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
-        trails: Trails | None = None,
+        traces: RequestTraces | None = None,
         cache: ResponseCache | None = None,
     ) -> None:
         self._models: dict[str, ModelInfo] = {}
@@ -58,7 +58,7 @@ class Service:
         self._metrics_page = metrics_page
         self._peer_statistics = peer_statistics or _no_peers
         self._cache = cache
-        self._trails = trails
+        self._traces = traces
         self._in_work = 0
         self._ending = False  # not ready any more, though what comes is still answered
         self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
@@ -157,8 +157,8 @@ class Service:
                 options = options._replace(nbytes=_nbytes(payload))
             answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
             answer = self._with_proof(served, answer)
-            if self._trails is not None and answer.cache in _WITHOUT_WORK:
-                self._trails.answered_from_cache(model, options, answer)
+            if self._traces is not None and answer.cache in _WITHOUT_WORK:
+                self._traces.answered_from_cache(model, options, answer)
             return answer
         finally:
             self._in_work -= 1
@@ -185,7 +185,7 @@ class Service:
         timeout_s, default_of = options.timeout_s, None
         if timeout_s is None:
             timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
-        trail = None if self._trails is None else self._trails.begin(model, priority, rows, options)
+        trace = None if self._traces is None else self._traces.begin(model, priority, rows, options)
         try:
             answer = await self._dispatcher.submit(
                 model,
@@ -200,22 +200,22 @@ class Service:
                 default_of=default_of,
                 tenant=options.tenant,
                 weight=options.weight,
-                origin=origin_of(options) if trail is None else trail.origin,
+                origin=origin_of(options) if trace is None else trace.origin,
                 queued=queued,
             )
         except ServeAppError as error:
             error.counted = True  # by the dispatcher's observer
-            if trail is not None:
-                trail.failed(error)
+            if trace is not None:
+                trace.failed(error)
             raise
         except asyncio.CancelledError:
-            if trail is not None:
-                trail.cancelled()
+            if trace is not None:
+                trace.cancelled()
             raise
         if model in self._unverified:
             answer = self._with_proof(served, answer)
-        if trail is not None:
-            trail.answered(answer)
+        if trace is not None:
+            trace.answered(answer)
         return answer
 
     @staticmethod
@@ -308,7 +308,7 @@ class Service:
             self._served[model].warm_up = {"warm_up": told}
 
     def status(self) -> Mapping[str, Any]:
-        """A picture of the models, JSON-able.
+        """A snapshot of the models, JSON-able.
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
@@ -331,7 +331,7 @@ class Service:
                     "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
                     **snapshot[name],
                     **served.warm_up,
-                    "breaker": self._scheduler.breaker_picture(name, now),
+                    "breaker": self._scheduler.breaker_snapshot(name, now),
                     **({} if served.cache is None else {"cache": served.cache.status()}),
                 }
                 for name, served in self._served.items()

@@ -112,9 +112,9 @@ class RouterSettings:
         classes: Limits of every class.
         limits: Limits of the process.
         groups: Devices that models share.
-        bundle_timeout_s: A replica that owes an answer for so long is not asked any more, seconds.
-        replica_silence_s: After so long without a sign of life what a linked replica has is tried elsewhere, seconds.
-        replica_kill_s: After so long without a sign of life such a replica is killed, seconds; ``None``: never.
+        bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
+        replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
+        replica_kill_s: After so long without a response such a replica is killed, seconds; ``None``: never.
         shared_memory: Bytes of memory that large bodies share with replicas on this node; 0: none.
         caches: What the caches of all models share.
         http: Limits and manners of HTTP on every port.

@@ -188,7 +188,7 @@ class CircuitBreaker:
             if self._answered >= self._settings.probes:
                 self._move(Event.RECOVERED, now)
             return
-        # One bad input among the probes must not close the door again: then as many as there are probes have to fail.
+        # One bad input among the probes must not open the breaker again: then as many as there are probes have to fail.
         self._failed += self._settings.probes if verdict is _FAULT else 1
         if self._failed >= self._settings.probes:
             self._move(Event.FAILING, now)

@@ -136,7 +136,7 @@ class Breakers:
                             refused.append(Refused(entry, why))
         return refused
 
-    def picture(self, slots: Slots, now: float) -> dict[str, Any]:
+    def snapshot(self, slots: Slots, now: float) -> dict[str, Any]:
         """The breakers and the ejected replicas, JSON-able; see docs/faults.md."""
         return {
             "builds": {

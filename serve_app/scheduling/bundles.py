@@ -24,7 +24,7 @@ class Bundle:
         entries: In the order sent. An entry that is not RUNNING any more has ended, and its late result is waste.
         rows: Rows of the bundle.
         begins: When it was sent, seconds.
-        settled: Whether no rescue of any of its entries is to be thought of any more.
+        settled: Whether no hedge of any of its entries is to be thought of any more.
         orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
         recalled: Whether any of its entries was.
     """

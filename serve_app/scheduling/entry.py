@@ -109,7 +109,7 @@ class Entry:
         """Whether it is for the exact model, and no fallback may stand in."""
         return self.lane == EXACT_ONLY
 
-    def twin(self, avoid: str) -> Entry:
+    def hedge(self, avoid: str) -> Entry:
         """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
         copy = Entry(
             self.id,

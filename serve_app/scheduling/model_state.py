@@ -66,7 +66,7 @@ class ModelState:
         if rows != self.settings.max_rows:
             self.settings = replace(self.settings, max_rows=rows)
 
-    def picture(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """This model's part of `Scheduler.snapshot`, JSON-able.
 
         Returns:
@@ -77,7 +77,7 @@ class ModelState:
             ``variants`` (by name: their ``latency_s``).
         """
         slots = self.slots
-        picture = {
+        shown = {
             "queues": {
                 priority.label: {"entries": length.entries, "rows": length.rows, "bytes": length.nbytes}
                 for priority, length in self.queue.lengths().items()
@@ -91,10 +91,10 @@ class ModelState:
             "wasted_rows": self.wasted_rows,
         }
         if self.latencies.variants:
-            picture["variants"] = {
+            shown["variants"] = {
                 name: {"latency_s": self._latency_s(latency)} for name, latency in self.latencies.variants.items()
             }
-        return picture
+        return shown
 
     def answered(
         self,

@@ -35,9 +35,9 @@ from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
 from serve_app.scheduling.devices import Alone, Device, NextBundle, Shared
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.hedging import Hedges
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.rescue import Rescues
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
 from serve_app.scheduling.tenant_queue import TenantQueue
@@ -86,7 +86,7 @@ class Scheduler:
         self._shared: dict[str, Shared] = {}
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
-        self._rescues = Rescues(limits.rescue, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
+        self._hedges = Hedges(limits.hedge, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
         self._last_bundle = 0
         # Entries whose answer came after their deadline; the next `decide` reports them.
         self._late: list[Entry] = []
@@ -121,7 +121,7 @@ class Scheduler:
             device.join(model)
         self._models[name] = model
         self._device_of[name] = device
-        self._rescues.add_model(model)
+        self._hedges.add_model(model)
 
     def remove_model(self, name: str, now: float, successor: str | None = None) -> list[int]:
         """Take no more entries of a model, and forget it. One that is added under its name later is a new one.
@@ -153,7 +153,7 @@ class Scheduler:
         else:
             self._agenda.forget(device)
             self._shared = {group: shared for group, shared in self._shared.items() if shared is not device}
-        self._rescues.remove_model(model, orphans)
+        self._hedges.remove_model(model, orphans)
         for bundle in orphans:
             bundle.orphaned = True
             bundle.replica.listed = False
@@ -263,7 +263,7 @@ class Scheduler:
             self._touch(model)
             self._end(entry)
         elif entry.state is _RUNNING:
-            self._rescues.settle(entry, answered=False)
+            self._hedges.settle(entry, answered=False)
             self._bundles.recall(entry)
             self._end(entry)
 
@@ -274,7 +274,7 @@ class Scheduler:
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
         self._let_go(gone, device, now)
-        self._rescues.replicas_changed(now)
+        self._hedges.replicas_changed(now)
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
@@ -330,7 +330,7 @@ class Scheduler:
             elif returned and entry in returned:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
                     self._untry(entry)
-                if not self._rescues.carried_elsewhere(entry):
+                if not self._hedges.carried_elsewhere(entry):
                     self._requeue(entry, model)
             else:
                 entry.state = _DONE
@@ -339,12 +339,12 @@ class Scheduler:
         self._bounds.nbytes -= nbytes
         if model is not None and vain and executions:
             model.wasted_rows += vain
-        rescues = self._rescues
-        if rescues.suspects or rescues.stuck:
-            rescues.heard(bundle.replica, now)
-        if rescues.pairs:
+        hedges = self._hedges
+        if hedges.suspects or hedges.stuck:
+            hedges.heard(bundle.replica, now)
+        if hedges.pairs:
             for entry in answered:
-                rescues.settle(entry, answered=True)
+                hedges.settle(entry, answered=True)
         return answered
 
     def on_verdict(self, bundle_id: int, variant: str, verdict: Verdict, now: float) -> None:
@@ -387,7 +387,7 @@ class Scheduler:
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
             self._device_of[bundle.model].ended(bundle_id, now)
-        self._rescues.heard(bundle.replica, now)
+        self._hedges.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -442,7 +442,7 @@ class Scheduler:
                 self._bundles.forget_ended(bundle_id)
 
     def on_silent(self, model: str, replica: str, now: float) -> None:
-        """Nothing is heard of a replica that owes answers: as `quarantine`, and what it has is tried elsewhere now.
+        """A replica with requests in flight is unresponsive: as `quarantine`, and what it has is tried elsewhere now.
 
         An answer that it gives all the same counts. See `on_heard` for its return. It need not be listed any more; an
         unknown name is ignored.
@@ -450,7 +450,7 @@ class Scheduler:
         for owing in self._owing(model, replica):
             if owing.listed:
                 self.quarantine(model, replica, now)
-            self._rescues.silent(owing, now)
+            self._hedges.silent(owing, now)
 
     def on_heard(self, model: str, replica: str, now: float) -> None:
         """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
@@ -459,10 +459,10 @@ class Scheduler:
             known.slots.restore(listed)
             self._touch(known)
         for owing in self._owing(model, replica):
-            self._rescues.heard(owing, now)
+            self._hedges.heard(owing, now)
 
     def _owing(self, model: str, replica: str) -> set[Replica]:
-        """Whoever of that name owes an answer: one that is listed no more, and one that is, at most."""
+        """Whoever of that name has requests in flight: one that is listed no more, and one that is, at most."""
         return {
             bundle.replica
             for bundle in self._bundles.all()
@@ -541,24 +541,24 @@ class Scheduler:
         return self._models[model].queue.lengths()
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """A JSON-able picture of every model by name.
+        """A JSON-able snapshot of every model by name.
 
         Returns:
-            What `ModelState.picture` and `Rescues.picture` tell.
+            What `ModelState.snapshot` and `Hedges.snapshot` tell.
         """
-        return {name: model.picture() | self._rescues.picture(name) for name, model in self._models.items()}
+        return {name: model.snapshot() | self._hedges.snapshot(name) for name, model in self._models.items()}
 
     def breakers(self) -> dict[str, Breakers]:
         """The circuit breakers of every model that has them, by name, for reading."""
         return {name: model.breakers for name, model in self._models.items() if model.breakers is not None}
 
-    def breaker_picture(self, model: str, now: float) -> dict[str, Any] | None:
-        """A JSON-able picture of a model's circuit breakers and ejected replicas; ``None`` where it has none."""
+    def breaker_snapshot(self, model: str, now: float) -> dict[str, Any] | None:
+        """A JSON-able snapshot of a model's circuit breakers and ejected replicas; ``None`` where it has none."""
         known = self._models[model]
-        return None if known.breakers is None else known.breakers.picture(known.slots, now)
+        return None if known.breakers is None else known.breakers.snapshot(known.slots, now)
 
     def totals(self) -> dict[str, Any]:
-        """A JSON-able picture of what the process's bounds are checked against, and the bundles in flight."""
+        """A JSON-able snapshot of what the process's bounds are checked against, and the bundles in flight."""
         return {
             "bytes": self._bounds.nbytes,
             "bundles": len(self._bundles),
@@ -572,9 +572,9 @@ class Scheduler:
 
     def decide(self, now: float) -> Decisions:
         """End what has expired, then form bundles while slots are free."""
-        rescues = self._rescues
-        if rescues.check_at <= now:
-            rescues.check(now)
+        hedges = self._hedges
+        if hedges.check_at <= now:
+            hedges.check(now)
         expired = [entry for entry in self._late if entry.state is _RUNNING]
         self._late.clear()
         expired += self._bundles.pop_due(now)
@@ -604,16 +604,16 @@ class Scheduler:
             self._agenda.note(device, device.wake_at)
         if len(expired) > 1:
             expired = list(dict.fromkeys(expired))  # a tied one is due in both of its bundles
-        if rescues.pairs:
-            expired = [entry for entry in expired if rescues.settle(entry, answered=False)]
+        if hedges.pairs:
+            expired = [entry for entry in expired if hedges.settle(entry, answered=False)]
         if self._stranded:
             stranded = [entry for entry in self._stranded if entry.state is _RUNNING]
             refused += [Refused(entry, removed_model(entry.model)) for entry in stranded]
             self._stranded.clear()
-        if rescues.pairs and refused:
-            refused = [each for each in refused if not rescues.refused(each[0], now + (each[1].retry_after_s or inf))]
+        if hedges.pairs and refused:
+            refused = [each for each in refused if not hedges.refused(each[0], now + (each[1].retry_after_s or inf))]
             for entry, _ in refused:
-                rescues.settle(entry, answered=False)
+                hedges.settle(entry, answered=False)
         for entry in expired:
             self._end(entry)
         for entry in given_up:
@@ -633,8 +633,8 @@ class Scheduler:
         for device in agenda.touched:
             agenda.note(device, device.wake_at)
         earliest = min(agenda.next_at(), self._bundles.next_deadline())
-        if self._rescues.check_at < earliest and len(self._bundles):
-            earliest = self._rescues.check_at
+        if self._hedges.check_at < earliest and len(self._bundles):
+            earliest = self._hedges.check_at
         for entry in self._late:
             earliest = min(earliest, entry.deadline)
         return None if earliest == inf else earliest
@@ -658,7 +658,7 @@ class Scheduler:
         bundle = self._count_in(following, replica, now, suspect=suspect)
         self._device_of[model.settings.name].launched(bundle.id, following, now)
         if attempt:
-            self._rescues.launched(bundle)
+            self._hedges.launched(bundle)
         bundles = [bundle, *(self._count_in(following, other, now) for other in tied)]
         exact = entries[0].lane != "" or model.has_limited_fallbacks
         overhead_s = model.overhead.seconds
@@ -696,17 +696,17 @@ class Scheduler:
             self._touch(model)
         result = Requeue([], [], [])
         for entry in bundle.entries:
-            if entry.state is not _RUNNING or self._rescues.carried_elsewhere(entry):
+            if entry.state is not _RUNNING or self._hedges.carried_elsewhere(entry):
                 continue
             if len(entry.bundles) > 1:
                 self._leave(entry, bundle.id, now)
                 entry.avoid = bundle.replica.name if reached else entry.avoid
             elif entry.deadline <= now:
-                self._rescues.settle(entry, answered=False)
+                self._hedges.settle(entry, answered=False)
                 self._end(entry)
                 result.expired.append(entry)
             elif entry.attempts >= _MAX_ATTEMPTS:
-                self._rescues.settle(entry, answered=False)
+                self._hedges.settle(entry, answered=False)
                 self._end(entry)
                 result.poisoned.append(entry)
             else:
@@ -726,7 +726,7 @@ class Scheduler:
         """A replica will not run a tied entry: it is left to the others that have it."""
         entry.bundles = left = tuple([other for other in entry.bundles if other != bundle_id])
         if len(left) == 1 and (last := self._bundles.get(left[0])) is not None:
-            self._rescues.left_to(last, now)
+            self._hedges.left_to(last, now)
 
     def _end(self, entry: Entry) -> None:
         entry.state = _DONE

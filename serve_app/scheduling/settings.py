@@ -108,8 +108,8 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RescueSettings:
-    """When what a replica owes is also run elsewhere; see `serve_app.scheduling.rescue`.
+class HedgeSettings:
+    """When what a replica has in flight is also run elsewhere; see `serve_app.scheduling.hedging`.
 
     Attributes:
         share: Most rows that are run twice because their bundle is overdue, as a part of all rows in the long run;
@@ -131,10 +131,10 @@ class ProcessLimits:
         total_bytes: Most bytes queued and running at once.
         high_headroom: Part of ``total_bytes`` that only the class ``high`` may use, 0 to 1.
         network_s: Allowance for everything around an execution (transport, splitting) until it was measured, seconds.
-        rescue: When what a replica owes is also run elsewhere.
+        hedge: When what a replica has in flight is also run elsewhere.
     """
 
     total_bytes: int
     high_headroom: float = 0.1
     network_s: float = 0.002
-    rescue: RescueSettings = RescueSettings()
+    hedge: HedgeSettings = HedgeSettings()

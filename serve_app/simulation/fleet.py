@@ -49,8 +49,8 @@ class Fleet:
         self._waiting_rows = waiting_rows
         self._starting: list[Event] = []
         self._last = 0
-        # Which direction autoscaling has wished for, and since when.
-        self._wish: tuple[int, float] | None = None
+        # Which direction autoscaling has asked for, and since when.
+        self._wanted: tuple[int, float] | None = None
 
     def start(self) -> None:
         """List the first replicas and begin to watch the load."""
@@ -87,7 +87,7 @@ class Fleet:
             self._tell(self)
 
     def _start(self, after_s: float) -> None:
-        """One more replica is wished for."""
+        """One more replica is asked for."""
 
         def up() -> None:
             self._starting.remove(event)
@@ -105,7 +105,7 @@ class Fleet:
             self._unlist(alive[-1])
 
     def _autoscale(self) -> None:
-        """As Ray Serve does: the number changes once a wish has been seen for its direction's delay."""
+        """As Ray Serve does: the number changes once a direction has been asked for for its direction's delay."""
         settings = self.model.autoscaling
         assert settings is not None
         now = self._loop.now
@@ -119,14 +119,14 @@ class Fleet:
         )
         direction = (wanted > self.target) - (wanted < self.target)
         if not direction:
-            self._wish = None
+            self._wanted = None
             return
-        if self._wish is None or self._wish[0] != direction:
-            self._wish = (direction, now)
+        if self._wanted is None or self._wanted[0] != direction:
+            self._wanted = (direction, now)
         delay_s = settings.upscale_delay_s if direction > 0 else settings.downscale_delay_s
-        if now - self._wish[1] < delay_s - _ROUNDING_S:
+        if now - self._wanted[1] < delay_s - _ROUNDING_S:
             return
-        self._wish = None
+        self._wanted = None
         while self.target < wanted:
             self.target += 1
             self._start(self.model.startup_s)

@@ -14,7 +14,7 @@ import numpy as np
 
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
+from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 from serve_app.simulation.replica import SimulatedReplica
 from serve_app.simulation.router import SimulatedRouter
 from serve_app.simulation.scenario import Scenario, SimulatedModel
@@ -36,7 +36,7 @@ class ServeApp:
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
         by_tenant: Whether it knows of tenants; otherwise all are one.
-        rescue_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
+        hedge_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
     name = "serve_app"
@@ -51,9 +51,9 @@ class ServeApp:
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
         by_tenant: bool = True,
-        rescue_share: float = 0.05,
+        hedge_share: float = 0.05,
     ) -> None:
-        self._rescue = RescueSettings(share=rescue_share)
+        self._hedge = HedgeSettings(share=hedge_share)
         self._co_schedule = co_schedule
         self._by_tenant = by_tenant
         self._network_s = network_s
@@ -76,7 +76,7 @@ class ServeApp:
         network_s = self._network_s
         if network_s is None:
             network_s = max(0.002, overheads.send_s + overheads.answer_s)
-        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s, rescue=self._rescue)
+        limits = ProcessLimits(total_bytes=_TOTAL_BYTES, network_s=network_s, hedge=self._hedge)
         self._models = {model.scheduling.name: model for model in scenario.models}
         settings = [self._settings(model.scheduling) for model in scenario.models]
         groups = _groups(scenario) if self._co_schedule else []

@@ -51,7 +51,7 @@ class SimulatedModel:
     device: str | None = None
     """Replicas that name the same device share it: what runs there at the same time slows each other down."""
     startup_s: float = 0.0
-    """From the wish for a replica to its first execution."""
+    """From the request for a replica to its first execution."""
     autoscaling: SimulatedAutoscaling | None = None
     known: bool = True
     """Whether schedulers get the curve as their prior (a profile), or must learn it."""

@@ -34,7 +34,7 @@ class SchedulerCollector(Collector):
         self._scheduler = scheduler
 
     def collect(self) -> Iterator[Metric]:
-        """Yield queue, slot and replica gauges, and what rescues there were."""
+        """Yield queue, slot and replica gauges, and what hedges there were."""
         entries = GaugeMetricFamily(
             "serve_app_queue_entries", "Entries waiting in the router.", labels=("model", "priority")
         )
@@ -51,13 +51,13 @@ class SchedulerCollector(Collector):
             labels=("model",),
         )
         silent = GaugeMetricFamily(
-            "serve_app_replicas_silent", "Replicas that owe answers and give no sign of life.", labels=("model",)
+            "serve_app_replicas_silent", "Unresponsive replicas that have requests in flight.", labels=("model",)
         )
-        rescues = CounterMetricFamily(
-            "serve_app_rescues", "Requests also tried elsewhere, since their replica did not answer.", labels=("model",)
+        hedges = CounterMetricFamily(
+            "serve_app_hedges", "Requests also tried elsewhere, since their replica did not answer.", labels=("model",)
         )
         won = CounterMetricFamily(
-            "serve_app_rescues_won", "Rescued requests that the other replica answered first.", labels=("model",)
+            "serve_app_hedges_won", "Hedged requests that the other replica answered first.", labels=("model",)
         )
         duplicates = CounterMetricFamily(
             "serve_app_duplicates",
@@ -75,11 +75,20 @@ class SchedulerCollector(Collector):
             slots.add_metric((model,), state["slots_in_use"])
             held.add_metric((model,), len(state["held_replicas"]))
             silent.add_metric((model,), len(state["silent_replicas"]))
-            rescues.add_metric((model,), state["rescues"]["made"])
-            won.add_metric((model,), state["rescues"]["won"])
-            duplicates.add_metric((model,), state["rescues"]["duplicates"])
+            hedges.add_metric((model,), state["hedges"]["made"])
+            won.add_metric((model,), state["hedges"]["won"])
+            duplicates.add_metric((model,), state["hedges"]["duplicates"])
             wasted.add_metric((model,), state["wasted_rows"])
-        yield from (entries, rows, nbytes, running, replicas, slots, held, silent, rescues, won, duplicates, wasted)
+        yield from (entries, rows, nbytes, running, replicas, slots, held, silent, hedges, won, duplicates, wasted)
+        yield from (_by_former_name("serve_app_rescues", hedges), _by_former_name("serve_app_rescues_won", won))
+
+
+def _by_former_name(name: str, family: CounterMetricFamily) -> CounterMetricFamily:
+    """The same series by the name that they had in version 0.1."""
+    former = CounterMetricFamily(name, f"Former name of {family.name}_total, until version 0.2.", labels=("model",))
+    for sample in family.samples:
+        former.add_metric(tuple(sample.labels.values()), sample.value)
+    return former
 
 
 class TaskCollector(Collector):
@@ -114,7 +123,7 @@ class RouterMetrics:
         )
         self.latency = Histogram(
             "serve_app_request_seconds",
-            "From the scheduler's door to the answer, answered requests.",
+            "From the arrival at the scheduler to the answer, answered requests.",
             ("model", "priority"),
             _LATENCY_BUCKETS,
         )
@@ -130,7 +139,7 @@ class RouterMetrics:
             "serve_app_bundle_entries", "Entries per call to a replica that were run.", ("model",), _ROWS_BUCKETS
         )
         self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
-        self.silent = Counter("serve_app_silences", "Times that a replica gave no sign of life.", ("model",))
+        self.silent = Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",))
         self.recovery = Histogram(
             "serve_app_recovery_seconds",
             "From the loss of a replica, dead or silent, until as many are usable as before.",
@@ -288,7 +297,7 @@ class RouterMetrics:
         self.lost.of(model).value += 1
 
     def replica_silent(self, model: str) -> None:
-        """Count a replica that gave no sign of life."""
+        """Count a replica that was unresponsive."""
         self.silent.of(model).value += 1
 
     def recovered(self, model: str, seconds: float) -> None:

@@ -34,7 +34,7 @@ class Observer(Protocol):
         """A bundle failed because its replica did."""
 
     def replica_silent(self, model: str) -> None:
-        """A replica gave no sign of life for too long."""
+        """A replica was unresponsive for too long."""
 
     def recovered(self, model: str, seconds: float) -> None:
         """A model has as many usable replicas again as before it lost one."""

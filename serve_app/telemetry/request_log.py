@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from serve_app.domain.options import DOOR, request_id_of
+from serve_app.domain.options import LISTENER, request_id_of
 from serve_app.domain.service import RequestOptions
 from serve_app.domain.trace_context import child_of, parent_of, trace_and_span
 from serve_app.http.errors import STATUSES, Status
@@ -97,10 +97,10 @@ class RequestLog:
             key: Name of its API key; empty where it has none that is known.
         """
         if self._has_room(outcome):
-            door = headers.get(DOOR, b"").decode()
+            listener = headers.get(LISTENER, b"").decode()
             parent = parent_of(headers.get(b"traceparent"))
             options = RequestOptions(
-                request_id=request_id_of(headers), trace_parent=parent and child_of(parent), key=key, door=door
+                request_id=request_id_of(headers), trace_parent=parent and child_of(parent), key=key, listener=listener
             )
             self._say(outcome, model, options, {})
 
@@ -140,13 +140,14 @@ class RequestLog:
                 "time": _now(),
                 "level": "info" if outcome == OK else "error" if outcome in _FAULTS else "warning",
                 "outcome": outcome,
-                "status": status.grpc if "grpc" in options.door else status.http,
+                "status": status.grpc if "grpc" in options.listener else status.http,
                 "model": model,
                 "request_id": options.request_id,
                 "trace_id": trace_id,
                 "span_id": span_id,
                 "key": options.key,
-                "door": options.door,
+                "listener": options.listener,
+                "door": options.listener,  # its former name, until version 0.2
                 **facts,
             }
         )

@@ -43,7 +43,7 @@ def origin_of(options: RequestOptions) -> Origin | None:
     return None
 
 
-class Trails:
+class RequestTraces:
     """Follows requests.
 
     Args:
@@ -55,16 +55,16 @@ class Trails:
         self.log = log
         self.tracer = tracer
 
-    def begin(self, model: str, priority: Priority, rows: int, options: RequestOptions) -> Trail:
+    def begin(self, model: str, priority: Priority, rows: int, options: RequestOptions) -> RequestTrace:
         """Follow one request from now on."""
-        return Trail(self, model, priority, rows, options)
+        return RequestTrace(self, model, priority, rows, options)
 
     def answered_from_cache(self, model: str, options: RequestOptions, answer: Answer) -> None:
         """Tell of a request that never became an entry: it got what another one was answered, now or before."""
-        Trail(self, model, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
+        RequestTrace(self, model, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
 
 
-class Trail:
+class RequestTrace:
     """One request that is followed.
 
     Args:
@@ -74,11 +74,11 @@ class Trail:
         origin: What its replica should know.
     """
 
-    __slots__ = ("_began", "_model", "_options", "_priority", "_rows", "_span", "_trails", "origin")
+    __slots__ = ("_began", "_model", "_options", "_priority", "_rows", "_span", "_traces", "origin")
 
     def __init__(
         self,
-        trails: Trails,
+        traces: RequestTraces,
         model: str,
         priority: Priority,
         rows: int,
@@ -86,15 +86,15 @@ class Trail:
         *,
         ago_s: float = 0.0,
     ) -> None:
-        self._trails = trails
+        self._traces = traces
         self._model = model
         self._priority = priority
         self._rows = rows
         self._began = time.monotonic()
         self._span: Span | None = None
-        if trails.tracer is not None:
+        if traces.tracer is not None:
             began_ns = time.time_ns() - round(ago_s * 1e9)
-            self._span = span = trails.tracer.start_span(
+            self._span = span = traces.tracer.start_span(
                 f"infer {model}", _context(options), SpanKind.SERVER, start_time=began_ns
             )
             options = options._replace(trace_parent=_parent(span) or options.trace_parent)
@@ -107,7 +107,7 @@ class Trail:
         """It was answered."""
         if self._span is not None:
             self._end_span(self._span, OK, answer)
-        log = self._trails.log
+        log = self._traces.log
         if log is not None and log.wants(answer.total_s):
             log.ended(
                 OK,
@@ -136,14 +136,14 @@ class Trail:
     def _end(self, outcome: str) -> None:
         if self._span is not None:
             self._end_span(self._span, outcome, None)
-        if self._trails.log is not None:
+        if self._traces.log is not None:
             facts = {
                 "class": self._priority.label,
                 "variant": self._options.variant,
                 "rows": self._rows,
                 "total_ms": _ms(time.monotonic() - self._began),
             }
-            self._trails.log.ended(outcome, self._model, self._options, facts)
+            self._traces.log.ended(outcome, self._model, self._options, facts)
 
     def _end_span(self, span: Span, outcome: str, answer: Answer | None) -> None:
         span.set_attributes(
@@ -159,9 +159,9 @@ class Trail:
         now_ns = time.time_ns()
         if answer is not None and answer.cache:
             span.set_attribute("serve_app.cache", answer.cache)
-        elif answer is not None and self._trails.tracer is not None:
+        elif answer is not None and self._traces.tracer is not None:
             began_ns = now_ns - round(answer.total_s * 1e9)
-            queued = self._trails.tracer.start_span("queue", trace.set_span_in_context(span), start_time=began_ns)
+            queued = self._traces.tracer.start_span("queue", trace.set_span_in_context(span), start_time=began_ns)
             queued.end(began_ns + round(answer.queue_s * 1e9))
         elif outcome != CANCELLED:
             span.set_status(Status(StatusCode.ERROR, outcome))

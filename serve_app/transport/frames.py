@@ -180,7 +180,7 @@ class Frame:
 
 
 def encode_ping() -> list[Part]:
-    """Make the frame that asks for a sign of life, and that is one: a call of number 0, which nobody waits for."""
+    """Make the frame that probes, and that answers a probe: a call of number 0, which nobody waits for."""
     return _frame((0,), [])
 
 

@@ -53,7 +53,7 @@ class Links:
     def update(self, model: str, addresses: Mapping[str, str]) -> None:
         """Set which replicas of a model are to be linked, and where each listens.
 
-        The links of those that are gone end when the answers that they owe are there.
+        The links of those that are gone end when what is in flight on them is answered.
         """
         before = self._wanted.pop(model, {})
         if addresses:

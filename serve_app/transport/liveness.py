@@ -1,7 +1,7 @@
 """Whether a replica is alive: it answers, or its event loop says so when it is asked.
 
-Only while answers are owed. Whatever comes on the link is a sign of life. After a quarter of the time without one the
-replica is asked for one, which its event loop gives while its session runs. Time counts in turns of a timer: where this
+Only while requests are in flight. Whatever comes on the link counts. After a quarter of the time without anything the
+replica is probed, and its event loop answers while its session runs. Time counts in turns of a timer: where this
 process stood still itself, only one turn has passed, and what has arrived meanwhile is read before the next.
 """
 
@@ -18,7 +18,7 @@ class Watch(NamedTuple):
     """How replicas are watched, and who is told.
 
     Attributes:
-        silence_s: After so long without a sign of life a replica is silent, seconds.
+        silence_s: After so long without a response a replica is silent, seconds.
         kill_s: After so long it is given up, seconds; ``None``: never.
         on_silent: Called with the model and the replica.
         on_heard: Called likewise, when a silent one speaks again.
@@ -36,14 +36,14 @@ class Liveness:
     Args:
         silence_s: See `Watch`.
         kill_s: See `Watch`.
-        owes: Whether answers are owed.
-        ask: Asks for a sign of life.
+        in_flight: Whether requests are in flight.
+        ask: Probes the replica.
         on_silent: Called when it has been silent for long enough.
         on_heard: Called when it then speaks again.
         on_given_up: Called once after ``kill_s``.
 
     Attributes:
-        heard: To be set at every sign of life.
+        heard: To be set when anything comes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Liveness:
         silence_s: float,
         kill_s: float | None,
         *,
-        owes: Callable[[], bool],
+        in_flight: Callable[[], bool],
         ask: Callable[[], None],
         on_silent: Callable[[], None],
         on_heard: Callable[[], None],
@@ -59,7 +59,7 @@ class Liveness:
     ) -> None:
         self._turn_s = silence_s / _TURNS
         self._last_turn = None if kill_s is None else max(_TURNS, round(kill_s / self._turn_s))
-        self._owes = owes
+        self._in_flight = in_flight
         self._ask = ask
         self._on_silent = on_silent
         self._on_heard = on_heard
@@ -97,7 +97,7 @@ class Liveness:
                 self._on_silent()
             if self._quiet == self._last_turn:
                 self._on_given_up()
-        if self._owes():
+        if self._in_flight():
             self.begin()
         else:
             self._quiet = 0

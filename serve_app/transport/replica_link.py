@@ -61,11 +61,11 @@ class ReplicaLink(FramedProtocol):
         return f"<ReplicaLink {self._name} {'lost' if self.lost else 'up'}, {len(self._calls)} calls>"
 
     def watch(self, model: str, watch: Watch) -> None:
-        """Tell when the replica is silent although it owes answers."""
+        """Tell when the replica is silent although it has requests in flight."""
         self._liveness = Liveness(
             watch.silence_s,
             watch.kill_s,
-            owes=lambda: bool(self._calls),
+            in_flight=lambda: bool(self._calls),
             ask=lambda: self.write(encode_ping()),
             on_silent=lambda: watch.on_silent(model, self._name),
             on_heard=lambda: watch.on_heard(model, self._name),
@@ -146,7 +146,7 @@ class ReplicaLink(FramedProtocol):
         self._on_lost()
 
     def retire(self) -> None:
-        """End the connection as soon as no answer is owed any more."""
+        """End the connection as soon as nothing is in flight any more."""
         self._retired = True
         if not self._calls:
             self.close()

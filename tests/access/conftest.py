@@ -117,7 +117,7 @@ async def client(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncI
 @pytest.fixture
 async def rpc(service: NumpyService, guard: Guard, log: RequestLog) -> AsyncIterator[Client]:
     """Talks to a gRPC server over a connection."""
-    bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, decode_threads=2)
+    bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, offload_above=10_000, decode_threads=2)
     listener = GrpcListener(GrpcApp(service, bodies, guard, log), "127.0.0.1", 0)
     await listener.start()
     client = Client(listener.port)

@@ -159,7 +159,7 @@ async def test_a_key_that_is_removed_ends_in_open_streams_too(rpc: Client, guard
 @contextlib.asynccontextmanager
 async def serving(service: NumpyService, guard: Guard, **options: Any) -> AsyncIterator[tuple[GrpcApp, Client]]:
     """An application behind a port, and its client."""
-    bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, decode_threads=2)
+    bodies = BodyReader(max_body=100_000, max_held_bytes=150_000, offload_above=10_000, decode_threads=2)
     app = GrpcApp(service, bodies, guard, **options)
     listener = GrpcListener(app, "127.0.0.1", 0)
     await listener.start()

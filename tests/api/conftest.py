@@ -10,7 +10,7 @@ import pytest
 from api.protocol_service import NumpyService
 from serve_app.api.http_app import HttpSettings, create_app
 
-LIMITS = HttpSettings(max_body=100_000, max_held_bytes=150_000, inline_bytes=10_000, open_administration=True)
+LIMITS = HttpSettings(max_body=100_000, max_held_bytes=150_000, offload_above=10_000, open_administration=True)
 """Small, so that tests can exceed them."""
 
 

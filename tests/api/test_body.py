@@ -26,7 +26,7 @@ class Conversions:
     """Conversions that last until they are told to end, of requests that hold a body meanwhile."""
 
     def __init__(self) -> None:
-        self.bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1)
+        self.bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1)
         self.begun = asyncio.Event()
         self.ran: list[str] = []
         self._loop = asyncio.get_running_loop()
@@ -119,7 +119,7 @@ async def test_faults_are_told(conversions: Conversions) -> None:
 @pytest.mark.usefixtures("collect_never")
 async def test_what_failed_is_not_kept() -> None:
     """A body that expands to more than the limit would else wait, expanded, for the collector of cycles."""
-    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1)
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1)
     expanded: list[weakref.ref[NDArray[np.uint8]]] = []
 
     def expand() -> None:
@@ -136,7 +136,7 @@ async def test_what_failed_is_not_kept() -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 async def test_what_is_given_up_amid_its_body_is_not_kept(in_place: bool) -> None:
     """What has come of it, and the task that read it."""
-    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1)
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1)
     reading = asyncio.Event()
 
     class Receive:

@@ -313,7 +313,7 @@ class Conversation:
         return int(self.sent[0]["status"])
 
 
-LIMITS = HttpSettings(max_body=1000, max_held_bytes=1500, inline_bytes=100)
+LIMITS = HttpSettings(max_body=1000, max_held_bytes=1500, offload_above=100)
 
 
 async def test_a_declared_body_over_the_limit_is_not_read(service: NumpyService) -> None:
@@ -359,7 +359,7 @@ async def test_a_client_that_leaves_while_sending_is_forgotten(service: NumpySer
 @pytest.mark.parametrize("size", [900, 2**20])
 async def test_a_body_that_stops_coming_is_given_up(service: NumpyService, size: int) -> None:
     """It would hold its share of the memory for bodies, and in the end everybody's, for as long as the client likes."""
-    call = Conversation(service, HttpSettings(inline_bytes=100, patience_s=0.05), x_timeout_ms="60000")
+    call = Conversation(service, HttpSettings(offload_above=100, patience_s=0.05), x_timeout_ms="60000")
     call.say(b"x" * size, more=True)
     await asyncio.wait_for(call.run(), 5)
 
@@ -723,7 +723,7 @@ def test_nothing_that_arrives_is_an_internal_error(
 
 async def test_expanded_bodies_are_bounded_together() -> None:
     """What a small compressed body becomes counts as much as a body that was sent so."""
-    bodies = BodyReader(max_body=1000, max_held_bytes=1500, inline_bytes=100, decode_threads=2)
+    bodies = BodyReader(max_body=1000, max_held_bytes=1500, offload_above=100, decode_threads=2)
     compressed = gzip.compress(bytes(900))
 
     async def receive() -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.protocol_service import DOUBLE
-from serve_app.domain.options import header_wish, reading_s, remaining, request_options
+from serve_app.domain.options import parse_qos_headers, reading_s, remaining, request_options
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.service import RequestOptions
 from serve_app.errors import DeadlineExceeded, InvalidRequest
@@ -120,7 +120,7 @@ def test_reading_time_is_charged_to_the_deadline() -> None:
 
 def test_reading_time_is_told_where_only_the_service_knows_the_deadline() -> None:
     """Naming no deadline makes none later: the default depends on what the request costs, and is charged, too."""
-    named = RequestOptions(Priority.HIGH, None, 7, variant="int8", door="http")
+    named = RequestOptions(Priority.HIGH, None, 7, variant="int8", listener="http")
 
     assert named._replace(spent_s=0.5) == remaining(named, 0.5)
     assert named._replace(spent_s=0.5, nbytes=9) == remaining(named, 0.5, 9)
@@ -149,4 +149,4 @@ def test_numbers_mean_what_the_configuration_says() -> None:
 )
 def test_the_headers_say_how_long_reading_may_take(headers: dict[bytes, bytes], seconds: float) -> None:
     """A deadline in the body is known only when it has been read."""
-    assert seconds == reading_s(DOUBLE, header_wish(headers, DEFAULT_LEVELS))
+    assert seconds == reading_s(DOUBLE, parse_qos_headers(headers, DEFAULT_LEVELS))

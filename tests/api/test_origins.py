@@ -26,11 +26,11 @@ WAYS: dict[str, tuple[str, Any]] = {
 async def test_requests_carry_where_they_come_from(client: httpx.AsyncClient, service: NumpyService, way: str) -> None:
     """What the client calls it, and the span that it is part of."""
     path, body = WAYS[way]
-    headers = {"X-Request-Id": "r-1", "traceparent": TRACE, "tracestate": "a=b", ":door": "forged"}
+    headers = {"X-Request-Id": "r-1", "traceparent": TRACE, "tracestate": "a=b", ":listener": "forged"}
     reply = await client.post(path, json=body, headers=headers)
     assert (reply.status_code, reply.headers["x-request-id"]) == (200, "r-1")
     ((_, _, options),) = service.calls
-    assert (options.request_id, options.trace_parent, options.trace_state, options.door) == (
+    assert (options.request_id, options.trace_parent, options.trace_state, options.listener) == (
         "r-1",
         TRACE,
         "a=b",
@@ -56,13 +56,13 @@ async def test_what_is_refused_on_the_way_has_a_line(service: NumpyService) -> N
     log = RequestLog(
         LogSettings(), lambda line: lines.append(orjson.loads(line)), asyncio.get_running_loop().call_later
     )
-    transport = httpx.ASGITransport(create_app(service, HttpSettings(door="http"), log=log))
+    transport = httpx.ASGITransport(create_app(service, HttpSettings(listener="http"), log=log))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         ask: dict[str, Any] = {"content": b"{", "headers": {"X-Request-Id": "r-1", "traceparent": TRACE}}
         for path in ("/v2/models/double/infer", "/v2/models/unheard-of/infer", "/v1/models/moods/predict"):
             await client.post(path, **ask)
         await client.get("/v2/models/unheard-of")
-    told = [(line["model"], line["outcome"], line["status"], line["request_id"], line["door"]) for line in lines]
+    told = [(line["model"], line["outcome"], line["status"], line["request_id"], line["listener"]) for line in lines]
     assert told[:2] == [
         ("double", "invalid_request", 400, "r-1", "http"),
         ("", "model_not_found", 404, "r-1", "http"),

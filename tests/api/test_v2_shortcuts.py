@@ -189,7 +189,7 @@ def test_how_much_of_a_body_is_json(header: bytes | None, size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3_000, 200_000])
 async def test_large_binary_bodies_are_answered_as_small_ones(size: int) -> None:
     """With a small limit of what is converted in the event loop."""
-    app = create_app(NumpyService(), HttpSettings(inline_bytes=1000))
+    app = create_app(NumpyService(), HttpSettings(offload_above=1000))
     x = np.arange(size, dtype=np.float32)[None]
     tensor = {"name": "x", "shape": x.shape, "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()

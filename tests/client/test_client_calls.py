@@ -137,11 +137,11 @@ def test_a_name_is_one_segment_of_the_path(name: str) -> None:
     assert unquote(path) == f"/v2/models/{name}/versions/{name}"
 
 
-@pytest.mark.parametrize("wish", [-1.0, float("nan"), float("inf")])
-def test_nonsense_hedging_is_refused(wish: float) -> None:
+@pytest.mark.parametrize("wanted", [-1.0, float("nan"), float("inf")])
+def test_nonsense_hedging_is_refused(wanted: float) -> None:
     """When the client is made."""
     with pytest.raises(ValueError, match="hedge_after"):
-        AsyncClient("h", hedge_after=wish)
+        AsyncClient("h", hedge_after=wanted)
 
 
 _READS: list[Call[Any]] = [

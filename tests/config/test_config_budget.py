@@ -33,7 +33,7 @@ def test_a_budget_counts_queues_flights_and_headroom() -> None:
 
 @pytest.mark.parametrize(("limit", "routers", "fits"), [(10, 1, True), (9, 1, False), (20, 2, True), (19, 2, False)])
 def test_a_budget_fits_exactly(limit: int, routers: int, fits: bool) -> None:
-    """A door that lets through just what is needed is wide enough; several routers share HAProxy."""
+    """A port that lets through just what is needed is wide enough; several routers share HAProxy."""
     assert (Budget({"high": 4}, {"a": 3}, 3).problem(limit, routers) is None) == fits
 
 

@@ -72,7 +72,7 @@ SERVICE = NumpyService()
 
 
 async def _app() -> GrpcApp:
-    bodies = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, inline_bytes=1 << 16, decode_threads=1)
+    bodies = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, offload_above=1 << 16, decode_threads=1)
     return GrpcApp(SERVICE, bodies, typed_answers=True)
 
 

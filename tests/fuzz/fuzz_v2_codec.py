@@ -24,14 +24,14 @@ with atheris.instrument_imports(include=["serve_app.api"]):
 
     from serve_app.api.open_inference.classification import classify
     from serve_app.api.open_inference.codec import ModelCodec
-    from serve_app.domain.options import header_wish, request_options
+    from serve_app.domain.options import parse_qos_headers, request_options
     from serve_app.domain.priorities import DEFAULT_LEVELS
     from serve_app.errors import ServeAppError
     from serve_app.http.body import BodyReader
     from serve_app.http.compression import asked_coding
 
 CODECS = [ModelCodec(info) for info in (DOUBLE, WIDE, MIRROR, SCORES, BRAIN, TEXT)]
-BODIES = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, inline_bytes=1 << 16, decode_threads=1)
+BODIES = BodyReader(max_body=1 << 20, max_held_bytes=1 << 22, offload_above=1 << 16, decode_threads=1)
 HEADERS = (b"x-priority", b"x-timeout-ms", b"x-variant", b"x-fallback", b"accept-encoding")
 
 
@@ -69,7 +69,7 @@ def one_input(data: bytes) -> None:
             timeout_us=parameters.timeout,
             variant=parameters.variant,
             fallback=parameters.fallback,
-            wish=header_wish(headers, DEFAULT_LEVELS),
+            qos=parse_qos_headers(headers, DEFAULT_LEVELS),
         )
         tensors = codec.decode(parsed)
         selection = codec.select(parsed)

@@ -45,11 +45,11 @@ class Sent:
         self.answer: asyncio.Future[BundleResult] = asyncio.get_running_loop().create_future()
 
     def succeed(self, value: float) -> None:
-        """Answer every entry."""
-        results: list[Any] = [Success({"y": np.array([[value]], np.float32)}) for _ in self.bundle.entries]
-        self.answer.set_result(
-            BundleResult(results, [Execution(len(results), 0, 0.001, self.bundle.entries[0].variant)], 0.0, 0.0, 0.0)
-        )
+        """Answer every entry; of a call that was to start a replica there are none."""
+        entries = self.bundle.entries
+        results: list[Any] = [Success({"y": np.array([[value]], np.float32)}) for _ in entries]
+        runs = [Execution(len(entries), 0, 0.001, entries[0].variant)] if entries else []
+        self.answer.set_result(BundleResult(results, runs, 0.0, 0.0, 0.0))
 
 
 class Served:

@@ -214,7 +214,7 @@ async def test_it_closes_while_it_reads_and_writes(server: RedisServer) -> None:
 async def test_a_server_behind_tls_is_used_and_left_without_a_goodbye(server: RedisServer, tmp_path: Path) -> None:
     """Where it hangs nobody waits for the end of the connection that TLS wants, beyond the limit of a write."""
     authority = Authority(tmp_path / "tls")
-    with tls_door(server, authority) as (door, port):
+    with tls_proxy(server, authority) as (proxy, port):
         url, ca_file = f"rediss://localhost:{port}/0", str(authority.ca_file)
         cache = RedisCache(
             RedisSettings(url, ca_file=ca_file, **PATIENT | {"write_s": 1.0}), RedisMetrics(CollectorRegistry())
@@ -223,22 +223,22 @@ async def test_a_server_behind_tls_is_used_and_left_without_a_goodbye(server: Re
         await until(lambda: cache.up)
         await stored(cache, server)
         assert await cache.get(KEY, 20.0) is not None
-        door.send_signal(signal.SIGSTOP)
+        proxy.send_signal(signal.SIGSTOP)
         async with asyncio.timeout(20):
             await cache.close()
 
 
 @contextmanager
-def tls_door(server: RedisServer, authority: Authority) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def tls_proxy(server: RedisServer, authority: Authority) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process that takes TLS and speaks to the server without, and its port."""
     files = authority.server()
     command = [sys.executable, "-c", _DOOR, str(files.certificate), str(files.key), str(server.port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as door:
-        assert door.stdout is not None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdout is not None
         try:
-            yield door, int(door.stdout.readline())
+            yield proxy, int(proxy.stdout.readline())
         finally:
-            door.kill()
+            proxy.kill()
 
 
 _DOOR = """
@@ -257,9 +257,9 @@ async def accept(reader, writer):
 async def main():
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*sys.argv[1:3])
-    door = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
-    print(door.sockets[0].getsockname()[1], flush=True)
-    await door.serve_forever()
+    proxy = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    print(proxy.sockets[0].getsockname()[1], flush=True)
+    await proxy.serve_forever()
 
 asyncio.run(main())
 """

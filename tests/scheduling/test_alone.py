@@ -348,7 +348,7 @@ def test_what_a_wake_up_bundle_brings_back_is_fresh() -> None:
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_copy_that_comes_back_leaves_its_request_to_the_other(grouped: bool) -> None:
-    """The one that was sent first: its twin is queued or runs. It ends once, with the twin or at its deadline."""
+    """The one that was sent first: its hedge is queued or runs. It ends once, with the hedge or at its deadline."""
     for ends in ("answered", "expired", "cancelled", "failed"):
         scheduler = make_scheduler(
             profile=AFFINE, replicas=("a", "b"), groups=[DeviceGroup("g", ("m",), 2)] if grouped else []
@@ -356,31 +356,31 @@ def test_a_copy_that_comes_back_leaves_its_request_to_the_other(grouped: bool) -
         (entry,) = accept(scheduler, make_entry(deadline=60.0, nbytes=7))
         first = _only(scheduler)
         scheduler.on_silent("m", str(first.replica), 1.0)
-        twin = _only(scheduler, 1.0)
+        hedge = _only(scheduler, 1.0)
         assert scheduler.on_done(first.bundle_id, [], 2.0, returned=[entry]) == []
         assert _bundles(scheduler, 2.0) == []
         if ends == "answered":
-            assert [e.id for e in scheduler.on_done(twin.bundle_id, [(1, 0, 0.006, "")], 3.0)] == [entry.id]
+            assert [e.id for e in scheduler.on_done(hedge.bundle_id, [(1, 0, 0.006, "")], 3.0)] == [entry.id]
         elif ends == "expired":
             assert [e.id for e in scheduler.decide(60.0).expired] == [entry.id]
         elif ends == "cancelled":
             scheduler.on_cancel(entry, 3.0)
         else:
-            assert [e.id for e in scheduler.on_failed(twin.bundle_id, 3.0, replica_lost=False).poisoned] == [entry.id]
+            assert [e.id for e in scheduler.on_failed(hedge.bundle_id, 3.0, replica_lost=False).poisoned] == [entry.id]
         assert (entry.state, scheduler.totals()["bytes"]) == (EntryState.DONE, 0)
 
 
-def test_a_twin_that_comes_back_is_queued_again() -> None:
+def test_a_hedge_that_comes_back_is_queued_again() -> None:
     """Its gate had others to run; the first copy still runs."""
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
     (entry,) = accept(scheduler, make_entry(deadline=60.0, nbytes=7))
     first = _only(scheduler)
     scheduler.on_silent("m", str(first.replica), 1.0)
-    twin = _only(scheduler, 1.0)
-    assert scheduler.on_done(twin.bundle_id, [], 2.0, returned=list(twin.entries)) == []
+    hedge = _only(scheduler, 1.0)
+    assert scheduler.on_done(hedge.bundle_id, [], 2.0, returned=list(hedge.entries)) == []
     again = _only(scheduler, 2.0)
 
-    assert ([e.id for e in again.entries], again.replica) == ([entry.id], twin.replica)
+    assert ([e.id for e in again.entries], again.replica) == ([entry.id], hedge.replica)
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 3.0) == [entry]
     assert scheduler.on_done(again.bundle_id, [(1, 0, 0.006, "")], 3.0) == []
     assert scheduler.totals()["bytes"] == 0

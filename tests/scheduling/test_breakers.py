@@ -125,7 +125,7 @@ def test_fallbacks_answer_while_the_exact_model_fails() -> None:
 
 
 def test_each_build_has_its_own_breaker() -> None:
-    """An open variant refuses those who name it; when all builds are open, so is the door."""
+    """An open variant refuses those who name it; when all builds are open, so is the model."""
     scheduler = with_breaker(fallbacks=("int8",))
     trip(scheduler, variant="int8")
     assert scheduler.on_arrival(make_entry(variant="int8"), 0.0) is not None
@@ -209,7 +209,7 @@ def test_a_replica_that_fails_alone_is_ejected_first() -> None:
         now += 0.01
     breakers = scheduler.breakers()["m"]
     assert (breakers.ejection.count, breakers.tripped, scheduler.usable("m")) == (1, False, 1)
-    picture = scheduler.breaker_picture("m", now)
+    picture = scheduler.breaker_snapshot("m", now)
     assert picture is not None
     assert list(picture["ejected_replicas"]) == ["bad"]
     scheduler.decide(31.0)
@@ -266,7 +266,7 @@ def test_an_ejected_replica_comes_back_when_it_is_the_only_one_left() -> None:
 
     scheduler.on_replicas("m", ["a", "b"], now)
     now = eject(scheduler, {"a"}, now)
-    picture = scheduler.breaker_picture("m", now)
+    picture = scheduler.breaker_snapshot("m", now)
     assert picture is not None
     assert picture["ejected_replicas"] == {"a": {"retry_in_s": pytest.approx(60.0, abs=1.0)}}
     entries = accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
@@ -281,8 +281,8 @@ def test_an_ejected_replica_comes_back_when_it_is_the_only_one_left() -> None:
     accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
     (silent,) = scheduler.decide(now).dispatches
     scheduler.on_silent("m", str(silent.replica), now + 2.0)
-    (twin,) = scheduler.decide(now + 2.0).dispatches
-    assert (silent.replica, twin.replica, scheduler.snapshot()["m"]["held_replicas"]) == ("b", "a", ["b"])
+    (hedge,) = scheduler.decide(now + 2.0).dispatches
+    assert (silent.replica, hedge.replica, scheduler.snapshot()["m"]["held_replicas"]) == ("b", "a", ["b"])
 
 
 def test_the_part_that_is_ejected_is_of_those_that_are_left() -> None:
@@ -324,7 +324,7 @@ def test_without_breakers_nothing_changes(verdict: Verdict) -> None:
     scheduler = make_scheduler(max_rows=1)
     for _ in range(20):
         run(scheduler, verdict, 0.0)
-    assert (scheduler.breakers(), scheduler.breaker_picture("m", 0.0)) == ({}, None)
+    assert (scheduler.breakers(), scheduler.breaker_snapshot("m", 0.0)) == ({}, None)
 
 
 @given(

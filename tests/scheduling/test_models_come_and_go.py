@@ -11,7 +11,7 @@ from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
 _M = ModelScheduling("m", max_rows=4, slo_s=0.1)
 _PROFILE = [(*point, "") for point in AFFINE]
@@ -164,7 +164,7 @@ def test_a_request_in_two_copies_ends_once() -> None:
             models=[replace(_M, window=1)],
             replicas=["a", "b"],
             profile=AFFINE,
-            limits=ProcessLimits(10**6, rescue=RescueSettings(share=1.0)),
+            limits=ProcessLimits(10**6, hedge=HedgeSettings(share=1.0)),
         )
         entry = make_entry(nbytes=5)
         first = _sent(scheduler, entry)

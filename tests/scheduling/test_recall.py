@@ -105,7 +105,7 @@ def test_what_was_sent_again_is_recalled_from_where_it_is() -> None:
         assert scheduler.decide(1.1).recalls == {second.bundle_id: [entry]}
 
 
-def _rescued() -> tuple[Scheduler, Entry, Dispatch, Dispatch]:
+def _hedged() -> tuple[Scheduler, Entry, Dispatch, Dispatch]:
     """An entry at a silent replica, and its other copy elsewhere."""
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
     entry = make_entry(LOW, deadline=60.0, nbytes=7)
@@ -115,10 +115,10 @@ def _rescued() -> tuple[Scheduler, Entry, Dispatch, Dispatch]:
     return scheduler, entry, first, second
 
 
-@pytest.mark.parametrize("winner", [0, 1], ids=["the first", "the twin"])
+@pytest.mark.parametrize("winner", [0, 1], ids=["the first", "the hedge"])
 def test_the_first_answer_recalls_the_other_copy(winner: int) -> None:
     """It ends with it, and is not heard of again."""
-    scheduler, entry, *sent = _rescued()
+    scheduler, entry, *sent = _hedged()
     won, lost = sent[winner], sent[1 - winner]
     assert [e.id for e in scheduler.on_done(won.bundle_id, [(1, 0, 0.006, "")], 3.0)] == [entry.id]
 
@@ -131,7 +131,7 @@ def test_the_first_answer_recalls_the_other_copy(winner: int) -> None:
 
 def test_whose_client_has_left_is_recalled_in_both_copies() -> None:
     """From either replica."""
-    scheduler, entry, first, second = _rescued()
+    scheduler, entry, first, second = _hedged()
     scheduler.on_cancel(entry, 3.0)
 
     assert scheduler.decide(3.0).recalls == {first.bundle_id: [entry], second.bundle_id: second.entries}
@@ -154,7 +154,7 @@ def test_a_replica_whose_session_hangs_stays_held_whatever_is_recalled_from_it()
 
 def test_what_is_recalled_is_no_sign_that_the_rest_makes_progress() -> None:
     """What the replica runs meanwhile is overdue when it was before."""
-    rescued = []
+    hedged = []
     for leaves in (False, True):
         scheduler = make_scheduler(profile=AFFINE)
         stuck = _sent(scheduler, make_entry(deadline=1.0))
@@ -169,5 +169,5 @@ def test_what_is_recalled_is_no_sign_that_the_rest_makes_progress() -> None:
             assert wake_at is not None
             now = max(now, wake_at)
         assert [entry.id for entry in sent[0].entries] == [stuck.entries[0].id]
-        rescued.append(now)
-    assert rescued[0] == rescued[1]
+        hedged.append(now)
+    assert hedged[0] == hedged[1]

@@ -18,7 +18,7 @@ from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling, ProcessLimits, RescueSettings
+from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
 _BREAKER = BreakerSettings(
     consecutive_failures=2, window_s=1.0, min_samples=3, reset_s=1.0, probes=1, ejection_s=0.5, max_ejected=0.5
@@ -83,8 +83,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.models.values(),
             self.classes,
-            # No rescues: see test_rescue_properties.
-            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001, rescue=RescueSettings(share=0.0)),
+            # No hedges: see test_hedging_properties.
+            ProcessLimits(_TOTAL_BYTES, high_headroom=0.2, network_s=0.001, hedge=HedgeSettings(share=0.0)),
             [_GROUP] if grouped else [],
         )
         if seeded:
@@ -189,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
         if dispatch.replica is not None:
             self.scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, self.now)
-            picture = self.scheduler.breaker_picture(dispatch.model, self.now)
+            picture = self.scheduler.breaker_snapshot(dispatch.model, self.now)
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
         answered = self.scheduler.on_done(

@@ -298,24 +298,24 @@ def test_the_model_of_tied_entries_is_removed(end: str) -> None:
     assert (entry.state, scheduler.totals()["bytes"]) == (EntryState.DONE, 0)
 
 
-# ------------------------------------------------------------------ rescue
+# ------------------------------------------------------------------ hedge
 
 
-def test_nothing_is_rescued_while_another_replica_has_it() -> None:
-    """One twin is made once the others have returned it, and not before: the silent one has taken it."""
+def test_nothing_is_hedged_while_another_replica_has_it() -> None:
+    """One hedge is made once the others have returned it, and not before: the silent one has taken it."""
     scheduler, entry, (first, second, third) = _tied("a", "b", "c")
     silent = str(first.replica)
     scheduler.on_silent("m", silent, 1.0)
-    twins = [d for d in scheduler.decide(1.0).dispatches if d.entries[0].id == entry.id]
+    hedges = [d for d in scheduler.decide(1.0).dispatches if d.entries[0].id == entry.id]
     scheduler.on_done(second.bundle_id, [], 1.1, returned=[entry])
-    twins += [d for d in scheduler.decide(1.1).dispatches if d.entries[0].id == entry.id]
-    assert twins == []
+    hedges += [d for d in scheduler.decide(1.1).dispatches if d.entries[0].id == entry.id]
+    assert hedges == []
 
     scheduler.on_done(third.bundle_id, [], 1.2, returned=[entry])
-    (twin,) = [d for d in scheduler.decide(1.2).dispatches if d.entries[0].id == entry.id]
-    assert twin.replica != silent
-    assert [e.id for e in scheduler.on_done(twin.bundle_id, _RUN, 1.3)] == [entry.id]
-    assert scheduler.snapshot()["m"]["rescues"] == {"made": 2, "won": 1, "duplicates": 1}
+    (hedge,) = [d for d in scheduler.decide(1.2).dispatches if d.entries[0].id == entry.id]
+    assert hedge.replica != silent
+    assert [e.id for e in scheduler.on_done(hedge.bundle_id, _RUN, 1.3)] == [entry.id]
+    assert scheduler.snapshot()["m"]["hedges"] == {"made": 2, "won": 1, "duplicates": 1}
 
 
 # ------------------------------------------------------------------ counts

@@ -37,7 +37,7 @@ class TiedMachine(RuleBasedStateMachine):
         self.timed_out: set[int] = set()
         self.dropped: dict[int, list[Entry]] = {}
         self.replicas = {name: _Replica() for name in _NAMES}
-        self.twins = False
+        self.hedges = False
         self.most_tied = 0
 
     @initialize(window=st.integers(1, 2), tenants=st.booleans())
@@ -172,8 +172,8 @@ class TiedMachine(RuleBasedStateMachine):
 
     @rule(name=_NAME)
     def fall_silent(self, name: str) -> None:
-        """Nothing is heard of a replica: what nobody else has gets a twin."""
-        self.twins = True
+        """Nothing is heard of a replica: what nobody else has gets a hedge."""
+        self.hedges = True
         self.scheduler.on_silent("m", name, self.now)
 
     @rule(name=_NAME)
@@ -218,18 +218,18 @@ class TiedMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_counts_are_those_of_the_living(self) -> None:
-        """Bytes and the load count a tied entry once; a twin counts as well."""
+        """Bytes and the load count a tied entry once; a hedge counts as well."""
         if not hasattr(self, "scheduler"):
             return
         living = len(self.accepted) - len(self.ended)
         totals = self.scheduler.totals()
         copies = totals["bytes"] / 3
-        assert copies == living or (self.twins and living <= copies <= 2 * living)
+        assert copies == living or (self.hedges and living <= copies <= 2 * living)
         assert self.scheduler.load("m") <= copies
         picture = self.scheduler.snapshot()["m"]
         assert picture["running_rows"] <= sum(dispatch.rows for dispatch in self.in_flight.values())
         for entry in self.accepted.values():
-            if entry.state is EntryState.RUNNING and entry.deadline > self.now and not self.twins:
+            if entry.state is EntryState.RUNNING and entry.deadline > self.now and not self.hedges:
                 assert set(entry.bundles) & set(self.in_flight), "somebody has it"
 
     def teardown(self) -> None:

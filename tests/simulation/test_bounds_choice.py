@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation_brute_force import Wish, best_weight
+from simulation_brute_force import Offered, best_weight
 from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_arrivals, make_classes, make_model, make_scenario
 
 from serve_app.scheduling.entry import Priority
@@ -100,27 +100,27 @@ def test_overload_is_bounded_below_what_is_offered() -> None:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[Wish], list[int]]:
+def problems(draw: st.DrawFn) -> tuple[list[Offered], list[int]]:
     """Requests of three classes for one replica, with deadlines in any order, and costs per batch size."""
-    wish = st.builds(Wish, st.integers(0, 10), st.integers(1, 9), st.just(0), st.integers(0, 2))
-    wishes = sorted(draw(st.lists(wish, min_size=1, max_size=6)))
-    return wishes, draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(sorted))
+    offer = st.builds(Offered, st.integers(0, 10), st.integers(1, 9), st.just(0), st.integers(0, 2))
+    offered = sorted(draw(st.lists(offer, min_size=1, max_size=6)))
+    return offered, draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(sorted))
 
 
 @settings(max_examples=150)
 @given(problems())
-def test_no_schedule_of_one_replica_exceeds_it(problem: tuple[list[Wish], list[int]]) -> None:
+def test_no_schedule_of_one_replica_exceeds_it(problem: tuple[list[Offered], list[int]]) -> None:
     """Whatever the order of deadlines: sorting them is in the planner's favour."""
-    wishes, costs = problem
+    offered, costs = problem
     scenario = make_scenario(
         models=(make_model(max_rows=len(costs), curve=lambda rows, _: float(costs[rows - 1])),), duration_s=30.0
     )
-    arrivals = make_arrivals(*((wish.arrival, wish.arrival + wish.timeout) for wish in wishes))
-    arrivals = replace(arrivals, priority=np.array([int(tuple(Priority)[wish.group]) for wish in wishes]))
+    arrivals = make_arrivals(*((offer.arrival, offer.arrival + offer.timeout) for offer in offered))
+    arrivals = replace(arrivals, priority=np.array([int(tuple(Priority)[offer.group]) for offer in offered]))
     bound = bound_for(scenario, arrivals)
     weights = [scenario.weights[priority] for priority in Priority]
-    assert best_weight(wishes, [1], [costs], weights) <= bound.weighted + 1e-6
-    assert best_weight(wishes, [1], [costs], [1.0] * 3) <= bound.count + 1e-6
+    assert best_weight(offered, [1], [costs], weights) <= bound.weighted + 1e-6
+    assert best_weight(offered, [1], [costs], [1.0] * 3) <= bound.count + 1e-6
 
 
 def test_requests_that_are_not_counted_are_left_out() -> None:

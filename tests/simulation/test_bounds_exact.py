@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from simulation_brute_force import Wish, best_weight
+from simulation_brute_force import Offered, best_weight
 
 from serve_app.simulation.bounds.exact import PlannedBatch, exact_bound, exact_schedule
 
@@ -32,8 +32,8 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
 def test_it_equals_the_best_of_all_schedules(problem: tuple[list[int], list[int], list[int]]) -> None:
     """Whatever the arrivals, deadlines and costs."""
     arrivals, deadlines, costs = problem
-    wishes = [Wish(arrival, due - arrival) for arrival, due in zip(arrivals, deadlines, strict=True)]
-    expected = best_weight(wishes, [1], [costs], [1.0])
+    offered = [Offered(arrival, due - arrival) for arrival, due in zip(arrivals, deadlines, strict=True)]
+    expected = best_weight(offered, [1], [costs], [1.0])
     assert expected == exact_bound(arrivals, deadlines, lambda rows: costs[rows - 1], len(costs))
 
 

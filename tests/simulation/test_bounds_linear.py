@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from simulation_brute_force import Wish, best_weight
+from simulation_brute_force import Offered, best_weight
 
 from serve_app.simulation.bounds.capacity import capacity_bound
 from serve_app.simulation.bounds.exact import exact_bound
 from serve_app.simulation.bounds.greedy import serves_all
 from serve_app.simulation.bounds.linear import LinearBound, ModelReplicas, linear_bound
 
-Problem = tuple[list[Wish], list[int], list[list[int]], float, float]
+Problem = tuple[list[Offered], list[int], list[list[int]], float, float]
 """Requests, replicas and costs per model, slot and window."""
 WEIGHTS = (5.0, 1.0)
 
@@ -35,7 +35,7 @@ def curve(rows: int) -> float:
 def problems(draw: st.DrawFn) -> Problem:
     """Requests of up to two models, replicas and costs per model, slot and window."""
     models = draw(st.integers(1, 2))
-    request = st.builds(Wish, st.integers(0, 10), st.integers(1, 9), st.integers(0, models - 1), st.integers(0, 1))
+    request = st.builds(Offered, st.integers(0, 10), st.integers(1, 9), st.integers(0, models - 1), st.integers(0, 1))
     requests = draw(st.lists(request, min_size=1, max_size=6))
     replicas = draw(st.lists(st.integers(1, 2), min_size=models, max_size=models))
     rising = st.lists(st.integers(1, 7), min_size=1, max_size=4).map(sorted)
@@ -50,7 +50,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 def bound_of(
-    requests: list[Wish],
+    requests: list[Offered],
     replicas: list[int],
     costs: list[list[int]],
     slot_s: float | None = None,

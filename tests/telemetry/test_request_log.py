@@ -34,7 +34,7 @@ class Sink:
 def test_an_entry_s_line_has_stable_keys() -> None:
     """One line, ended, with the names that the metrics use."""
     sink = Sink(LogSettings())
-    options = RequestOptions(request_id="r-1", trace_parent=TRACE, key="team-a", door="http")
+    options = RequestOptions(request_id="r-1", trace_parent=TRACE, key="team-a", listener="http")
     sink.log.ended("given_up", "tiny", options, {"class": "low", "variant": "", "rows": 3, "total_ms": 1.5})
     assert sink.raw[0].endswith(b"}\n")
     assert sink.lines() == [
@@ -47,6 +47,7 @@ def test_an_entry_s_line_has_stable_keys() -> None:
             "trace_id": "0af7651916cd43dd8448eb211c80319c",
             "span_id": "b7ad6b7169203331",
             "key": "team-a",
+            "listener": "http",
             "door": "http",
             "class": "low",
             "variant": "",
@@ -57,7 +58,7 @@ def test_an_entry_s_line_has_stable_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "door", "level", "status"),
+    ("outcome", "listener", "level", "status"),
     [
         ("ok", "direct-http", "info", 200),
         ("ok", "grpc", "info", "OK"),
@@ -69,10 +70,10 @@ def test_an_entry_s_line_has_stable_keys() -> None:
         ("nobody knows", "http", "warning", 500),
     ],
 )
-def test_levels_and_statuses(outcome: str, door: str, level: str, status: int | str) -> None:
+def test_levels_and_statuses(outcome: str, listener: str, level: str, status: int | str) -> None:
     """The status is what the client saw, in the terms of its protocol."""
     sink = Sink(LogSettings())
-    sink.log.ended(outcome, "tiny", RequestOptions(door=door), {})
+    sink.log.ended(outcome, "tiny", RequestOptions(listener=listener), {})
     assert [(line["level"], line["status"]) for line in sink.lines()] == [(level, status)]
 
 
@@ -83,7 +84,7 @@ def test_what_came_with_a_refused_request_is_not_told() -> None:
         b"x-request-id": b"r\n{}" + b"x" * 500,
         b"traceparent": TRACE.encode(),
         b"authorization": b"Bearer secret",
-        b":door": b"http",
+        b":listener": b"http",
     }
     sink.log.refused("", "unauthenticated", headers)
     (line,) = sink.lines()

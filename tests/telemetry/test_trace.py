@@ -28,11 +28,11 @@ from serve_app.payloads import (
 from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import LogSettings, RequestLog
-from serve_app.telemetry.trace import Trails, configured_tracer, traced
+from serve_app.telemetry.trace import RequestTraces, configured_tracer, traced
 from serve_app.transport.frames import Frame, decode_bundle, encode_bundle
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-ASKED = RequestOptions(request_id="r-1", trace_parent=f"00-{TRACE}-{SPAN}-01", door="http", key="team-a")
+ASKED = RequestOptions(request_id="r-1", trace_parent=f"00-{TRACE}-{SPAN}-01", listener="http", key="team-a")
 SIGNATURE = ModelSignature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("x", "FP32", (-1, 1)),))
 INFO = ModelInfo(MODEL, "1", ("1",), "tensors", SIGNATURE, 4, 4, dict.fromkeys(Priority, 30.0), ())
 
@@ -56,8 +56,8 @@ class Followed:
 
         kept = ModelCacheSettings(300.0, 10**6, {"": "a"})
         caches = ResponseCache(CacheSettings(), dispatcher, metrics) if caching else None
-        trails = Trails(log, self.tracer)
-        self.service = serve(INFO, dispatcher, metrics, cache=kept, caches=caches, trails=trails)
+        traces = RequestTraces(log, self.tracer)
+        self.service = serve(INFO, dispatcher, metrics, cache=kept, caches=caches, traces=traces)
 
     def ask(self, options: RequestOptions = ASKED) -> asyncio.Task[Any]:
         """One row."""

@@ -222,7 +222,7 @@ async def test_draining_ends_in_any_case() -> None:
 
 
 async def test_retiring_waits_for_what_is_owed() -> None:
-    """Retiring waits for what is owed."""
+    """Retiring waits for what is in flight."""
     held = Held()
     server, link, lost = await linked(held)
     one = np.ones((1, 2))

@@ -134,7 +134,7 @@ async def test_a_stopped_replica_s_work_is_done_elsewhere_and_it_returns() -> No
         assert await fleet.news.get() == ("silent", "a")
         page = _page(fleet)
         assert (page["serve_app_replicas_silent"], page["serve_app_silences_total"]) == (1.0, 1.0)
-        assert page["serve_app_rescues_total"] == page["serve_app_rescues_won_total"] >= 1.0
+        assert page["serve_app_hedges_total"] == page["serve_app_hedges_won_total"] >= 1.0
         fleet.send_signal("a", signal.SIGCONT)
         assert await fleet.news.get() == ("heard", "a")
         assert fleet.dispatcher.scheduler.usable(MODEL) == 2
@@ -186,17 +186,17 @@ async def test_poison_with_one_replica_at_a_time() -> None:
 async def test_only_what_owes_answers_is_watched() -> None:
     """No timer runs where nothing is in flight: the next silence begins with what is sent next."""
     told: asyncio.Queue[str] = asyncio.Queue()
-    owes, looked = [True], asyncio.Event()
+    in_flight, looked = [True], asyncio.Event()
 
-    def owed() -> bool:
-        if not owes[0]:
+    def looking() -> bool:
+        if not in_flight[0]:
             looked.set()
-        return owes[0]
+        return in_flight[0]
 
     liveness = Liveness(
         0.02,
         0.04,
-        owes=owed,
+        in_flight=looking,
         ask=lambda: told.put_nowait("ask"),
         on_silent=lambda: told.put_nowait("silent"),
         on_heard=lambda: told.put_nowait("heard"),
@@ -206,7 +206,7 @@ async def test_only_what_owes_answers_is_watched() -> None:
     assert [await told.get() for _ in range(3)] == ["ask", "silent", "given up"]
     liveness.heard = True
     assert await told.get() == "heard"
-    owes[0], liveness.heard = False, True
+    in_flight[0], liveness.heard = False, True
     await looked.wait()
     assert repr(liveness) == "<Liveness at rest>"
     liveness.begin()

@@ -93,7 +93,7 @@ def _servers(folder: Path) -> Iterator[tuple[dict[Server, LocalServer], dict[str
     ]
     file = folder / "keys.yaml"
     keys = {name: add(file, name, wishes) for name, wishes in KEYS.items()}
-    settings = HttpSettings(max_body=MOST_BYTES, inline_bytes=4096)
+    settings = HttpSettings(max_body=MOST_BYTES, offload_above=4096)
     router = {"max_body": MOST_BYTES}
     # Nobody is to be late because this machine is busy.
     args["classes"] = {name: {"timeout_ms": 60_000} for name in ("high", "normal", "low")}

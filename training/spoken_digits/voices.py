@@ -104,8 +104,8 @@ def check(fingerprint: Callable[[Utterance], bytes]) -> None:
 
     sounds = {sound(*voice): voice for voice in known}
     for voice in unknown:
-        if twin := sounds.get(sound(*voice)):
-            raise ValueError(f"held-out voice {'+'.join(voice)} sounds exactly like {'+'.join(twin)}")
+        if hedge := sounds.get(sound(*voice)):
+            raise ValueError(f"held-out voice {'+'.join(voice)} sounds exactly like {'+'.join(hedge)}")
 
 
 def _say(

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from serve_app.domain.options import CACHE_CONTROL, CLIENT, DOOR, MAX_TIMEOUT_S, Wish, header_wish
+from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, MAX_TIMEOUT_S, QosHints, parse_qos_headers
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.http.errors import code_of, retry_after, status_of
@@ -98,7 +98,7 @@ class Call:
         if address := address_of(context.peer()):
             self.headers[CLIENT] = address.encode()
         # Ray Serve's context knows no deadline, by which it is told apart.
-        self.headers[DOOR] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
+        self.headers[LISTENER] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
     def again(self) -> Call:
         """The next request of the same stream."""
@@ -107,7 +107,7 @@ class Call:
         call.asked_model, call.asked_id = None, ""
         return call
 
-    def wish(self, levels: PriorityLevels) -> Wish:
+    def qos(self, levels: PriorityLevels) -> QosHints:
         """The class and the deadline that the metadata name, and the client's own deadline where that is tighter.
 
         Args:
@@ -116,7 +116,7 @@ class Call:
         Raises:
             InvalidRequest: The metadata name none that there is.
         """
-        priority, timeout_s = header_wish(self.headers, levels)
+        priority, timeout_s = parse_qos_headers(self.headers, levels)
         # Ray Serve's context has none: through it, a client's deadline arrives as a cancellation.
         time_remaining = getattr(self._context, "time_remaining", None)
         left = None if time_remaining is None else time_remaining()

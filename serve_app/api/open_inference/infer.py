@@ -11,8 +11,8 @@ from starlette.types import Receive
 
 from serve_app.api.open_inference.classification import classify
 from serve_app.api.open_inference.codec import Encoded, ModelCodec, Parsed, Selection, json_size
-from serve_app.api.replies import body_parameters, peculiarities, server_timing
-from serve_app.domain.options import header_wish, reading_s, remaining, request_options
+from serve_app.api.replies import body_parameters, optional_headers, server_timing
+from serve_app.domain.options import parse_qos_headers, reading_s, remaining, request_options
 from serve_app.domain.service import Answer, InferenceService, ModelInfo
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import Rendered
@@ -54,8 +54,8 @@ class InferEndpoint:
         service, bodies = self._service, self._bodies
         codec = self._codec(service.find(model, version))
         info = codec.info
-        wish = header_wish(headers, info.levels)
-        body = await self._read(receive, headers, reading_s(info, wish))
+        qos = parse_qos_headers(headers, info.levels)
+        body = await self._read(receive, headers, reading_s(info, qos))
         try:
             header_length = headers.get(b"inference-header-content-length")
             large = bodies.is_large(len(body))
@@ -73,7 +73,7 @@ class InferEndpoint:
                 timeout_us=parameters.timeout,
                 variant=parameters.variant,
                 fallback=parameters.fallback,
-                wish=wish,
+                qos=qos,
             )
             # The class is known only now, and most of the work is still to be done.
             service.precheck(info.name, options.priority, len(body), options.tenant)
@@ -95,7 +95,7 @@ class InferEndpoint:
             (b"server-timing", server_timing(answer)),
         ]
         if answer.variant or answer.cache or answer.unverified:
-            reply += [(name.encode(), value.encode()) for name, value in peculiarities(answer)]
+            reply += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
         if length is not None:
             reply.append((b"inference-header-content-length", b"%d" % length))
         return Rendered(200, reply, encoded)

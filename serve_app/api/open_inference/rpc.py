@@ -20,7 +20,7 @@ from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.api.open_inference.infer import classified, encoding_bytes, held_bytes
 from serve_app.api.open_inference.message_parts import check_parts
 from serve_app.api.open_inference.messages import MessageCodec, delimited, request_parameters
-from serve_app.api.replies import body_parameters, peculiarities, server_timing
+from serve_app.api.replies import body_parameters, optional_headers, server_timing
 from serve_app.domain.options import remaining, request_options
 from serve_app.domain.service import Answer, InferenceService, ModelInfo
 from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, Unsupported
@@ -134,7 +134,7 @@ class InferenceRpc:
             ("server-timing", server_timing(answer).decode()),
             ("x-request-id", call.request_id),
         ]
-        call.tell(*told, *peculiarities(answer))
+        call.tell(*told, *optional_headers(answer))
         return encoded
 
     async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Answer]:
@@ -158,7 +158,7 @@ class InferenceRpc:
                 timeout_us=parameters.timeout,
                 variant=parameters.variant,
                 fallback=parameters.fallback,
-                wish=call.wish(info.levels),
+                qos=call.qos(info.levels),
             )
             # Most of the work is still to be done.
             service.precheck(info.name, options.priority, len(body), options.tenant)

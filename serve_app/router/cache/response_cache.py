@@ -45,14 +45,14 @@ class CacheSettings(NamedTuple):
     Attributes:
         max_followers: Most requests that wait for the same one in flight.
         follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
-        aside_above: Requests of more bytes are hashed in a thread.
+        offload_above: Requests of more bytes are hashed in a thread.
         threads: Most that are at once.
         redis: A server behind the memory of the process; ``None`` for none.
     """
 
     max_followers: int = 256
     follower_bytes: int = 64 * 2**20
-    aside_above: int = 256 * 2**10
+    offload_above: int = 256 * 2**10
     threads: int = 2
     redis: RedisSettings | None = None
 
@@ -83,7 +83,7 @@ class ResponseCache:
         if settings.redis is not None:
             self._redis = RedisCache(settings.redis, RedisMetrics(metrics.registry))
         self._flights = SingleFlight(dispatcher.end_early, settings.max_followers, settings.follower_bytes)
-        self._hashing = Hashing(settings.aside_above, settings.threads, settings.follower_bytes)
+        self._hashing = Hashing(settings.offload_above, settings.threads, settings.follower_bytes)
         self._models: dict[str, ModelCache] = {}
         self._stores: dict[str, CacheStore] = {}
 
@@ -302,13 +302,13 @@ class Hashing:
     """Hashes large payloads outside the event loop, a bounded number of them at once.
 
     Args:
-        aside_above: Payloads of more bytes are large.
+        offload_above: Payloads of more bytes are large.
         threads: Most that are at once, those included whose request has left meanwhile.
         max_bytes: Most bytes that requests hold while they wait for their keys, unless one alone holds more.
     """
 
-    def __init__(self, aside_above: int, threads: int, max_bytes: int) -> None:
-        self._aside_above = aside_above
+    def __init__(self, offload_above: int, threads: int, max_bytes: int) -> None:
+        self._aside_above = offload_above
         self._max_bytes = max_bytes
         self._nbytes = 0
         self._threads = asyncio.Semaphore(threads)

@@ -23,7 +23,7 @@ from serve_app.http.body import BodyReader, BodyTooSlow
 async def test_a_client_that_leaves_amid_its_body_cancels_its_request(sent: int) -> None:
     """Whether the body is read into the application's memory or not."""
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1)
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1)
     started = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +76,7 @@ async def test_a_body_that_takes_too_long_in_place_is_refused_and_forgotten() ->
         return given[0]
 
     bodies = BodyReader(
-        max_body=2**20, max_held_bytes=2**20, inline_bytes=1000, decode_threads=1, patience_s=0.01, allocate=allocate
+        max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1, patience_s=0.01, allocate=allocate
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ async def test_a_body_that_takes_too_long_in_place_is_refused_and_forgotten() ->
 
 async def test_bodies_over_the_limit_of_the_process_are_refused_while_they_arrive() -> None:
     """What was counted is given back."""
-    bodies = BodyReader(max_body=2**20, max_held_bytes=100_000, inline_bytes=1000, decode_threads=1)
+    bodies = BodyReader(max_body=2**20, max_held_bytes=100_000, offload_above=1000, decode_threads=1)
     app = create_app(NumpyService(), HttpSettings(), bodies)
     async with serving(app) as (_, port):
         client = await Client.connect(port)
@@ -127,7 +127,7 @@ async def test_the_memory_of_a_client_that_leaves_is_free_at_once(sent: int | No
         return block.data
 
     bodies = BodyReader(
-        max_body=2**20, max_held_bytes=2**24, inline_bytes=1000, decode_threads=1, patience_s=60.0, allocate=allocate
+        max_body=2**20, max_held_bytes=2**24, offload_above=1000, decode_threads=1, patience_s=60.0, allocate=allocate
     )
     reading, working = asyncio.Event(), asyncio.Event()
 
@@ -160,7 +160,7 @@ async def test_heads_alone_do_not_take_the_memory_for_bodies_in_place() -> None:
     bodies = BodyReader(
         max_body=2**20,
         max_held_bytes=2**24,
-        inline_bytes=1000,
+        offload_above=1000,
         decode_threads=1,
         allocate=allocate,
         in_place_bytes=2 * LARGE,

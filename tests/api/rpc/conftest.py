@@ -86,7 +86,7 @@ def bodies() -> BodyReader:
     return BodyReader(
         max_body=LIMITS.max_body,
         max_held_bytes=LIMITS.max_held_bytes,
-        inline_bytes=LIMITS.inline_bytes,
+        offload_above=LIMITS.offload_above,
         decode_threads=2,
     )
 

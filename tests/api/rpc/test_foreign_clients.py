@@ -76,7 +76,7 @@ class SimpleService(NumpyService):
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
     """Where it is served."""
-    bodies = BodyReader(max_body=2**20, max_held_bytes=2**24, inline_bytes=2**16, decode_threads=2)
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**24, offload_above=2**16, decode_threads=2)
     listener = GrpcListener(GrpcApp(SimpleService(), bodies), "127.0.0.1", 0)
     await listener.start()
     yield f"127.0.0.1:{listener.port}"

@@ -28,7 +28,7 @@ async def serving(
     limits: GrpcLimits | None = None, certificates: Certificates | None = None, **options: Any
 ) -> AsyncIterator[int]:
     """A server; gives its port."""
-    bodies = BodyReader(max_body=2**20, max_held_bytes=2**22, inline_bytes=2**16, decode_threads=1)
+    bodies = BodyReader(max_body=2**20, max_held_bytes=2**22, offload_above=2**16, decode_threads=1)
     app = GrpcApp(NumpyService(), bodies, **options)
     listener = GrpcListener(app, "127.0.0.1", 0, limits, certificates)
     await listener.start()

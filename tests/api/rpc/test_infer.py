@@ -451,5 +451,5 @@ async def test_calls_carry_where_they_come_from(client: Client, service: NumpySe
         await call
         told = dict(await call.trailing_metadata())["x-request-id"]
         _, _, options = service.calls[-1]
-        assert (options.request_id, options.door) == (told, "direct-grpc")
+        assert (options.request_id, options.listener) == (told, "direct-grpc")
         assert (told == "r-1", options.trace_parent) == ((True, trace) if metadata else (False, ""))

@@ -33,7 +33,7 @@ class Watching(NumpyService):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bodies = BodyReader(max_body=4 * MIB, max_held_bytes=20 * MIB, inline_bytes=2**16, decode_threads=1)
+        self.bodies = BodyReader(max_body=4 * MIB, max_held_bytes=20 * MIB, offload_above=2**16, decode_threads=1)
         self.held = 0
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:

@@ -11,7 +11,7 @@ from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, ModelScheduling, ProcessLimits, RescueSettings
+from serve_app.scheduling.settings import BreakerSettings, HedgeSettings, ModelScheduling, ProcessLimits
 
 _NO_ANSWER: list[tuple[int, int, float, str]] = []
 
@@ -56,7 +56,7 @@ def test_a_wedged_replica_s_entry_is_answered_elsewhere_at_the_last_moment() -> 
     assert scheduler.totals()["bytes"] == 0
     assert scheduler.on_done(first.bundle_id, [(1, 0, 4.9, "")], 5.0) == []
     picture = scheduler.snapshot()["m"]
-    assert picture["rescues"] == {"made": 1, "won": 1, "duplicates": 1}
+    assert picture["hedges"] == {"made": 1, "won": 1, "duplicates": 1}
     assert (picture["held_replicas"], picture["wasted_rows"]) == ([], 1)
     assert scheduler.wake_at is None
 
@@ -73,7 +73,7 @@ def test_the_first_answer_wins_and_the_other_copy_ends(sent_again: bool) -> None
         when = 0.5
         blocker = _sent(scheduler, make_entry(HIGH, deadline=60.0, rows=32), now=when)
         scheduler.on_silent("m", "a", when)
-        assert scheduler.decide(when).dispatches == []  # the twin waits
+        assert scheduler.decide(when).dispatches == []  # the hedge waits
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], when) == [entry]
     assert scheduler.totals()["classes"]["high"]["entries"] == 0
     if sent_again:
@@ -81,7 +81,7 @@ def test_the_first_answer_wins_and_the_other_copy_ends(sent_again: bool) -> None
     else:
         scheduler.on_done(blocker.bundle_id, [(1, 0, 0.006, "")], when + 0.01)
     assert scheduler.totals()["bytes"] == 0
-    assert scheduler.snapshot()["m"]["rescues"]["duplicates"] == sent_again
+    assert scheduler.snapshot()["m"]["hedges"]["duplicates"] == sent_again
 
 
 def test_an_entry_without_time_left_expires_once() -> None:
@@ -104,7 +104,7 @@ def test_a_bundle_that_is_only_slow_is_left_alone() -> None:
     scheduler.decide(0.1)
     assert scheduler.snapshot()["m"]["held_replicas"] == []
     scheduler.on_done(bundle.bundle_id, [(1, 0, 0.1, "")], 0.11)
-    assert scheduler.snapshot()["m"]["rescues"]["made"] == 0
+    assert scheduler.snapshot()["m"]["hedges"]["made"] == 0
 
 
 def test_an_overdue_replica_gets_no_new_work_until_it_answers() -> None:
@@ -168,12 +168,12 @@ def test_extra_work_is_bounded() -> None:
         accept(scheduler, make_entry(HIGH, deadline=now + 1.0, arrival=now), now=now)
         scheduler.decide(now)
         _until_dispatch(scheduler)
-        made = scheduler.snapshot()["m"]["rescues"]["made"]
+        made = scheduler.snapshot()["m"]["hedges"]["made"]
         scheduler.decide(now + 2.0)
     assert 2 <= made <= 2 + 0.05 * 80 + 1
 
 
-def test_nothing_is_rescued_above_saturation() -> None:
+def test_nothing_is_hedged_above_saturation() -> None:
     """What admission would refuse as a new request is not sent twice either."""
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"), max_rows=1, window=1)
     _sent(scheduler, make_entry(HIGH, deadline=1.0))
@@ -181,7 +181,7 @@ def test_nothing_is_rescued_above_saturation() -> None:
     scheduler.decide(0.0)
     for moment in (0.3, 0.5, 0.7, 0.85):
         scheduler.decide(moment)
-    assert scheduler.snapshot()["m"]["rescues"]["made"] == 0
+    assert scheduler.snapshot()["m"]["hedges"]["made"] == 0
 
 
 @pytest.mark.parametrize("original_first", [True, False])
@@ -217,7 +217,7 @@ def test_a_client_that_leaves_takes_both_copies_along() -> None:
     assert scheduler.totals()["bytes"] == 0
 
 
-def test_a_twin_that_was_never_sent_is_tried_again_at_once() -> None:
+def test_a_hedge_that_was_never_sent_is_tried_again_at_once() -> None:
     """The link to its replica had just ended: nothing has run, so that this is no try of it."""
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b", "c"), window=1)
     entry = make_entry(LOW, deadline=8.0, nbytes=7)
@@ -228,10 +228,10 @@ def test_a_twin_that_was_never_sent_is_tried_again_at_once() -> None:
     (third,) = scheduler.decide(2.01).dispatches
     assert {first.replica, second.replica, third.replica} == {"a", "b", "c"}
     assert [e.id for e in scheduler.on_done(third.bundle_id, [(1, 0, 0.006, "")], 2.02)] == [entry.id]
-    assert (scheduler.totals()["bytes"], scheduler.snapshot()["m"]["rescues"]["made"]) == (0, 1)
+    assert (scheduler.totals()["bytes"], scheduler.snapshot()["m"]["hedges"]["made"]) == (0, 1)
 
 
-def test_a_twin_that_was_never_sent_expires_with_its_request() -> None:
+def test_a_hedge_that_was_never_sent_expires_with_its_request() -> None:
     """There is nowhere else to go."""
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"), window=1)
     entry = make_entry(LOW, deadline=8.0, nbytes=7)
@@ -245,7 +245,7 @@ def test_a_twin_that_was_never_sent_expires_with_its_request() -> None:
     assert (scheduler.totals()["bytes"], scheduler.load("m")) == (0, 0)
 
 
-def test_a_twin_that_a_breaker_refuses_leaves_the_request_to_the_first_copy() -> None:
+def test_a_hedge_that_a_breaker_refuses_leaves_the_request_to_the_first_copy() -> None:
     """Which gets another one when the breaker may let it through, and not in a tight loop before."""
     breaker = BreakerSettings(consecutive_failures=2, reset_s=3.0, max_ejected=0.0)
     model = ModelScheduling("m", max_rows=1, slo_s=0.1, window=1, breaker=breaker)
@@ -282,7 +282,7 @@ def test_what_could_not_be_afforded_goes_elsewhere_when_its_replica_falls_silent
 @pytest.mark.parametrize("silent_at", [2.0, 4.0], ids=["before", "after"])
 def test_a_silent_replica_that_is_listed_no_more_is_silent_all_the_same(share: float, silent_at: float) -> None:
     """What it has goes elsewhere as soon as it can; its answers count until then."""
-    limits = ProcessLimits(10**9, rescue=RescueSettings(share=share))
+    limits = ProcessLimits(10**9, hedge=HedgeSettings(share=share))
     scheduler = make_scheduler(profile=AFFINE, window=1, limits=limits)
     entry = make_entry(LOW, deadline=60.0)
     first = _sent(scheduler, entry)
@@ -302,7 +302,7 @@ def test_a_silent_replica_that_is_listed_no_more_is_silent_all_the_same(share: f
 
 def test_a_silent_replica_that_speaks_again_is_waited_for_though_it_is_listed_no_more() -> None:
     """It drains, after all."""
-    limits = ProcessLimits(10**9, rescue=RescueSettings(share=0.0))
+    limits = ProcessLimits(10**9, hedge=HedgeSettings(share=0.0))
     scheduler = make_scheduler(profile=AFFINE, window=1, limits=limits)
     _sent(scheduler, make_entry(LOW, deadline=60.0))
     scheduler.on_replicas("m", [], 1.0)

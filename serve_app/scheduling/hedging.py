@@ -1,17 +1,18 @@
-"""Rescue: what a replica owes for too long is also run elsewhere, while that can still be in time.
+"""Hedging: what a replica has had in flight for too long is also run elsewhere, while that can still be in time.
 
-A bundle is *overdue* when it has taken longer, from its predicted begin, than `RescueSettings.patience` times its
-execution, the usual overhead and `RescueSettings.slack_s`: the replica hangs, or is far slower than it was. While
+A bundle is *overdue* when it has taken longer, from its predicted begin, than `HedgeSettings.patience` times its
+execution, the usual overhead and `HedgeSettings.slack_s`: the replica hangs, or is far slower than it was. While
 another replica is usable, an overdue one gets no new bundles until it answers something. Each of its entries becomes
-two at the last moment at which it can be in time elsewhere: the one that runs, and a *twin* that is queued as a retry,
+two at the last moment at which it can be in time elsewhere: the one that runs, and a *hedge* that is queued as a retry,
 away from that replica. So nothing runs twice while the first answer may still come in time. The first answer counts;
 the other copy is recalled, and waste where it runs already.
 
-A replica that the runtime found *silent* is not waited for: all of its entries get their twin at once, as if it had
-died, but its answers still count if it comes back. So it is with one that is listed no more and still owes answers.
+A replica that the runtime found *silent* is not waited for: all of its entries get their hedge at once, as if it had
+died, but its answers still count if it comes back. So it is with one that is listed no more and still has requests in
+flight.
 
 This is hedging (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013), and it must not make an overload worse. An
-entry gets one twin at most that reaches a replica; twins of overdue bundles are `RescueSettings.share` of all rows in
+entry gets one hedge at most that reaches a replica; hedges of overdue bundles are `HedgeSettings.share` of all rows in
 the long run; and one is made only where it would be in time behind all that waits, so there are none above saturation.
 """
 
@@ -30,7 +31,7 @@ from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.settings import RescueSettings
+from serve_app.scheduling.settings import HedgeSettings
 from serve_app.scheduling.slots import Replica
 
 _QUEUED, _RUNNING, _DONE = EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
@@ -42,19 +43,19 @@ class Allowance:
     """A token bucket of rows that one model may run twice, and what came of it.
 
     Attributes:
-        rows: Rows that may be rescued now.
-        rescued: Twins made.
-        won: Twins that were answered first.
+        rows: Rows that may be hedged now.
+        hedged: Hedges made.
+        won: Hedges that were answered first.
         duplicates: Requests answered while another replica had them, too.
     """
 
-    __slots__ = ("_most", "_share", "duplicates", "rescued", "rows", "won")
+    __slots__ = ("_most", "_share", "duplicates", "hedged", "rows", "won")
 
     def __init__(self, share: float, most: int) -> None:
         self._share = share
         self._most = float(most) if share else 0.0
         self.rows = self._most
-        self.rescued = 0
+        self.hedged = 0
         self.won = 0
         self.duplicates = 0
 
@@ -77,19 +78,19 @@ class _Pair:
 
     original: Entry
     bundle: Bundle
-    twin: Entry
+    hedge: Entry
     allowance: Allowance
     lost: bool = False
 
 
-class Rescues:
-    """The rescues of one scheduler. It changes queues, holds and counts of bytes; the scheduler does everything else.
+class Hedges:
+    """The hedges of one scheduler. It changes queues, holds and counts of bytes; the scheduler does everything else.
 
     Args:
-        settings: See `RescueSettings`.
+        settings: See `HedgeSettings`.
         models: By name.
         devices: By name of model.
-        bounds: Of the process; twins count as what they are, a second copy in flight.
+        bounds: Of the process; hedges count as what they are, a second copy in flight.
         bundles: All that are in flight.
         agenda: Is told of models whose queue or holds changed.
 
@@ -97,12 +98,12 @@ class Rescues:
         check_at: When `check` must be called next, seconds, if anything is in flight; ``inf``: when something is sent.
         pairs: Requests in two copies, by id.
         suspects: Silent replicas.
-        stuck: Whether something would be rescued if there were another usable replica.
+        stuck: Whether something would be hedged if there were another usable replica.
     """
 
     def __init__(
         self,
-        settings: RescueSettings,
+        settings: HedgeSettings,
         models: Mapping[str, ModelState],
         devices: Mapping[str, Device],
         bounds: Bounds,
@@ -129,27 +130,22 @@ class Rescues:
         )
 
     def remove_model(self, model: ModelState, orphans: Iterable[Bundle]) -> None:
-        """A model is gone: nothing that it has in flight is rescued any more. Copies there are still count as one."""
+        """A model is gone: nothing that it has in flight is hedged any more. Copies there are still count as one."""
         del self._allowances[model.settings.name]
         self.suspects.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in orphans])
 
-    def picture(self, model: str) -> dict[str, Any]:
+    def snapshot(self, model: str) -> dict[str, Any]:
         """This part of `Scheduler.snapshot`.
 
         Returns:
-            ``rescues``: ``made``, ``won`` (answered first by the twin) and ``duplicates`` (answered while another
-            replica had it, too); and ``silent_replicas`` (names).
+            ``hedges``: ``made``, ``won`` (answered first by the hedge) and ``duplicates`` (answered while another
+            replica had it, too); the same by its former name, ``rescues``, until version 0.2; and ``silent_replicas``
+            (names).
         """
         allowance = self._allowances[model]
         silent = [str(r.name) for r in self._models[model].slots.replicas.values() if r in self.suspects]
-        return {
-            "rescues": {
-                "made": allowance.rescued,
-                "won": allowance.won,
-                "duplicates": allowance.duplicates,
-            },
-            "silent_replicas": silent,
-        }
+        counts = {"made": allowance.hedged, "won": allowance.won, "duplicates": allowance.duplicates}
+        return {"hedges": counts, "rescues": counts, "silent_replicas": silent}
 
     # ---------------------------------------------------------------- events
 
@@ -161,7 +157,7 @@ class Rescues:
         self.check_at = min(self.check_at, self._overdue_at(bundle))
 
     def left_to(self, bundle: Bundle, now: float) -> None:
-        """It is the last that has an entry which was tied: it may be rescued now."""
+        """It is the last that has an entry which was tied: it may be hedged now."""
         if bundle.settled:
             bundle.settled = False
             self.check_at = now
@@ -188,7 +184,7 @@ class Rescues:
             self.check_at = now
 
     def check(self, now: float) -> None:
-        """Make twins of what is due for it."""
+        """Make hedges of what is due for it."""
         self.stuck = False
         self.check_at = min([self._look_at(bundle, now) for bundle in self._bundles.all()], default=inf)
 
@@ -207,7 +203,7 @@ class Rescues:
         pair = self.pairs.pop(entry.id, None)
         if pair is None:
             return entry.state is not _DONE or answered
-        other = pair.twin if entry is pair.original else pair.original
+        other = pair.hedge if entry is pair.original else pair.original
         if answered:
             allowance = pair.allowance
             allowance.won += other is pair.original
@@ -230,11 +226,11 @@ class Rescues:
         return True
 
     def refused(self, entry: Entry, again_at: float) -> bool:
-        """Circuit breakers refuse what is queued. Whether it is a twin, whose request is left to the first copy.
+        """Circuit breakers refuse what is queued. Whether it is a hedge, whose request is left to the first copy.
 
         Args:
             entry: Whatever is refused.
-            again_at: When another twin may be let through, seconds.
+            again_at: When another hedge may be let through, seconds.
         """
         pair = self.pairs.get(entry.id)
         if pair is None or pair.lost:
@@ -247,7 +243,7 @@ class Rescues:
     # -------------------------------------------------------------- decisions
 
     def _look_at(self, bundle: Bundle, now: float) -> float:
-        """Rescue what is due of a bundle. Returns when to look again, seconds; ``inf``: never."""
+        """Hedge what is due of a bundle. Returns when to look again, seconds; ``inf``: never."""
         replica = bundle.replica
         if bundle.orphaned:
             return inf
@@ -275,21 +271,21 @@ class Rescues:
             return slots.next_release if waiting else inf
         if replica.held_until is None and replica.listed:
             slots.quarantine(replica.name, now)
-        following = self._rescue_due(waiting, model, bundle, now + model.backlog_s(other), now, silent=silent)
+        following = self._hedge_due(waiting, model, bundle, now + model.backlog_s(other), now, silent=silent)
         bundle.settled = following == inf
         return following
 
-    def _rescue_due(
+    def _hedge_due(
         self, waiting: list[Entry], model: ModelState, bundle: Bundle, begin: float, now: float, *, silent: bool
     ) -> float:
-        """Make the twins of entries that cannot wait longer. Returns when the next of them cannot, seconds."""
+        """Make the hedges of entries that cannot wait longer. Returns when the next of them cannot, seconds."""
         settings = model.settings
         following = inf
         for entry in sorted(waiting, key=_deadline):
             latency = model.latencies.of(entry.variant)
             alone_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
             if silent:
-                self._make_twin(entry, model, bundle)
+                self._make_hedge(entry, model, bundle)
                 continue
             if begin + alone_s + model.overhead.seconds <= entry.deadline:
                 latest = entry.deadline - self._patience_s(model, alone_s) - (begin - now)
@@ -298,8 +294,8 @@ class Rescues:
                 if latest > now:
                     following = min(following, latest)
                 elif self._affordable(entry, model, now):
-                    self._make_twin(entry, model, bundle)
-                begin += alone_s  # twins travel alone, one after the other
+                    self._make_hedge(entry, model, bundle)
+                begin += alone_s  # hedges travel alone, one after the other
         return following
 
     def _affordable(self, entry: Entry, model: ModelState, now: float) -> bool:
@@ -311,18 +307,18 @@ class Rescues:
             and self._allowances[entry.model].spend(entry.rows)
         )
 
-    def _make_twin(self, entry: Entry, model: ModelState, bundle: Bundle) -> None:
-        twin = entry.twin(str(bundle.replica.name))
-        twin.state = _QUEUED
-        self._bounds.nbytes += twin.nbytes
+    def _make_hedge(self, entry: Entry, model: ModelState, bundle: Bundle) -> None:
+        hedge = entry.hedge(str(bundle.replica.name))
+        hedge.state = _QUEUED
+        self._bounds.nbytes += hedge.nbytes
         allowance = self._allowances[entry.model]
-        allowance.rescued += 1
-        self.pairs[entry.id] = _Pair(entry, bundle, twin, allowance)
-        model.queue.push(twin)
+        allowance.hedged += 1
+        self.pairs[entry.id] = _Pair(entry, bundle, hedge, allowance)
+        model.queue.push(hedge)
 
     def _leave_to_original(self, pair: _Pair) -> None:
-        del self.pairs[pair.twin.id]
-        self._drop(pair.twin)
+        del self.pairs[pair.hedge.id]
+        self._drop(pair.hedge)
 
     def _drop(self, copy: Entry) -> None:
         """End a copy of a request that nobody need hear of."""

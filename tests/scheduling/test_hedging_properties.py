@@ -20,7 +20,7 @@ _NAME = st.sampled_from("abc")
 _INDEX = st.integers(0, 10**6)
 
 
-class RescueMachine(RuleBasedStateMachine):
+class HedgeMachine(RuleBasedStateMachine):
     """Ids of requests, and which bundles carry them; nothing of how the scheduler decides."""
 
     def __init__(self) -> None:
@@ -217,5 +217,5 @@ class RescueMachine(RuleBasedStateMachine):
             assert (picture["slots_in_use"], picture["running_rows"]) == (0, 0)
 
 
-RescueMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
-TestRescue = RescueMachine.TestCase
+HedgeMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+TestRescue = HedgeMachine.TestCase

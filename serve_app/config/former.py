@@ -49,3 +49,25 @@ def without_removed(given: Any, section: str, removed: Sequence[Removed]) -> Any
         _log.warning("%s.%s: %s has no effect any more, leave it out: %s", section, key, value, note)
     dropped = {each.key for each in found}
     return {key: value for key, value in given.items() if key not in dropped} if dropped else given
+
+
+def with_new_names(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
+    """What was given for a section, with keys by the names that they have now. Each former one is told in the log.
+
+    Args:
+        given: As in the file; returned as it is where it is not a mapping.
+        section: Its name, for the log.
+        renamed: The new name by the former one.
+
+    Raises:
+        ValidationError: A setting is given by both of its names.
+    """
+    if not isinstance(given, Mapping) or renamed.keys().isdisjoint(given):
+        return given
+    found = [key for key in given if key in renamed]
+    twice = [key for key in found if renamed[key] in given]
+    if twice:
+        raise misfit([((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice])
+    for key in found:
+        _log.warning("%s.%s is called %s now; the former name works until version 0.2", section, key, renamed[key])
+    return {renamed.get(key, key): value for key, value in given.items()}
