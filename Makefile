@@ -37,6 +37,9 @@ URL ?=
 UPGRADE ?=
 
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+# A process for each core; each takes tests of files that it has begun, since these share servers, as long as there are any
+PARALLEL := --numprocesses logical --dist worksteal
 UV := .venv-uv/bin/uv
 # Never another interpreter than the one that was asked for
 export UV_PYTHON_DOWNLOADS := never
@@ -163,11 +166,21 @@ layers: env
 
 .PHONY: test
 test: env models clients ## Run the tests (TESTS=... chooses)
-	@$(BIN)/python -m pytest $(TESTS)
+ifeq ($(TESTS),)
+	@$(PYTEST) -m "not cluster" $(PARALLEL)
+	@$(PYTEST) -m cluster
+else
+	@$(PYTEST) $(TESTS)
+endif
+
+.PHONY: test-fast
+test-fast: env models clients ## Run the tests that start no Ray cluster
+	@$(PYTEST) -m "not cluster" $(PARALLEL)
 
 .PHONY: test-thorough
-test-thorough: env ## Show that batches change no answer: all of onnx's cases, 100,000 requests to random graphs (10 minutes)
-	@SERVE_APP_THOROUGH=1 $(BIN)/python -m pytest -s tests/conformance
+test-thorough: env models clients ## Try ten times as much, all of onnx's cases, and 100,000 requests to random graphs (half an hour)
+	@SERVE_APP_THOROUGH=1 $(PYTEST) -m "hypothesis and not cluster" $(PARALLEL)
+	@SERVE_APP_THOROUGH=1 $(PYTEST) -s tests/conformance tests/backends/joining/test_soundness.py
 
 .PHONY: fuzz-http
 fuzz-http: env ## Ask the HTTP side whatever its description allows and forbids, 10 minutes (FUZZ_SECONDS, URL)

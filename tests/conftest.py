@@ -6,20 +6,18 @@ import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import effort
 import onnx_models
 import pytest
 import yaml
 from collector import without_cycles
 from deployments import fallback_model, named_models
 from deployments.own_models import bring
-from hypothesis import settings
 from serve_process import ROOT, ServeProcess
 
 from benchmarks.ports import free_ports
 
-settings.register_profile("untimed", deadline=None)  # how long an example takes depends on what else runs
-settings.load_profile("untimed")
-
+effort.load_profile()
 
 _WITHOUT_CYCLES = frozenset({"access", "api", "replica", "router", "telemetry", "transport"})
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx_models
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simulated_backend import SimulatedBackend
@@ -78,7 +79,7 @@ def test_what_drifts_hits_every_shape_alike() -> None:
     assert means[1] / means[0] == pytest.approx(4, rel=0.05)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(cost=st.floats(1e-3, 10.0), seconds=st.floats(0.01, 2.0))
 @example(cost=1e-6, seconds=1.0)
 def test_runs_are_bounded_from_both_sides(cost: float, seconds: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenario_documents import INT8, VALID, document, model, problems, stream, write
@@ -334,7 +335,7 @@ RICH = {
 NONSENSE = [None, True, -1, 0, 1, 0.5, 10**12, float("nan"), "", "x", "high", [], [1], {}, {"a": 1}]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_whatever_stands_in_a_file_there_are_readable_faults_or_none(data: st.DataObject) -> None:
     """One value of a shipped scenario is replaced by nonsense: it is refused in single lines, or simulated."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from effort import THOROUGH
 from serve_process import ROOT
 
-THOROUGH = os.environ.get("SERVE_APP_THOROUGH") == "1"
 TIMEOUT_S = 3600
 
 thorough = pytest.mark.skipif(not THOROUGH, reason="takes minutes; run it with: make test-thorough")

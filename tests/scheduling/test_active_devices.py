@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -290,7 +291,7 @@ class ActiveMachine(RuleBasedStateMachine):
         assert self.sides[0].scheduler.wake_at is None
 
 
-ActiveMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+ActiveMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
 TestActiveDevices = ActiveMachine.TestCase
 
 

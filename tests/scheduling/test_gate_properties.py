@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -185,7 +186,7 @@ class GateMachine(RuleBasedStateMachine):
         assert not self.waiting
 
 
-GateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+GateMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
 TestGate = GateMachine.TestCase
 
 _Offered = tuple[Priority, float, int, int, str]

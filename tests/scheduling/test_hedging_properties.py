@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -217,5 +218,5 @@ class HedgeMachine(RuleBasedStateMachine):
             assert (picture["slots_in_use"], picture["running_rows"]) == (0, 0)
 
 
-HedgeMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
-TestRescue = HedgeMachine.TestCase
+HedgeMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40)
+TestHedging = HedgeMachine.TestCase

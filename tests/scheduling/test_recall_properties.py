@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -202,5 +203,5 @@ class RecallMachine(RuleBasedStateMachine):
         assert all(not replica.gate for replica in self.replicas.values())
 
 
-RecallMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+RecallMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40)
 TestRecall = RecallMachine.TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
@@ -245,7 +246,7 @@ def _drive(
     return _Drive(scheduler, there)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(100))
 @given(
     policies=st.tuples(st.sampled_from(_POLICIES), st.sampled_from(_POLICIES)),
     grouped=st.booleans(),
@@ -282,7 +283,7 @@ def test_everything_settles(
         assert drive.decisions <= _DECISIONS_PER_EVENT * (1 + len(offered))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(policy=st.sampled_from(_POLICIES), grouped=st.booleans(), replicas=st.integers(1, 3), offered=_OFFERED)
 def test_no_answer_is_late_when_predictions_hold(
     policy: Policy, grouped: bool, replicas: int, offered: list[Offered]
@@ -298,7 +299,7 @@ def test_no_answer_is_late_when_predictions_hold(
         assert drive.scheduler.snapshot()[name]["wasted_rows"] == wasted
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     policy=st.sampled_from(_POLICIES),
     grouped=st.booleans(),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -507,5 +508,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(picture["slots_in_use"] == 0 for picture in self.scheduler.snapshot().values())
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60)
+SchedulerMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=60)
 TestScheduler = SchedulerMachine.TestCase

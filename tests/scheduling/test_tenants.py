@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ class TestTheGate:
         assert pytest.approx(weight, rel=0.05) == rows["heavy"] / rows["light"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.floats(1.0, 4.0), min_size=2, max_size=5),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12), st.floats(0.0, 100.0)), min_size=20, max_size=80),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -252,5 +253,5 @@ class TiedMachine(RuleBasedStateMachine):
         assert (picture["slots_in_use"], picture["running_rows"]) == (0, 0)
 
 
-TiedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TiedMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
 TestTied = TiedMachine.TestCase

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.baselines_runs import Ask, WatchedWorld, run, serve
@@ -95,7 +96,7 @@ ASKS = st.lists(
 ).map(lambda asks: sorted(asks, key=lambda ask: ask.at_ms))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ASKS, st.sampled_from(list(BASELINES)), st.integers(1, 3), st.sampled_from([0.0, 0.001]))
 def test_every_request_ends_once(asks: list[Ask], name: str, replicas: int, overhead_s: float) -> None:
     """Those that predict never answer late where predictions are exact, and no request is executed that has ended."""

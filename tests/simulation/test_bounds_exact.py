@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return arrivals, deadlines, costs
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(100))
 @given(problems())
 def test_it_equals_the_best_of_all_schedules(problem: tuple[list[int], list[int], list[int]]) -> None:
     """Whatever the arrivals, deadlines and costs."""

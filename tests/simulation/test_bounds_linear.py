@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ def bound_of(
     )  # fmt: skip
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(100))
 @given(problems())
 def test_no_schedule_exceeds_it(problem: Problem) -> None:
     """Whatever the slot and the window: rounding and cutting are in the planner's favour."""
@@ -79,7 +80,7 @@ def test_no_schedule_exceeds_it(problem: Problem) -> None:
         assert best_weight(mine, replicas, costs, (1.0, 1.0)) <= value + 1e-6
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(problems())
 def test_a_shared_device_only_takes(problem: Problem) -> None:
     """With one execution at a time, what one replica for all could do is still possible."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_builders import HIGH, LOW, NORMAL, make_arrivals, make_classes, make_model, make_scenario
@@ -140,7 +141,7 @@ _SCENARIOS = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(_SCENARIOS, st.integers(0, 1000), st.sampled_from([0.05, 30.0]))
 def test_whatever_fails_every_request_ends_once_and_none_is_run_too_late(
     scenario: Scenario, seed: int, bundle_timeout_s: float

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from random import Random
 
 import numpy as np
 import onnx.printer
 import pytest
+from effort import THOROUGH, examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import ROWS, random_graph
@@ -15,9 +15,7 @@ from row_experiments import Case, backend_cases, experiment
 
 from serve_app.backends.onnx.proof.proof import prove_rows_of
 
-THOROUGH = pytest.mark.skipif(
-    not os.environ.get("SERVE_APP_THOROUGH"), reason="minutes: SERVE_APP_THOROUGH=1 pytest tests/backends/joining"
-)
+thorough = pytest.mark.skipif(not THOROUGH, reason="takes minutes; run it with: make test-thorough")
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
 
@@ -44,14 +42,14 @@ def test_a_sample_of_the_cases_of_onnx_is_right() -> None:
     assert [] == [problem for case in backend_cases(every=40) if (problem := _wrong(case, 1))]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2**32 - 1))
 def test_random_graphs_are_right(seed: int) -> None:
     """Chains of random operators with random parameters: none that is proven differs."""
     assert _wrong(_chain(seed), seed) == ""
 
 
-@THOROUGH
+@thorough
 @pytest.mark.timeout(1800)
 def test_all_cases_of_onnx_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of ONNX's own cases, three seeds each: none that is proven differs, and most of what could be is proven."""
@@ -61,7 +59,7 @@ def test_all_cases_of_onnx_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(prove_rows_of(case.model).independent for case in cases) > 1000
 
 
-@THOROUGH
+@thorough
 @pytest.mark.timeout(3600)
 def test_many_random_graphs_are_right() -> None:
     """Ten thousand random chains: none that is proven differs."""
