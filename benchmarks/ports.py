@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.failure import BenchmarkError
@@ -13,24 +19,52 @@ _RANGES_TRIED = 100
 # them before a server does
 _LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
 _given: set[int] = set()  # who got one may not listen yet
+# Not the generator that tests seed: processes that seed alike would look for the same ports
+_random = random.SystemRandom()
+
+
+@cache
+def _claims() -> int:
+    """A file of which each process that looks for ports locks the bytes at the numbers of its own, until it ends."""
+    file = Path(tempfile.gettempdir()) / f"serve-app-ports-{os.getuid()}"
+    return os.open(file, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+
+
+def _claim(port: int) -> bool:
+    """Take a port for this process, unless it is given, another process has taken it, or somebody listens on it."""
+    if port in _given:
+        return False
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    if busy("127.0.0.1", port):
+        fcntl.lockf(_claims(), fcntl.LOCK_UN, 1, port)
+        return False
+    _given.add(port)
+    return True
+
+
+def _give_back(ports: Iterable[int]) -> None:
+    for port in ports:
+        _given.discard(port)
+        fcntl.lockf(_claims(), fcntl.LOCK_UN, 1, port)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listened on a moment ago.
+    """Ports of 127.0.0.1 that nobody listened on a moment ago, and that no other process was given by this.
 
     Raises:
         BenchmarkError: There are not so many.
     """
     found: list[int] = []
-    for port in random.sample(range(_LOWEST_PORT, _HIGHEST_PORT), _HIGHEST_PORT - _LOWEST_PORT):
+    for port in _random.sample(range(_LOWEST_PORT, _HIGHEST_PORT), _HIGHEST_PORT - _LOWEST_PORT):
         if len(found) == count:
-            break
-        if port not in _given and not busy("127.0.0.1", port):
+            return found
+        if _claim(port):
             found.append(port)
-    if len(found) < count:
-        raise BenchmarkError(f"no {count} ports are free")
-    _given.update(found)
-    return found
+    _give_back(found)
+    raise BenchmarkError(f"no {count} ports are free")
 
 
 def free_port_range(count: int) -> int:
@@ -40,11 +74,11 @@ def free_port_range(count: int) -> int:
         BenchmarkError: No such neighbours were found.
     """
     for _ in range(_RANGES_TRIED):
-        first = random.randrange(_LOWEST_PORT, _HIGHEST_PORT - count)
-        ports = range(first, first + count)
-        if _given.isdisjoint(ports) and not any(busy("127.0.0.1", port) for port in ports):
-            _given.update(ports)
+        first = _random.randrange(_LOWEST_PORT, _HIGHEST_PORT - count)
+        claimed = list(takewhile(_claim, range(first, first + count)))
+        if len(claimed) == count:
             return first
+        _give_back(claimed)
     raise BenchmarkError(f"no {count} neighbouring ports are free")
 
 

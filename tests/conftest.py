@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,19 @@ from benchmarks.ports import free_ports
 effort.load_profile()
 
 _WITHOUT_CYCLES = frozenset({"access", "api", "replica", "router", "telemetry", "transport"})
+
+
+def pytest_configure() -> None:
+    """A background job of a shell ignores SIGINT, and what it starts does so too: tests interrupt what they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A property test that fails has the time to say what failed: see `effort.TIMEOUT_S`."""
+    for item in items:
+        if item.get_closest_marker("hypothesis") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(effort.TIMEOUT_S))
 
 
 @pytest.fixture

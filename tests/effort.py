@@ -1,4 +1,4 @@
-"""How much property tests try: a little in ``make test``, ten times that in ``make test-thorough``."""
+"""How much property tests try: a sample in ``make test``, ten times that in ``make test-thorough``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Final
 from hypothesis import Phase, settings
 
 THOROUGH: Final = os.environ.get("SERVE_APP_THOROUGH") == "1"
+
 _MORE: Final = 10
+TIMEOUT_S: Final = 3600.0 if THOROUGH else 600.0
+"""Of a property test. Hypothesis looks for the smallest failure for 300 s at most. A test that is ended while it does
+so fails with what the end did to Hypothesis, and not with what it found.
+"""
 _PHASES: Final = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
-"""All but `Phase.explain`: what a failure comes down to is printed as soon as that is found, within the test's time."""
+"""All but `Phase.explain`, which runs the smallest failure again and again before it is printed."""
 
 
 def examples(quick: int) -> int:
-    """How many examples a test tries that is worth more, or costs more, than others.
+    """How many examples a test tries whose examples are worth more, or cost more, than those of others.
 
     Args:
         quick: In ``make test``.
@@ -23,7 +28,10 @@ def examples(quick: int) -> int:
 
 
 def load_profile() -> None:
-    """Set what Hypothesis does by default. No example has a time limit: how long it takes depends on what else runs."""
-    settings.register_profile("quick", deadline=None, max_examples=50, phases=_PHASES)
-    settings.register_profile("thorough", deadline=None, max_examples=50 * _MORE, phases=_PHASES)
+    """Set what Hypothesis does by default: profile ``quick``, or ``thorough`` where ``SERVE_APP_THOROUGH`` is 1."""
+    # No example has a time limit: how long it takes depends on what else runs. One failure at a time: the smallest
+    # example of each other one costs as long again.
+    common = settings(deadline=None, phases=_PHASES, report_multiple_bugs=False, print_blob=True)
+    settings.register_profile("quick", common, max_examples=50)
+    settings.register_profile("thorough", common, max_examples=50 * _MORE)
     settings.load_profile("thorough" if THOROUGH else "quick")

@@ -20,7 +20,7 @@ def _absent() -> str:
     if not _PERF_ANALYZER.exists():
         return "no .venv-perf-analyzer: `make clients` makes it"
     if ctypes.util.find_library("b64") is None:
-        return "perf_analyzer needs the system library libb64 (Debian: libb64-0d)"
+        return "perf_analyzer needs the system library libb64 (Debian: apt-get install libb64-0d)"
     return ""
 
 

@@ -85,19 +85,19 @@ def in_time(result: Result) -> float:
     return result.attainment
 
 
-def tenants(lab: Laboratory) -> Experiment:
+def tenants(lab: Laboratory, flood_cases: Sequence[FloodCase] = FLOOD_CASES) -> Experiment:
     """A polite tenant beside a flood of its own class, beside none, where the server knows of no tenants, and above it.
 
     Above it, as class `high` at the tuned `sliding`, is what strict priority reaches.
     """
     seconds = lab.seconds(_SECONDS)
     cases = []
-    for flood_case in FLOOD_CASES:
+    for flood_case in flood_cases:
         cases.append(Case(flood_case.make(seconds), {OURS: ours(), UNFAIR: ours("fairness inside a class")}, ()))
         cases.append(Case(flood_case.make(seconds, alone=True), tuned=()))
         cases.append(Case(flood_case.make(seconds, polite=Priority.HIGH), {}, (SLIDING,)))
     found = iter(lab.run(cases))
-    measured = [(flood_case, next(found), next(found), next(found)) for flood_case in FLOOD_CASES]
+    measured = [(flood_case, next(found), next(found), next(found)) for flood_case in flood_cases]
     polite = of_tenant(POLITE)
     lost: list[Estimate] = []
     costs: list[Estimate] = []

@@ -40,7 +40,7 @@ def run(lab: Laboratory) -> Experiment:
     for place, (title, *_) in enumerate(SETTINGS):
         mine = [each for each in measured if each.case.key == (place,)]
         most = {system: _most(mine, system) for system in mine[0].results}
-        bound = _most_of([(_streams(each), _bounded(each)) for each in mine])
+        bound = most_of([(_streams(each), _bounded(each)) for each in mine])
         pairs = zip(most[OURS], most[TRITON], strict=True)
         ratio = estimate([one / max(1.0, two) for one, two in pairs])
         findings.append(
@@ -136,10 +136,10 @@ def _bounded(each: Measured) -> list[float]:
 
 
 def _most(mine: list[Measured], system: str) -> list[float]:
-    return _most_of([(_streams(each), [result.attainment for result in each.results[system]]) for each in mine])
+    return most_of([(_streams(each), [result.attainment for result in each.results[system]]) for each in mine])
 
 
-def _most_of(points: list[tuple[float, list[float]]]) -> list[float]:
+def most_of(points: list[tuple[float, list[float]]]) -> list[float]:
     """Per seed, the number of streams where the part in time falls below what is wanted."""
     return [_crossing([(streams, parts[seed]) for streams, parts in points]) for seed in range(len(points[0][1]))]
 

@@ -352,7 +352,7 @@ async def test_a_client_that_leaves_while_sending_is_forgotten(service: NumpySer
     await call.run()
 
     assert call.sent == []
-    assert call.app._infer._bodies.held == 0
+    assert call.app.bodies.held == 0
     assert service.calls == []
 
 
@@ -364,7 +364,7 @@ async def test_a_body_that_stops_coming_is_given_up(service: NumpyService, size:
     await asyncio.wait_for(call.run(), 5)
 
     assert (call.status, json.loads(call.sent[1]["body"])["code"]) == (504, "deadline_exceeded")
-    assert call.app._infer._bodies.held == 0
+    assert call.app.bodies.held == 0
 
 
 @pytest.mark.parametrize("pieces", [[], [b"x" * 900]], ids=["nothing came", "a piece came"])
@@ -377,7 +377,7 @@ async def test_the_deadline_covers_reading(service: NumpyService, pieces: list[b
 
     assert (call.status, json.loads(call.sent[1]["body"])["code"]) == (504, "deadline_exceeded")
     assert (b"connection", b"close") in call.sent[0]["headers"]
-    assert call.app._infer._bodies.held == 0
+    assert call.app.bodies.held == 0
     assert service.refusals == [("double", "deadline_exceeded")]
 
 
@@ -421,7 +421,7 @@ async def test_cancelling_the_call_ends_reading(service: NumpyService, pieces: l
         await task
 
     assert call.sent == []
-    assert call.app._infer._bodies.held == 0
+    assert call.app.bodies.held == 0
 
 
 async def test_a_slow_upload_loses_its_connection(service: NumpyService) -> None:
@@ -522,7 +522,7 @@ async def test_large_bodies_are_bounded_together(service: NumpyService) -> None:
     await reading
 
     assert (first.status, second.status, small.status) == (200, 429, 200)
-    assert first.app._infer._bodies.held == 0
+    assert first.app.bodies.held == 0
 
 
 async def test_cancelling_the_call_cancels_the_work(service: NumpyService) -> None:

@@ -119,9 +119,9 @@ def test_triton_without_cancels_answers_old_frames() -> None:
 
 def test_the_most_streams_are_interpolated_where_the_wanted_part_is_crossed() -> None:
     """Between 20 streams all in time and 22 with 0.98, 0.99 is at 21."""
-    assert streams._most_of([(20.0, [1.0]), (22.0, [0.98])]) == [pytest.approx(21.0)]
-    assert streams._most_of([(20.0, [1.0]), (22.0, [1.0])]) == [22.0]
-    assert streams._most_of([(20.0, [0.5]), (22.0, [0.4])]) == [20.0]
+    assert streams.most_of([(20.0, [1.0]), (22.0, [0.98])]) == [pytest.approx(21.0)]
+    assert streams.most_of([(20.0, [1.0]), (22.0, [1.0])]) == [22.0]
+    assert streams.most_of([(20.0, [0.5]), (22.0, [0.4])]) == [20.0]
 
 
 def test_scenarios_that_no_other_test_runs_are_possible(lab: Laboratory, tmp_path: Path) -> None:
@@ -195,13 +195,10 @@ def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}
 
 
-def test_a_polite_tenant_is_compared_with_being_alone_and_above(
-    lab: Laboratory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_polite_tenant_is_compared_with_being_alone_and_above(lab: Laboratory) -> None:
     """The same requests of the polite one everywhere; the server that knows no tenants still tells them apart."""
     beside = fairness.FloodCase(0.3, 3.0, 5.0, 5.0, 1.0)
-    monkeypatch.setattr(fairness, "FLOOD_CASES", (beside,))
-    found = fairness.tenants(lab)
+    found = fairness.tenants(lab, [beside])
     (row,) = found.tables[0].rows
     assert len(row) == len(found.tables[0].header)
     values = found.data[beside.name]

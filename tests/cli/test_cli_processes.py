@@ -17,6 +17,7 @@ from serve_app.cli.run import environment, pid_file, stop
 
 LOOP = "import signal, sys; print('started', flush=True); signal.pause()"
 MARK = "SERVE_APP_TEST_MARK"
+HERE = f"here-{os.getpid()}."  # tests that run beside these mark processes, too
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def child() -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=os.environ | {MARK: "here"},
+        env=os.environ | {MARK: HERE},
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
@@ -69,7 +70,7 @@ def test_waiting_is_bounded(child: subprocess.Popen[str]) -> None:
 
 def test_marked_processes_are_found(child: subprocess.Popen[str]) -> None:
     """What inherited a variable with a value is found; another value is another run."""
-    assert (marked(MARK, "here"), marked(MARK, "her")) == ([process_of(child)], [])
+    assert (marked(MARK, HERE), marked(MARK, HERE[:-1])) == ([process_of(child)], [])
 
 
 def test_everything_marked_is_ended_whatever_it_ignores(child: subprocess.Popen[str]) -> None:
@@ -78,13 +79,13 @@ def test_everything_marked_is_ended_whatever_it_ignores(child: subprocess.Popen[
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('started', flush=True); signal.pause()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True, env=os.environ | {MARK: "here"}
+        [sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True, env=os.environ | {MARK: HERE}
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "started\n"
-        assert {process.pid for process in end_marked(MARK, "here", 0.2)} == {child.pid, other.pid}
+        assert {process.pid for process in end_marked(MARK, HERE, 0.2)} == {child.pid, other.pid}
         assert (child.wait(), other.wait()) == (-signal.SIGTERM, -signal.SIGKILL)
-    assert marked(MARK, "here") == []
+    assert marked(MARK, HERE) == []
 
 
 def test_a_note_of_a_process_that_is_gone_counts_for_nothing(tmp_path: Path, child: subprocess.Popen[str]) -> None:

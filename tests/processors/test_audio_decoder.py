@@ -262,7 +262,7 @@ def test_a_wav_header_is_found_behind_other_chunks() -> None:
     assert wav_header(noted) == wav_header(content) == (32_000, 6, 6)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(300))
 @given(
     content=st.binary(max_size=300), start=st.sampled_from([b"", b"RIFF\0\0\0\0WAVEfmt ", b"fLaC", b"OggS\0", b"ID3"])
 )
@@ -273,7 +273,7 @@ def test_garbage_is_refused(content: bytes, start: bytes) -> None:
         decode(start + content, max_seconds=5.0)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(300))
 @given(data=st.data(), kind=st.sampled_from(sorted(CUT)))
 def test_damaged_files_are_refused_or_decoded(data: st.DataObject, kind: str) -> None:
     """Real files with some bytes changed raise nothing but InvalidRequest, and stay below the limit."""

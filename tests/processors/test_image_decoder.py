@@ -280,7 +280,7 @@ def test_a_jpeg_may_be_decoded_smaller_but_not_too_small() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # a server runs without warnings as errors
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(200))
 @given(content=st.binary(max_size=400))
 def test_garbage_is_refused(content: bytes) -> None:
     """Random bytes never raise anything but InvalidRequest."""
@@ -294,7 +294,7 @@ SEEDS = {kind: encoded(halves("RGB" if kind != "GIF" else "P", 16, 16), kind) fo
 
 
 @pytest.mark.filterwarnings("ignore")  # a server runs without warnings as errors
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(300))
 @given(data=st.data(), kind=st.sampled_from(sorted(SEEDS)))
 def test_damaged_files_are_refused_or_decoded(data: st.DataObject, kind: str) -> None:
     """Real files with some bytes changed never raise anything but InvalidRequest, and stay below the pixel limit."""

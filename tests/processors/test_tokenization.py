@@ -228,7 +228,7 @@ def test_files_of_the_folder_above_a_version_count(text_folder: Path) -> None:
     assert tokenizer(text_folder / "2").tokenize(["hello"])["input_ids"].tolist() == [[CLS, HELLO, SEP]]
 
 
-@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(), max_size=60), max_size=5))
 def test_any_text_is_tokenized_or_refused(text_folder: Path, texts: list[str]) -> None:
     """All of Unicode, lone surrogates included, raises nothing but InvalidRequest."""

@@ -79,7 +79,7 @@ def test_every_router_is_told_a_change_once() -> None:
 def test_the_end_of_sharing_is_an_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Once, with the build and the reason; what begins or goes on is information."""
     joining = Joining("m", {"": EXACT, "light": EXACT})
-    with caplog.at_level(logging.INFO, "serve_app"):
+    with caplog.at_level(logging.INFO, logger="serve_app"):
         joining.change("light", DEPENDENT)
         joining.change("light", DEPENDENT._replace(reason="again"))
         joining.change("", Joinable("close", "near", 1e-7))

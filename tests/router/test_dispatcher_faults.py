@@ -126,4 +126,4 @@ async def test_a_fault_in_dealing_out_answers_is_answered(caplog: pytest.LogCapt
         with pytest.raises(InferenceFailed):
             await task
     assert "could not be dealt out" in caplog.text
-    assert not dispatcher._dispatched_at
+    assert repr(dispatcher) == "<Dispatcher 0 entries and 0 bundles in flight>"

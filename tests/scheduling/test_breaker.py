@@ -164,6 +164,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.breaker = CircuitBreaker(SETTINGS, self.now)
         self.inside: list[Entry] = []
+        self.probing: list[Entry] = []
         self.last = (State.CLOSED, 0.0)
         self.faults_in_a_row = 0
 
@@ -198,6 +199,8 @@ class BreakerMachine(RuleBasedStateMachine):
         if room:
             entry.state = EntryState.QUEUED
             self.inside.append(entry)
+            if self.breaker.state is State.HALF_OPEN:
+                self.probing.append(entry)
         else:
             assert self.breaker.retry_in_s(self.now) > 0.0
 
@@ -216,12 +219,14 @@ class BreakerMachine(RuleBasedStateMachine):
             if state is State.OPEN:
                 assert self.now >= since + SETTINGS.reset_s
         self.last = (self.breaker.state, self.breaker.since)
+        if self.breaker.state is not State.HALF_OPEN:
+            self.probing.clear()
 
     @invariant()
     def probes_are_few(self) -> None:
         """Never more than configured at once."""
         if self.breaker.state is State.HALF_OPEN:
-            assert len(self.breaker._probes) <= SETTINGS.probes
+            assert sum(entry.state is not EntryState.DONE for entry in self.probing) <= SETTINGS.probes
 
 
 TestBreakerMachine = BreakerMachine.TestCase

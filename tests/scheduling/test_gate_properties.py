@@ -186,7 +186,7 @@ class GateMachine(RuleBasedStateMachine):
         assert not self.waiting
 
 
-GateMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=40)
+GateMachine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40)
 TestGate = GateMachine.TestCase
 
 _Offered = tuple[Priority, float, int, int, str]

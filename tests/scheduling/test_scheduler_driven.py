@@ -246,7 +246,7 @@ def _drive(
     return _Drive(scheduler, there)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(150))
 @given(
     policies=st.tuples(st.sampled_from(_POLICIES), st.sampled_from(_POLICIES)),
     grouped=st.booleans(),

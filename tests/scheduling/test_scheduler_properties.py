@@ -508,5 +508,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(picture["slots_in_use"] == 0 for picture in self.scheduler.snapshot().values())
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=60)
+SchedulerMachine.TestCase.settings = settings(max_examples=examples(250), stateful_step_count=60)
 TestScheduler = SchedulerMachine.TestCase

@@ -108,7 +108,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Offered], list[int]]:
     return offered, draw(st.lists(st.integers(1, 7), min_size=1, max_size=4).map(sorted))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(150))
 @given(problems())
 def test_no_schedule_of_one_replica_exceeds_it(problem: tuple[list[Offered], list[int]]) -> None:
     """Whatever the order of deadlines: sorting them is in the planner's favour."""

@@ -67,7 +67,7 @@ def bound_of(
     )  # fmt: skip
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(120))
 @given(problems())
 def test_no_schedule_exceeds_it(problem: Problem) -> None:
     """Whatever the slot and the window: rounding and cutting are in the planner's favour."""
