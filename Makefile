@@ -206,9 +206,11 @@ fuzz-hostile: env ## Send the HTTP side a million broken, lying and oversized re
 fuzz: fuzz-hostile fuzz-http fuzz-codec fuzz-grpc ## All of these, about an hour
 
 .PHONY: schema
-schema: env ## Write configs/schema.json again
+schema: env ## Write the schemas of configurations and scenarios again
 	@$(BIN)/serve-app schema > configs/schema.json.new
 	@mv configs/schema.json.new configs/schema.json
+	@$(BIN)/serve-app simulate --schema > configs/scenario.schema.json.new
+	@mv configs/scenario.schema.json.new configs/scenario.schema.json
 
 .PHONY: bench
 bench: env models | .venv-uv/.made ## Measure beside other servers, an hour (BENCH="--cases tiny --quick" narrows it)

@@ -21,7 +21,7 @@ _SOURCES = (
         ROOT / "training" / "minilm" / name
         for name in ("build.py", "graph.py", "quantization.py", "texts.py", "words.json")
     ),
-    *(ROOT / "serve_app" / "inference" / "int8" / name for name in ("graph.py", "rowwise.py", "balance.py")),
+    *(ROOT / "serve_app" / "backends" / "onnx" / "int8" / name for name in ("graph.py", "rowwise.py", "balance.py")),
     ROOT / "training" / "onnx_graph.py",
     REQUIREMENT,
     REQUIREMENTS / "models.txt",
