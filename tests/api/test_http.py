@@ -545,8 +545,8 @@ async def test_cancelling_the_call_cancels_the_work(service: NumpyService) -> No
     [
         ("br", b"x", 415, "unsupported_media"),
         ("gzip", b"not gzip", 400, "invalid_request"),
-        ("gzip", gzip.compress(json.dumps(REQUEST).encode())[:-9], 400, "invalid_request"),
-        ("gzip", gzip.compress(b"{}") + b"x", 400, "invalid_request"),
+        ("gzip", gzip.compress(json.dumps(REQUEST).encode(), mtime=0)[:-9], 400, "invalid_request"),
+        ("gzip", gzip.compress(b"{}", mtime=0) + b"x", 400, "invalid_request"),
         ("gzip", gzip.compress(bytes(10_000_000)), 413, "payload_too_large"),
         ("deflate", zlib.compress(bytes(10_000_000)), 413, "payload_too_large"),
         ("identity", json.dumps(REQUEST).encode(), 200, None),
