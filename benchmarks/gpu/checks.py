@@ -31,7 +31,6 @@ PARTS: dict[str, Callable[[Bench], Any]] = {
     "shapes": shapes.check,
     "rows": rows.check,
     "sharing": sharing.check,
-    "fp16": ways.check_fp16,
     "tensorrt": ways.check_tensorrt,
     "serving": serving.check,
     "curve": curve.check,

@@ -1,4 +1,4 @@
-"""What FP16 and TensorRT bring.
+"""What TensorRT brings.
 
 Every batch starts from its rows as they wait in a replica, apart, and ends with an answer of its own memory. Each model
 has a process of its own.
@@ -18,7 +18,6 @@ from benchmarks.gpu.apart import apart
 from benchmarks.gpu.subjects import MIB, Bench, distance, gpu_memory_used, make_inputs, percentiles
 from serve_app.backends.batch import assemble
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.onnx.half import convert_to_fp16
 from serve_app.payloads import Tensors
 
 _CASES = (
@@ -38,24 +37,16 @@ class _Way:
 
     Attributes:
         settings: Of the backend.
-        fp16: Whether the model was converted.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
-    fp16: bool = False
 
 
 _WAYS = {
     "plain": _Way(),
-    "fp16": _Way(fp16=True),
     "tensorrt": _Way({"tensorrt": True}),
     "tensorrt, fp16": _Way({"tensorrt": True, "tensorrt_fp16": True}),
 }
-
-
-def check_fp16(bench: Bench) -> dict[str, Any]:
-    """A model converted to FP16, beside the plain one."""
-    return _all(bench, ["plain", "fp16"])
 
 
 def check_tensorrt(bench: Bench) -> dict[str, Any]:
@@ -94,9 +85,6 @@ def _measure(
     reference: OnnxBackend,
 ) -> dict[str, Any]:
     file = bench.file(name)
-    if way.fp16:
-        file = folder / "model.onnx"
-        convert_to_fp16(bench.file(name), file, model=name)
     before = gpu_memory_used()
     started = perf_counter()
     backend = _load(bench, name, file, sizes, way, folder)

@@ -177,34 +177,29 @@ def profile(
 def convert(
     path: Annotated[str, typer.Argument(metavar="MODEL", help="A model's path, as in a configuration.")],
     precision: Annotated[
-        Literal["fp16", "int8"] | None,
-        typer.Option(help="What to compute in; by default fp16, which is for GPUs.", show_default=False),
+        Literal["int8"] | None, typer.Option(help="What to compute in: int8, which is for CPUs.", show_default=False)
     ] = None,
-    fp16: Annotated[bool, typer.Option("--fp16", help="The same as --precision fp16.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="The same as --precision int8, which is for CPUs.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="The same as --precision int8.")] = False,
     samples: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE.npz",
-            help="Inputs of the model, for int8: one array per input, rows first. May be given several times.",
+            help="Inputs of the model: one array per input, rows first. May be given several times.",
             show_default=False,
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder to write; by default MODEL-fp16 or MODEL-int8.", show_default=False)
+        Path | None, typer.Option(help="Folder to write; by default MODEL-int8.", show_default=False)
     ] = None,
 ) -> None:
     """Write another build of MODEL, for its `path` or a variant. Its inputs and outputs stay as they are."""
     from serve_app.cli.convert import convert_model  # noqa: PLC0415 - brings ONNX Runtime
 
-    asked = {precision or "", "fp16" if fp16 else "", "int8" if int8 else ""} - {""}
-    if len(asked) > 1:
-        raise typer.BadParameter("name one of them", param_hint="--precision, --fp16 and --int8")
-    if samples and asked != {"int8"}:
-        raise typer.BadParameter("is used with --int8 only", param_hint="--samples")
-    chosen: Literal["fp16", "int8"] = "int8" if "int8" in asked else "fp16"
+    if not int8 and precision is None:
+        # Without it this command wrote FP16 once, which brought nothing on a CPU.
+        raise typer.BadParameter("say what to write: there is no default", param_hint="--int8")
     try:
-        folder, lines = convert_model(path, output, os.environ, chosen, samples or ())
+        folder, lines = convert_model(path, output, os.environ, samples or ())
     except ConfigError as error:
         raise _invalid(Path(path), error) from None
     for line in (f"wrote {folder}", *lines):

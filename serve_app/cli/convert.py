@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from serve_app.backends.onnx.external_data import external_data
-from serve_app.backends.onnx.half import convert_to_fp16
 from serve_app.backends.onnx.int8.convert import convert_to_int8
 from serve_app.config import ModelLocation, resolve_model
 from serve_app.config.locate import SUFFIX
@@ -19,17 +17,15 @@ def convert_model(
     path: str,
     output: Path | None,
     environ: Mapping[str, str],
-    precision: Literal["fp16", "int8"] = "fp16",
     samples: Sequence[Path] = (),
 ) -> tuple[Path, list[str]]:
-    """Write a model in another precision, with the files that lie beside it: labels, tokenizers, licences.
+    """Write a model in 8 bits, with the files that lie beside it: labels, tokenizers, licences.
 
     Args:
         path: The model's path, as in a configuration.
-        output: The folder to write; by default the model's, or its file's name, with the precision behind it.
+        output: The folder to write; by default the model's, or its file's name, with ``-int8`` behind it.
         environ: Environment variables.
-        precision: What to compute in.
-        samples: NPZ files of inputs, for int8.
+        samples: NPZ files of inputs.
 
     Returns:
         The folder, and what the reader should know of the model in it.
@@ -41,7 +37,7 @@ def convert_model(
     is_file = not location.numbered and path.lower().endswith(SUFFIX)
     whole = location.root
     name = location.model_file.stem if is_file else whole.name
-    folder = output or (whole / f"{name}-{precision}" if is_file else whole.with_name(f"{name}-{precision}"))
+    folder = output or (whole / f"{name}-int8" if is_file else whole.with_name(f"{name}-int8"))
     if folder.exists():
         raise ConfigError((f"{folder} is there already: name another with --output, or remove it",))
     partial = folder.with_name(f".{folder.name}.part")
@@ -53,11 +49,7 @@ def convert_model(
         else:
             _copy_beside(location, partial)
         target = partial / location.model_file.relative_to(whole)
-        lines: list[str] = []
-        if precision == "int8":
-            lines = convert_to_int8(location.model_file, target, samples, model=name).lines()
-        else:
-            convert_to_fp16(location.model_file, target, model=name)
+        lines = convert_to_int8(location.model_file, target, samples, model=name).lines()
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
