@@ -26,16 +26,21 @@ from serve_app.scheduling.entry import Priority
 Part: TypeAlias = Literal["docs", "metrics", "status"]
 """What may be open to everybody, besides the questions for health."""
 
-_HEALTH: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/health"})
-_PATHS: Final[Mapping[Part, frozenset[str]]] = {
-    "docs": frozenset({"/docs", "/openapi.json"}),
-    "metrics": frozenset({"/metrics"}),
-    "status": frozenset({"/status"}),
-}
-_ASSETS: Final = "/docs/"
-_HEALTH_CALLS: Final = frozenset({"ServerLive", "ServerReady", "Check", "List", "Watch"})
-_STREAM: Final = "ModelStreamInfer"
-_REFLECTION: Final = "ServerReflectionInfo"
+Policy: TypeAlias = Literal["key", "health", "docs", "metrics", "status", "administration", "stream"]
+"""Who may ask something, and what is counted against a key's rate. Every route and every gRPC call has one.
+
+==================  =================================================================
+``key``             whoever has a key
+``health``          everybody
+a `Part`            everybody where it is open; else ``docs`` is for whoever has a key,
+                    ``metrics`` and ``status`` are for administrators
+``administration``  administrators, or anybody where there are no keys and the
+                    configuration says so: whoever calls the guard asks for them
+``stream``          whoever has a key; each of its requests is let in by itself
+==================  =================================================================
+"""
+
+_ADMINISTRATORS: Final[frozenset[Policy]] = frozenset({"metrics", "status"})
 
 _NOBODY: Final = Key(name="", digest=b"", models=frozenset())
 """Who asks an open question without a key."""
@@ -75,11 +80,7 @@ class Guard:
         now: Callable[[], float] = monotonic,
         wall: Callable[[], float] = wall_clock,
     ) -> None:
-        parts = frozenset(open_parts)
-        self._paths = _HEALTH.union(*(_PATHS[part] for part in parts))
-        self._assets_open = "docs" in parts
-        self._calls = _HEALTH_CALLS | ({_REFLECTION} if "docs" in parts else set())
-        self.open_parts = parts
+        self._open: frozenset[Policy] = frozenset({"health", *open_parts})
         self._routers = routers
         self._levels = levels
         self._now, self._wall = now, wall
@@ -145,25 +146,27 @@ class Guard:
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
             allowed_class(key, parse_qos_headers(headers, self._levels)[0])  # the body need not be read to refuse this
 
-    def enter(self, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """As `admit`, for a path that may be open to everybody."""
-        if self.is_open(path):
+    def enter(self, policy: Policy, headers: Mapping[bytes, bytes]) -> None:
+        """Let one request in that asks no model to work.
+
+        Raises:
+            Unauthenticated: As `admit`.
+            RateLimited: As `admit`.
+            PermissionDenied: As `admit`; or it is for administrators.
+            InvalidRequest: As `admit`.
+        """
+        if policy in self._open:
             self._glance(headers)
+        elif policy == "stream":
+            _current.set(self._recognise(headers))
         else:
             self.admit(headers)
+            if policy in _ADMINISTRATORS:
+                self.administer()
 
-    def enter_call(self, call: str, headers: Mapping[bytes, bytes]) -> None:
-        """As `admit`, for a gRPC call, which may be open to everybody."""
-        if call in self._calls:
-            self._glance(headers)
-        elif call == _STREAM:
-            _current.set(self._recognise(headers))  # its requests are let in one by one
-        else:
-            self.admit(headers)
-
-    def is_open(self, path: str) -> bool:
-        """Whether a path is open to everybody."""
-        return path in self._paths or (self._assets_open and path.startswith(_ASSETS))
+    def is_open(self, policy: Policy) -> bool:
+        """Whether everybody may ask what has this policy."""
+        return policy in self._open
 
     def current(self) -> Key:
         """The key of the current request, as it is now.
@@ -237,29 +240,6 @@ class Guard:
         if key.expires_at <= self._wall():
             raise Unauthenticated("this API key has expired")
         return key
-
-
-def administration(guard: Guard | None, open_to_all: bool) -> Callable[[], None]:
-    """What to call before something changes the server: it raises where that is not allowed.
-
-    Args:
-        guard: Knows who asks; ``None`` where there are no keys.
-        open_to_all: Whether anybody may, where there are no keys.
-    """
-    if guard is not None:
-        return guard.administer
-    return _anybody if open_to_all else _nobody
-
-
-def _anybody() -> None:
-    pass
-
-
-def _nobody() -> None:
-    raise PermissionDenied(
-        "this would change the server for everybody: it takes an API key with admin: true (router.api_keys_file),"
-        " or router.open_administration in the configuration"
-    )
 
 
 def allowed_class(key: Key, priority: Priority | None) -> Priority | None:

@@ -77,9 +77,8 @@ class GuardedService:
         return self._service.model_ready(model)
 
     def status(self) -> Mapping[str, Any]:
-        """As the service's, with what there is to say of the keys, for administrators unless it is open."""
-        if "status" not in self._guard.open_parts:
-            self._guard.administer()
+        """As the service's, with what there is to say of the keys. Who may see it is a matter of its route's policy."""
+        self._guard.current()
         return {**self._service.status(), "api_keys": self._guard.status()}
 
     def statistics(self, model: str) -> Mapping[str, Any]:
@@ -95,9 +94,8 @@ class GuardedService:
         return await self._service.total_statistics(names)
 
     async def metrics(self) -> tuple[bytes, str]:
-        """As the service's, for administrators unless it is open."""
-        if "metrics" not in self._guard.open_parts:
-            self._guard.administer()
+        """As the service's; as for `status`."""
+        self._guard.current()
         return await self._service.metrics()
 
     def _check(self, model: str) -> Key:

@@ -12,6 +12,7 @@ Kind: TypeAlias = Literal["tensors", "image", "audio", "text"]
 
 JSON = "application/json"
 MULTIPART = "multipart/form-data"
+_MULTIPART = MULTIPART.encode()
 # What curl says when nobody told it anything better, and what says nothing: the processor looks at the bytes.
 OPAQUE = frozenset({"", "application/octet-stream", "application/x-www-form-urlencoded"})
 _AUDIO_ALIASES = frozenset({"application/ogg", "video/ogg", "video/webm"})
@@ -70,6 +71,11 @@ def media_type(headers: Mapping[bytes, bytes]) -> str:
             if key.strip().lower() == "charset" and charset.strip(' "').lower() not in {"utf-8", "utf8", "us-ascii"}:
                 raise UnsupportedMedia(f"Content-Type: charset {charset[:40]!r} is not served; send UTF-8")
     return name
+
+
+def is_form(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body is a multipart form."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _MULTIPART
 
 
 def resolve(content_type: str, content: bytes) -> str:

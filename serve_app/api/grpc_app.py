@@ -20,14 +20,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from serve_app.access.guard import Guard, administration
-from serve_app.access.guarded import GuardedService
+from serve_app.access.guard import Guard, Policy
+from serve_app.api.gateway import Gateway
 from serve_app.api.grpc.arrivals import Arrivals
 from serve_app.api.grpc.call import Call, Context, OwnContext, parse
 from serve_app.api.grpc.health import Health
 from serve_app.api.open_inference import inference_pb2
 from serve_app.api.open_inference.rpc import InferenceRpc, Stream, Unary
-from serve_app.api.refusals import Refusals
 from serve_app.domain.service import InferenceService
 from serve_app.errors import QueueFull, ServeAppError
 from serve_app.http.body import SLOWEST, BodyReader
@@ -38,6 +37,22 @@ from serve_app.telemetry.request_log import RequestLog
 _FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
 SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service in file.services_by_name.values())
 """Descriptors of everything that is served."""
+
+INFER: Final = "ModelInfer"
+"""The call that is an inference request. The gateway lets it in; every other call has a policy."""
+
+_POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
+    {
+        "ServerLive": "health",
+        "ServerReady": "health",
+        "Check": "health",
+        "List": "health",
+        "Watch": "health",
+        "ServerReflectionInfo": "docs",
+        "ModelStreamInfer": "stream",
+    }
+)
+"""Who may make a call; of those that are not here, whoever has a key."""
 
 STALL_S: Final = 30.0
 _STALLING_BYTES: Final = 64 * 1024
@@ -103,27 +118,17 @@ class GrpcApp:
         reflection_idle_s: float = 10.0,
         stranger_watch_s: float = 300.0,
     ) -> None:
-        self._refusals = Refusals(service, guard, log)
-        if guard is not None:
-            service = GuardedService(service, guard)
+        self._gateway = gateway = Gateway(service, bodies, guard, log, open_administration=open_administration)
         self._most_streams = streams
         self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
         self._unlimited = Arrivals(sys.maxsize, math.inf)
         self._open: Counter[str] = Counter()  # streams: those of strangers by their call, the others by no name
-        self._guard = guard
         self._ids = RequestIds()
-        self._inference = InferenceRpc(
-            service,
-            bodies,
-            self._explain,
-            administration(guard, open_administration),
-            None if guard is None else guard.admit,
-            typed_answers=typed_answers,
-        )
+        self._inference = InferenceRpc(gateway, self._explain, typed_answers=typed_answers)
         self._health = Health(
-            service,
+            gateway.service,
             tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values()),
-            lambda: stranger_watch_s if self._is_stranger() else math.inf,
+            lambda: stranger_watch_s if gateway.is_stranger() else math.inf,
         )
         self._unary: Mapping[str, Unary] = MappingProxyType({**self._inference.unary, **self._health.unary})
         self._streams: Mapping[str, Stream] = MappingProxyType(
@@ -141,11 +146,12 @@ class GrpcApp:
         Returns:
             The serialized answer; nothing where the call failed.
         """
-        call = Call(context)
+        call = Call(context, body)
         self._request_id(call)
         try:
-            if self._guard is not None:
-                self._guard.enter_call(name, call.headers)
+            if name == INFER:
+                return await self._inference.infer(call)
+            self._gateway.enter(_POLICIES.get(name, "key"), call.headers)
             return await self._unary[name](body, call)
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._fail(error, call, name)
@@ -175,8 +181,7 @@ class GrpcApp:
         self._request_id(call)
         whose: str | None = None
         try:
-            if self._guard is not None:
-                self._guard.enter_call(name, call.headers)
+            self._gateway.enter(_POLICIES.get(name, "key"), call.headers)
             whose = self._take_place(name)
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
@@ -187,12 +192,9 @@ class GrpcApp:
             if whose is not None:
                 self._open[whose] -= 1
 
-    def _is_stranger(self) -> bool:
-        return self._guard is not None and self._guard.is_stranger()
-
     def _take_place(self, name: str) -> str:
         """Count a stream. Raises `QueueFull`; returns whose it is among the `_open` ones."""
-        whose, most = (name, STRANGERS[name]) if self._is_stranger() else ("", self._most_streams)
+        whose, most = (name, STRANGERS[name]) if self._gateway.is_stranger() else ("", self._most_streams)
         if self._open[whose] >= most:
             raise QueueFull("the server has too many streams open; try again, or close some", 1.0)
         self._open[whose] += 1
@@ -216,7 +218,7 @@ class GrpcApp:
 
     def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
         """Note what was refused on the way to the scheduler, and make what the client may see."""
-        self._refusals.note(error, call.asked_model, call.headers)
+        self._gateway.refused(error, call.asked_model, call.headers)
         if isinstance(error, ServeAppError):
             return error
         return internal_error(error, call.request_id, name)

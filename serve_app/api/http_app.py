@@ -1,41 +1,42 @@
-"""All HTTP protocols as one ASGI application.
+"""All APIs over HTTP as one ASGI application.
 
-V2 infer requests, the hot path, are recognised by their path and go straight to `InferEndpoint`, and so are predict
-requests, which go to `Predict`; everything else is routed by Starlette. Errors of all are rendered here, in one place.
+Each API declares its routes (`serve_app.api.routes`); here they are put into one table, and requests are handed to
+what answers them: inference to the gateway, everything else to a Starlette endpoint. Errors of all are rendered here.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.access.guard import Guard
-from serve_app.access.guard import administration as administration_check
-from serve_app.access.guarded import GuardedService
 from serve_app.api import hugging_face, openai, overview, predict
-from serve_app.api.open_inference import administration, rest
-from serve_app.api.open_inference.infer import InferEndpoint
+from serve_app.api.gateway import Gateway
+from serve_app.api.open_inference import administration, infer, rest
 from serve_app.api.openapi import pages
-from serve_app.api.refusals import Refusals
-from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
-from serve_app.domain.service import InferenceService
+from serve_app.api.replies import optional_headers, server_timing
+from serve_app.api.routes import Errors, HttpCall, HttpOperation, Reply, Route, RouteTable
+from serve_app.domain.options import CLIENT, LISTENER, headers_of
+from serve_app.domain.service import Answer, InferenceService
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
 from serve_app.http.compression import asked_coding, compress
-from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_error, is_openai, render
+from serve_app.http.errors import Headers, Rendered, RouteNotFound, internal_error, render
 from serve_app.http.request_id import RequestIds
+from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.request_log import RequestLog
 
-INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
-"""What `InferEndpoint` serves, past the router."""
-_PREDICT = predict.PATH.split("{model}")
-_REQUEST_ID = b"x-request-id"
+_REQUEST_ID: Final = b"x-request-id"
+_PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
+_NOT_HTTP: Final = Router()
+"""Answers what a server says of its own life, and closes websockets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,137 +71,91 @@ class HttpApp:
 
     Attributes:
         bodies: Reads the bodies of requests, and counts them.
+        routes: Everything that is served.
     """
 
-    def __init__(
-        self,
-        service: InferenceService,
-        settings: HttpSettings,
-        bodies: BodyReader | None = None,
-        allocate: Allocate = allocate,
-        guard: Guard | None = None,
-        log: RequestLog | None = None,
-    ) -> None:
-        self._refusals = Refusals(service, guard, log)
-        if guard is not None:
-            service = GuardedService(service, guard)
-        bodies = bodies or BodyReader(
-            max_body=settings.max_body,
-            max_held_bytes=settings.max_held_bytes,
-            offload_above=settings.offload_above,
-            decode_threads=settings.decode_threads,
-            patience_s=settings.patience_s,
-            allocate=allocate,
-            in_place_bytes=settings.in_place_bytes,
-        )
-        self.bodies = bodies
-        self._settings = settings
-        self._guard = guard
-        self._infer = InferEndpoint(service, bodies)
-        self._predict = predict.Predict(service, bodies)
-        self._router = Router(
-            [
-                *rest.routes(service),
-                *administration.routes(service, bodies, administration_check(guard, settings.open_administration)),
-                *openai.routes(service, bodies),
-                *predict.routes(self._predict),
-                *hugging_face.routes(service, self._predict),
-                *overview.routes(service),
-                *pages.routes(service, self.served, guard),
-            ],
-            redirect_slashes=False,
-        )
-        self._request_id = RequestIds()
+    def __init__(self, gateway: Gateway, settings: HttpSettings) -> None:
+        service = gateway.service
+        self.bodies = gateway.bodies
+        self._gateway = gateway
+        self._sends_id = settings.send_request_id
         self._listener = settings.listener.encode()
+        self._request_id = RequestIds()
+        self.routes = RouteTable(
+            [
+                *infer.routes(),
+                *rest.routes(service),
+                *administration.routes(service, self.bodies),
+                *openai.routes(service),
+                *predict.routes(),
+                *hugging_face.routes(service),
+                *overview.routes(service),
+                *pages.routes(gateway, self.described),
+            ],
+            {openai.ERRORS_BELOW: openai.render_error, predict.ERRORS_BELOW: render},
+        )
 
-    def served(self) -> list[tuple[str, str]]:
-        """Method and path of everything that is served. HEAD goes wherever GET does."""
-        routed = [
-            (method, route.path)
-            for route in self._router.routes
-            if isinstance(route, Route) and route.include_in_schema
-            for method in sorted((route.methods or set()) - {"HEAD"})
-        ]
-        return [*(("POST", path) for path in INFER_PATHS), *routed]
+    def described(self) -> list[Route]:
+        """Every route that there is something to do with. HEAD goes wherever GET does."""
+        return [route for route in self.routes if route.described]
+
+    def errors_of(self, path: str) -> Errors:
+        """The shape of errors at a path, whether or not anything is served there."""
+        return self.routes.find(_normal(path)).errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection: HTTP here, lifespan and websockets (refused) by the router."""
+        """Serve one request; what is not HTTP is refused."""
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
+            await _NOT_HTTP(scope, receive, send)
             return
-        path = _route_path(scope)
-        target = _infer_target(path)
-        if target is None or scope["method"] != "POST":
-            await self._route(scope, receive, send, path, target)
-            return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        if CACHE_CONTROL in headers:
-            headers = headers_of(scope["headers"])
+        path, method = _route_path(scope), scope["method"]
+        headers = headers_of(scope["headers"])
         headers[LISTENER] = self._listener
         if (client := scope.get("client")) is not None:
             headers[CLIENT] = client[0].encode()
-        request_id, sends_id = headers.get(_REQUEST_ID, b""), self._settings.send_request_id
+        request_id, sends_id = headers.get(_REQUEST_ID, b""), self._sends_id
         if request_id or sends_id:
             request_id = headers[_REQUEST_ID] = self._request_id(request_id)
+        coding = asked_coding(headers) if b"accept-encoding" in headers else None
+        routes, params, errors = self.routes.find(path)
+        route = routes.get(method)
+        call, answering = None, None
         try:
-            if self._guard is not None:
-                self._guard.admit(headers)
-            reply = await self._infer(*target, headers, receive)
+            if route is not None and isinstance(route.handler, HttpOperation):
+                call = HttpCall(headers, receive, params)
+                reply = _rendered(*await self._gateway.run(route.handler, call))
+            else:
+                extra: Headers = [(_REQUEST_ID, request_id)] if sends_id else []
+                answering = _Answering(send, extra, self.bodies, coding, head=method == "HEAD")
+                await self._ask(Request({**scope, "path_params": params}, receive), routes, headers, answering)
+                return
         except ClientGone:
             return
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
-            self._refusals.note(error, target[0], headers)
-            reply = _render_any(error, request_id or self._request_id(None), f"POST {path}", openai=False)
-        if sends_id:
-            reply.headers.append((_REQUEST_ID, request_id))
+            if answering is not None and answering.started:
+                raise
+            self._gateway.refused(error, None if call is None else call.asked_model, headers)
+            reply = _render_any(error, errors, request_id or self._request_id(None), f"{method} {path}")
         status, answered, body = reply
-        if b"accept-encoding" in headers and (coding := asked_coding(headers)) is not None:
+        if sends_id:
+            answered.append((_REQUEST_ID, request_id))
+        if method == "HEAD":
+            body = b""
+        elif coding is not None:
             body = await compress(body, answered, coding, self.bodies)
         await send({"type": "http.response.start", "status": status, "headers": answered})
         await send({"type": "http.response.body", "body": body})
 
-    async def _route(
-        self, scope: Scope, receive: Receive, send: Send, path: str, target: tuple[str, str | None] | None
+    async def _ask(
+        self, request: Request, routes: Mapping[str, Route], headers: Mapping[bytes, bytes], send: Send
     ) -> None:
-        """Serve what is not the hot path."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        request_id = self._request_id(headers.get(_REQUEST_ID))
-        extra: Headers = [(_REQUEST_ID, request_id)] if self._settings.send_request_id else []
-        answering = _Answering(send, extra, self.bodies, asked_coding(headers), head=scope["method"] == "HEAD")
-        if target is not None:
-            await answering.whole(_wrong_method("POST", openai=False))
-            return
-        # A route that takes work for models says here which one was asked for, and nothing says more.
-        state: dict[str, Any] = dict(scope.get("state", ()))
-        own = [(_REQUEST_ID, request_id), (LISTENER, self._listener)]
-        if (client := scope.get("client")) is not None:
-            own.append((CLIENT, client[0].encode()))
-        headers.update(own)
-        inner = {
-            **scope,
-            "app": self._router,
-            "path": scope.get("root_path", "") + path,
-            "state": state,
-            "headers": [*scope["headers"], *own],  # the last of a name counts
-        }
-        try:
-            if self._guard is not None:
-                self._guard.enter(path, headers)
-            model = _predict_target(path) if scope["method"] == "POST" else None
-            if model is None:
-                await self._router(inner, receive, answering)
-            else:  # finding this route among all others takes longer than refusing a request does
-                inner["path_params"] = {"model": model}
-                response = await self._predict.named(Request(inner, receive))
-                await response(inner, receive, answering)
-        except ClientGone:
-            return
-        except Exception as error:  # as above
-            if answering.started:
-                raise
-            self._refusals.note(error, state.get("asked_model"), headers)
-            what = f"{scope['method']} {path}"
-            await answering.whole(_render_any(error, request_id, what, openai=is_openai(path)))
+        """Answer what asks no model to work."""
+        route = routes.get("GET" if request.method == "HEAD" else request.method)
+        self._gateway.enter("key" if route is None else route.policy, headers, request.path_params.get("model"))
+        if route is None or isinstance(route.handler, HttpOperation):
+            raise _no_route(routes)
+        response = await route.handler(request)
+        await response(request.scope, request.receive, send)
 
 
 class _Answering:
@@ -219,11 +174,6 @@ class _Answering:
         self._head = head
         self._held_back: Message | None = None
         self.started = False
-
-    async def whole(self, reply: Rendered) -> None:
-        """Send a whole response."""
-        await self({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
-        await self({"type": "http.response.body", "body": reply.body})
 
     async def __call__(self, message: Message) -> None:
         """Pass one ASGI message on."""
@@ -264,7 +214,18 @@ def create_app(
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    return HttpApp(service, settings or HttpSettings(), bodies, allocate, guard, log)
+    settings = settings or HttpSettings()
+    bodies = bodies or BodyReader(
+        max_body=settings.max_body,
+        max_held_bytes=settings.max_held_bytes,
+        offload_above=settings.offload_above,
+        decode_threads=settings.decode_threads,
+        patience_s=settings.patience_s,
+        allocate=allocate,
+        in_place_bytes=settings.in_place_bytes,
+    )
+    gateway = Gateway(service, bodies, guard, log, open_administration=settings.open_administration)
+    return HttpApp(gateway, settings)
 
 
 def _route_path(scope: Scope) -> str:
@@ -273,48 +234,52 @@ def _route_path(scope: Scope) -> str:
     root: str = scope.get("root_path", "")
     if root and path.startswith(root):
         path = path[len(root) :]
+    return _normal(path)
+
+
+def _normal(path: str) -> str:
     if path.endswith("/"):
         path = path.rstrip("/")
     return path or "/"
 
 
-def _infer_target(path: str) -> tuple[str, str | None] | None:
-    """Model and version of an infer path, ``None`` for other paths."""
-    if not path.endswith("/infer") or not path.startswith("/v2/models/"):
-        return None
-    parts = path.split("/")
-    if len(parts) == 5:
-        return parts[3], None
-    if len(parts) == 7 and parts[4] == "versions":
-        return parts[3], parts[5]
-    return None
+def _rendered(answer: Answer, reply: Reply) -> Rendered:
+    """The response to an inference request: what its API says, and how it was served."""
+    headers = [
+        reply.content_type,
+        (b"content-length", b"%d" % len(reply.body)),
+        _PRIORITY[answer.priority],
+        (b"server-timing", server_timing(answer)),
+    ]
+    if answer.variant or answer.cache or answer.unverified:
+        headers += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
+    if reply.headers:
+        headers += reply.headers
+    return Rendered(200, headers, reply.body)
 
 
-def _predict_target(path: str) -> str | None:
-    """The model of a predict path, ``None`` for other paths."""
-    if not path.startswith(_PREDICT[0]) or not path.endswith(_PREDICT[1]):
-        return None
-    model = path[len(_PREDICT[0]) : -len(_PREDICT[1])]
-    return model if model and "/" not in model else None
-
-
-def _render_any(error: Exception, request_id: bytes, what: str, *, openai: bool) -> Rendered:
-    if isinstance(error, ServeAppError):
-        reply = render(error, openai=openai)
-        if isinstance(error, BodyTooSlow):
-            reply.headers.append((b"connection", b"close"))
-        return reply
-    if isinstance(error, HTTPException):
-        if error.status_code == 404:
-            return render(RouteNotFound("nothing is served at this path; GET / lists what is"), openai=openai)
-        if error.status_code == 405:
-            return _wrong_method((error.headers or {}).get("Allow", ""), openai=openai)
-        if error.status_code == 400:
-            return render(InvalidRequest(str(error.detail)), openai=openai)
-    return render(internal_error(error, request_id.decode(), what), openai=openai)
-
-
-def _wrong_method(allow: str, *, openai: bool) -> Rendered:
-    reply = render(MethodNotAllowed(f"this path takes {allow}"), openai=openai)
-    reply.headers.append((b"allow", allow.encode()))
+def _render_any(error: Exception, errors: Errors, request_id: bytes, what: str) -> Rendered:
+    if isinstance(error, HTTPException) and error.status_code == 400:
+        error = InvalidRequest(str(error.detail))
+    if not isinstance(error, ServeAppError):
+        return errors(internal_error(error, request_id.decode(), what))
+    reply = errors(error)
+    if isinstance(error, BodyTooSlow):
+        reply.headers.append((b"connection", b"close"))
+    elif isinstance(error, _WrongMethod):
+        reply.headers.append((b"allow", error.allow.encode()))
     return reply
+
+
+class _WrongMethod(MethodNotAllowed):
+    """Something is served at this path, by other methods."""
+
+    def __init__(self, allow: str) -> None:
+        super().__init__(f"this path takes {allow}")
+        self.allow = allow
+
+
+def _no_route(routes: Mapping[str, Route]) -> ServeAppError:
+    if routes:
+        return _WrongMethod(", ".join([*routes, "HEAD"] if "GET" in routes else routes))
+    return RouteNotFound("nothing is served at this path; GET / lists what is")

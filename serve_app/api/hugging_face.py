@@ -15,15 +15,16 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from serve_app import __version__
 from serve_app.api.content_type import Kind, kind_of, resolve, sniff
-from serve_app.api.media import Asked, Body, Document, Form, PredictRequest, split_data_uri, text_of
-from serve_app.api.predict import Predict
+from serve_app.api.media import Asked, Body, Document, Form, split_data_uri, text_of
+from serve_app.api.predict import MediaRequest, Predict
 from serve_app.api.replies import json_response
+from serve_app.api.routes import HttpCall, Route
 from serve_app.domain.service import InferenceService, ModelInfo
 from serve_app.errors import InvalidRequest, ModelUnavailable
+from serve_app.payloads import Media, Texts
 
 EMBEDDING: Final = "feature-extraction"
 SIMILARITY: Final = "sentence-similarity"
@@ -51,17 +52,17 @@ _FIRST_BASE64: Final = 64
 _NAMES: Final[dict[Kind, str]] = {"image": "a picture", "audio": "a sound", "text": "a text", "tensors": "tensors"}
 
 
-def routes(service: InferenceService, predict: Predict) -> list[Route]:
+def routes(service: InferenceService) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(service, predict)
+    about = _About(service)
     return [
-        Route("/", endpoints.fitting, methods=["POST"]),
-        Route("/health", endpoints.health, methods=["GET"]),
-        Route("/info", endpoints.info, methods=["GET"]),
-        Route("/models/{model}", predict.named, methods=["POST"]),
-        Route("/models/{model}/health", endpoints.model_health, methods=["GET"]),
-        Route("/models/{model}/info", endpoints.model_info, methods=["GET"]),
-        Route("/models/{model}/pipeline/{task}", endpoints.pipeline, methods=["POST"]),
+        Route("POST", "/", _Fitting(service)),
+        Route("GET", "/health", about.health, "health"),
+        Route("GET", "/info", about.info),
+        Route("POST", "/models/{model}", Predict()),
+        Route("GET", "/models/{model}/health", about.model_health),
+        Route("GET", "/models/{model}/info", about.model_info),
+        Route("POST", "/models/{model}/pipeline/{task}", _Pipeline()),
     ]
 
 
@@ -158,26 +159,53 @@ def _task(parameters: dict[str, Any]) -> str | None:
     return ZERO_SHOT if ZERO_SHOT in tasks else next(iter(tasks), None)
 
 
-class _Endpoints:
-    def __init__(self, service: InferenceService, predict: Predict) -> None:
+class _Fitting(Predict):
+    """Requests for the one model that fits the body."""
+
+    def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._predict = predict
 
-    async def fitting(self, request: Request) -> Response:
-        return await self._predict.by_chosen(request, lambda asked: choose(self._service, asked))
+    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
+        """Take the body apart, and choose."""
+        return self._chosen(super().parse(call, info, body))
 
-    async def pipeline(self, request: Request) -> Response:
-        info, task = self._predict.find(request), request.path_params["task"]
-        tasks = tasks_of(info)
+    async def parse_form(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
+        """Take the form apart, and choose."""
+        return self._chosen(await super().parse_form(call, info, body))
+
+    def _chosen(self, parsed: MediaRequest) -> MediaRequest:
+        parsed.model = choose(self._service, parsed.asked).name
+        return parsed
+
+    def target(self, parsed: MediaRequest) -> tuple[str, None]:
+        """The model that was chosen."""
+        return parsed.model, None
+
+
+class _Pipeline(Predict):
+    """Requests for one task of the model that the path names."""
+
+    def check(self, info: ModelInfo, call: HttpCall) -> None:
+        """Refuse tasks that are not the model's."""
+        tasks, task = tasks_of(info), call.params["task"]
         if tasks and task not in tasks:
             raise InvalidRequest(f"model {info.name!r} does {', '.join(tasks)}, not {task[:64]!r}")
+        super().check(info, call)
 
-        def check(asked: PredictRequest) -> None:
-            came = _task_of(info, asked)
-            if came != task:
-                raise InvalidRequest(f"this is a request for {came}; send it to /models/{info.segment}/pipeline/{came}")
+    def decode(self, info: ModelInfo, parsed: MediaRequest) -> Media | Texts:
+        """Make what the model takes, and refuse what is for another of its tasks."""
+        payload = super().decode(info, parsed)
+        came = _task_of(info, payload)
+        if came != parsed.task:
+            raise InvalidRequest(f"this is a request for {came}; send it to /models/{info.segment}/pipeline/{came}")
+        return payload
 
-        return await self._predict.by(request, info, check)
+
+class _About:
+    """What Hugging Face's clients ask about the server and its models."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
 
     async def health(self, _: Request) -> Response:
         if not self._service.ready():
@@ -199,8 +227,8 @@ class _Endpoints:
         return json_response({"version": __version__, **_info(info)})
 
 
-def _task_of(info: ModelInfo, asked: PredictRequest) -> str:
-    parameters = asked.payload.parameters
+def _task_of(info: ModelInfo, payload: Media | Texts) -> str:
+    parameters = payload.parameters
     if info.task == EMBEDDING and "source_sentence" in parameters:
         return SIMILARITY
     return ZERO_SHOT if info.task == EMBEDDING and "candidate_labels" in parameters else info.task

@@ -246,11 +246,11 @@ def _parameters(given: Mapping[str, msgspec.Raw]) -> Parameters:
     return Parameters(parameters, variant or "", fallback)
 
 
-async def parse_form(request: Request, content: bytes) -> Form:
+async def parse_form(headers: Mapping[bytes, bytes], content: bytes) -> Form:
     """Take a multipart form apart: a file, or texts in fields named ``inputs``; and JSON ``parameters``.
 
     Args:
-        request: For its headers; its body has been read.
+        headers: By lower-case name.
         content: The body.
 
     Raises:
@@ -266,7 +266,7 @@ async def parse_form(request: Request, content: bytes) -> Form:
         return {"type": "http.request", "body": piece, "more_body": position < len(content)}
 
     try:
-        async with Request(request.scope, replay).form(
+        async with Request({"type": "http", "headers": [*headers.items()]}, replay).form(
             max_files=1, max_fields=_MAX_FIELDS, max_part_size=len(content)
         ) as form:
             files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from time import monotonic
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -13,20 +14,25 @@ import numpy.typing as npt
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from serve_app.api.gateway import Hints
 from serve_app.api.open_inference.wire import invalid
-from serve_app.api.replies import answer_headers, dump_json, json_response
-from serve_app.domain.options import headers_of, levels_of, parse_qos_headers, patience_s, remaining, request_options
-from serve_app.domain.service import InferenceService, ModelInfo
-from serve_app.errors import InvalidRequest
-from serve_app.http.body import BodyReader
+from serve_app.api.replies import dump_json, json_response
+from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
+from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.errors import InvalidRequest, ServeAppError
+from serve_app.http.errors import Rendered, code_of, message_of, rendered, status_of
 from serve_app.payloads import Embeddings, Texts
 
 EMBEDDING_TASK: Final = "feature-extraction"
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _SPACE: Final = b" \t\r\n"
+# Clients branch on the status; the types are those that OpenAI's documentation names.
+_ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    | dict.fromkeys((500, 501, 503, 504), "server_error")
+)
 
 
 class _EmbeddingsRequest(msgspec.Struct):
@@ -43,27 +49,42 @@ _TOKENS: Final = msgspec.json.Decoder(list[_Token])
 _TOKEN_LISTS: Final = msgspec.json.Decoder(list[list[_Token]])
 
 
-def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
+ERRORS_BELOW: Final = "/v1"
+"""Clients of OpenAI's expect its errors here, whatever they ask for."""
+
+
+def render_error(error: ServeAppError) -> Rendered:
+    """An error as OpenAI's clients expect it: its code and message in an object that also names its type."""
+    status = status_of(error).http
+    what = {
+        "message": message_of(error),
+        "type": _ERROR_TYPES.get(status, "invalid_request_error"),
+        "param": None,
+        "code": code_of(error),
+    }
+    return rendered(error, {"error": what})
+
+
+def routes(service: InferenceService) -> list[Route]:
     """The routes of OpenAI's API."""
-    endpoints = _Endpoints(service, bodies)
+    models = _Models(service)
     return [
-        Route("/v1/models", endpoints.models, methods=["GET"]),
-        Route("/v1/models/{model}", endpoints.model, methods=["GET"]),
-        Route("/v1/embeddings", endpoints.embeddings, methods=["POST"]),
+        Route("GET", "/v1/models", models.all, errors=render_error),
+        Route("GET", "/v1/models/{model}", models.one, errors=render_error),
+        Route("POST", "/v1/embeddings", _CreateEmbeddings(service), errors=render_error),
     ]
 
 
-class _Endpoints:
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+class _Models:
+    def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._bodies = bodies
         self._created = int(datetime.now(UTC).timestamp())
 
-    async def models(self, _: Request) -> Response:
+    async def all(self, _: Request) -> Response:
         data = [self._model(info) for info in self._service.models.values()]
         return json_response({"object": "list", "data": data})
 
-    async def model(self, request: Request) -> Response:
+    async def one(self, request: Request) -> Response:
         return json_response(self._model(self._service.find(request.path_params["model"])))
 
     def _model(self, info: ModelInfo) -> dict[str, Any]:
@@ -75,57 +96,54 @@ class _Endpoints:
             "task": info.task,
         }
 
-    async def embeddings(self, request: Request) -> Response:
-        arrived = monotonic()
-        headers = headers_of(request.scope["headers"])
-        request.state.asked_model = ""
-        models = self._service.models.values()
-        qos = parse_qos_headers(headers, levels_of(models))
-        limit_s = patience_s(models, qos)
-        content = await self._bodies.read(request.receive, headers, limit_s)
-        try:
-            large = self._bodies.is_large(len(content))
-            asked = await self._bodies.offload(_parse, content) if large else _parse(content)
-            request.state.asked_model = asked.model
-            info = self._embedding_model(asked.model)
-            options = request_options(info, headers, len(content), qos=qos)
-            self._service.precheck(info.name, options.priority, len(content), options.tenant)
-            most = info.max_request_rows
-            texts = await self._bodies.offload(_inputs, asked.input, most) if large else _inputs(asked.input, most)
-        finally:
-            self._bodies.release(len(content))
-        if not 1 <= len(texts) <= most:
-            raise _wrong_number(len(texts), most)
-        # The model's processor knows its width, and shortens vectors where they are made.
-        parameters = {} if asked.dimensions is None else {"dimensions": asked.dimensions}
-        answer = await self._service.submit(
-            info.name, Texts(texts, parameters), remaining(options, monotonic() - arrived)
-        )
-        embeddings: Embeddings = answer.value
-        vectors = embeddings.vectors
-        encode = self._bodies.is_large(vectors.nbytes)
-        reply = (
-            await self._bodies.offload(_reply, info.name, vectors, embeddings.tokens, asked.encoding_format)
-            if encode
-            else _reply(info.name, vectors, embeddings.tokens, asked.encoding_format)
-        )
-        return Response(reply, media_type="application/json", headers=answer_headers(answer))
 
-    def _embedding_model(self, name: str) -> ModelInfo:
-        info = self._service.find(name)
+class _CreateEmbeddings(HttpOperation[_EmbeddingsRequest]):
+    """Embeds texts by the model that the body names."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+
+    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> _EmbeddingsRequest:  # noqa: ARG002
+        """Understand the JSON, all but the texts."""
+        try:
+            return _REQUEST.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(error) from None
+
+    def target(self, parsed: _EmbeddingsRequest) -> tuple[str, None]:
+        """What it calls the model."""
+        return parsed.model, None
+
+    def check(self, info: ModelInfo, call: HttpCall) -> None:  # noqa: ARG002
+        """Refuse models that make no embeddings."""
         if info.task != EMBEDDING_TASK:
             others = [other.name for other in self._service.models.values() if other.task == EMBEDDING_TASK]
             raise InvalidRequest(
                 f"model: {info.name!r} makes no embeddings; models that do: {', '.join(others) or 'none'}"
             )
-        return info
 
+    def hints(self, parsed: _EmbeddingsRequest) -> Hints:  # noqa: ARG002
+        """OpenAI's API has none of them."""
+        return Hints()
 
-def _parse(content: bytes) -> _EmbeddingsRequest:
-    try:
-        return _REQUEST.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(error) from None
+    def decode(self, info: ModelInfo, parsed: _EmbeddingsRequest) -> Texts:
+        """Decode the texts, or the token ids."""
+        most = info.max_request_rows
+        texts = _inputs(parsed.input, most)
+        if not 1 <= len(texts) <= most:
+            raise _wrong_number(len(texts), most)
+        # The model's processor knows its width, and shortens vectors where they are made.
+        return Texts(texts, {} if parsed.dimensions is None else {"dimensions": parsed.dimensions})
+
+    def write_cost(self, info: ModelInfo, parsed: _EmbeddingsRequest, answer: Answer) -> int:  # noqa: ARG002
+        """Numbers become texts."""
+        embeddings: Embeddings = answer.value
+        return embeddings.vectors.nbytes
+
+    def write(self, info: ModelInfo, parsed: _EmbeddingsRequest, answer: Answer) -> Reply:
+        """One object for each text, in their order."""
+        embeddings: Embeddings = answer.value
+        return Reply(_reply(info.name, embeddings.vectors, embeddings.tokens, parsed.encoding_format))
 
 
 def _inputs(raw: msgspec.Raw, most: int) -> list[str] | list[list[int]]:

@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from serve_app import __version__
 from serve_app.api.content_type import kind_of
 from serve_app.api.replies import json_response
+from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService, ModelInfo
 from serve_app.payloads import DTYPES
 
@@ -23,9 +23,9 @@ def routes(service: InferenceService) -> list[Route]:
     """The routes for people and their dashboards."""
     endpoints = _Endpoints(service)
     return [
-        Route("/", endpoints.index, methods=["GET"]),
-        Route("/status", endpoints.status, methods=["GET"]),
-        Route("/metrics", endpoints.metrics, methods=["GET"]),
+        Route("GET", "/", endpoints.index),
+        Route("GET", "/status", endpoints.status, "status"),
+        Route("GET", "/metrics", endpoints.metrics, "metrics"),
     ]
 
 

@@ -2,156 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from time import monotonic
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from serve_app.api.content_type import (
-    JSON,
-    MULTIPART,
-    WANTED,
-    check_content_type,
-    kind_of,
-    media_type,
-    resolve,
-)
-from serve_app.api.media import Asked, PredictRequest, parse, parse_form, payload_of
-from serve_app.api.replies import answer_headers, dump_json
-from serve_app.domain.options import (
-    allowed_s,
-    client_of,
-    headers_of,
-    levels_of,
-    parse_qos_headers,
-    patience_s,
-    remaining,
-    request_options,
-)
-from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.api.content_type import WANTED, check_content_type, kind_of, media_type, resolve
+from serve_app.api.gateway import Hints
+from serve_app.api.media import Asked, Body, PredictRequest, parse, parse_form, payload_of
+from serve_app.api.replies import dump_json
+from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
+from serve_app.domain.service import Answer, ModelInfo
 from serve_app.errors import InvalidRequest
-from serve_app.http.body import BodyReader
-from serve_app.payloads import Embeddings
+from serve_app.payloads import Embeddings, Media, Texts
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-PATH = "/v1/models/{model}/predict"
+_ROW_BY_ROW: Final = 64 * 1024
+"""Bytes of numbers above which others get their turn between rows."""
 
 
-def routes(predict: Predict) -> list[Route]:
+ERRORS_BELOW: Final = "/v1/models/{model}"
+"""Here errors have the usual shape, in the middle of OpenAI's paths."""
+
+
+def routes() -> list[Route]:
     """The route of predict requests."""
-    return [Route(PATH, predict.named, methods=["POST"])]
+    return [Route("POST", "/v1/models/{model}/predict", Predict())]
 
 
-class Predict:
-    """Answers requests with media.
+class MediaRequest:
+    """A predict request on its way.
 
-    Args:
-        service: Runs them.
-        bodies: Reads them.
+    Attributes:
+        asked: Its body, taken apart.
+        task: The task that its path names; empty where it names none.
+        model: The model that was chosen for it; empty where its path names one.
+        decoded: What the model takes; once its data is decoded.
     """
 
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
-        self._service = service
-        self._bodies = bodies
+    __slots__ = ("asked", "decoded", "model", "task")
 
-    async def named(self, request: Request) -> Response:
-        """Answer by the model that the path names."""
-        return await self.by(request, self.find(request))
+    def __init__(self, asked: Asked, task: str = "", model: str = "") -> None:
+        self.asked = asked
+        self.task = task
+        self.model = model
+        self.decoded: PredictRequest | None = None
 
-    def find(self, request: Request) -> ModelInfo:
-        """The model that the path names. Raises `ModelNotFound`."""
-        request.state.asked_model = request.path_params["model"]
-        return self._service.find(request.path_params["model"])
 
-    async def by(
-        self, request: Request, info: ModelInfo, check: Callable[[PredictRequest], None] | None = None
-    ) -> Response:
-        """Answer by this model.
+class Predict(HttpOperation[MediaRequest]):
+    """Requests with media for the model that the path names."""
 
-        Args:
-            request: Of any content type that the model takes.
-            info: The model.
-            check: Looks at the decoded request, and raises what is to be answered where it is not to be served.
-        """
-        arrived = monotonic()
-        headers = headers_of(request.scope["headers"])
-        content_type, kind = media_type(headers), kind_of(info.task)
-        check_content_type(info, kind, content_type, final=False)
-        declared = self._bodies.declared_size(headers)
-        options = request_options(info, headers, declared or 0)
-        if declared is not None:
-            self._service.precheck(info.name, options.priority, declared, options.tenant)
-        content = await self._bodies.read(request.receive, headers, allowed_s(info, options))
-        try:
-            if declared is None:
-                self._service.precheck(info.name, options.priority, len(content), options.tenant)
-            if not content:
-                raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind]}")
-            parsed = await self._parse(request, content_type, content)
-            asked = await self._offload_large(content, payload_of, info, kind, parsed)
-        finally:
-            self._bodies.release(len(content))
-        if check is not None:
-            check(asked)
-        return await self._answer(info, headers, asked, len(content), arrived)
+    takes_forms = True
 
-    async def by_chosen(self, request: Request, choose: Callable[[Asked], ModelInfo]) -> Response:
-        """Answer by the model that fits the body.
+    def check(self, info: ModelInfo, call: HttpCall) -> None:
+        """Refuse content types that the model does not take."""
+        check_content_type(info, kind_of(info.task), media_type(call.headers), final=False)
 
-        Args:
-            request: Of any content type.
-            choose: Names the model, or raises what is to be answered where there is none.
-        """
-        arrived = monotonic()
-        request.state.asked_model = ""
-        headers = headers_of(request.scope["headers"])
-        models = self._service.models.values()
-        qos = parse_qos_headers(headers, levels_of(models))
-        limit_s = patience_s(models, qos)
-        content = await self._bodies.read(request.receive, headers, limit_s)
-        try:
-            parsed = await self._parse(request, media_type(headers), content)
-            info = await self._offload_large(content, choose, parsed)
-            request.state.asked_model = info.name
-            self._service.precheck(info.name, qos[0], len(content), client_of(headers))
-            asked = await self._offload_large(content, payload_of, info, kind_of(info.task), parsed)
-        finally:
-            self._bodies.release(len(content))
-        return await self._answer(info, headers, asked, len(content), arrived)
+    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
+        """Take the body apart."""
+        content = _content(info, body)
+        asked = parse(resolve(media_type(call.headers), content), content)
+        return MediaRequest(asked, call.params.get("task", ""))
 
-    async def _parse(self, request: Request, content_type: str, content: bytes) -> Asked:
-        if content_type == MULTIPART:
-            return await parse_form(request, content)
-        return await self._offload_large(content, parse, resolve(content_type, content), content)
+    async def parse_form(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> MediaRequest:
+        """Take the form apart."""
+        return MediaRequest(await parse_form(call.headers, _content(info, body)), call.params.get("task", ""))
 
-    async def _offload_large(
-        self, content: bytes, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _R:
-        if self._bodies.is_large(len(content)):
-            return await self._bodies.offload(function, *args, **kwargs)
-        return function(*args, **kwargs)
+    def hints(self, parsed: MediaRequest) -> Hints:
+        """The parameters that are for the server. They name no class and no deadline."""
+        if isinstance(parsed.asked, Body):
+            return Hints()
+        return Hints(variant=parsed.asked.parameters.variant, fallback=parsed.asked.parameters.fallback)
 
-    async def _answer(
-        self, info: ModelInfo, headers: Mapping[bytes, bytes], asked: PredictRequest, nbytes: int, arrived: float
-    ) -> Response:
-        options = request_options(info, headers, nbytes, variant=asked.variant, fallback=asked.fallback)
-        answer = await self._service.submit(info.name, asked.payload, remaining(options, monotonic() - arrived))
+    def decode(self, info: ModelInfo, parsed: MediaRequest) -> Media | Texts:
+        """Make what the model takes."""
+        parsed.decoded = payload_of(info, kind_of(info.task), parsed.asked)
+        return parsed.decoded.payload
+
+    def write_cost(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> int:  # noqa: ARG002
+        """Numbers become texts."""
         value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
-        if asked.lone_text and "candidate_labels" in asked.payload.parameters:
+        return value.nbytes if isinstance(value, np.ndarray) else 0
+
+    def write(self, info: ModelInfo, parsed: MediaRequest, answer: Answer) -> Reply:  # noqa: ARG002
+        """What Hugging Face's clients expect of the task."""
+        value = answer.value.vectors if isinstance(answer.value, Embeddings) else answer.value
+        assert parsed.decoded is not None
+        if parsed.decoded.lone_text and "candidate_labels" in parsed.decoded.payload.parameters:
             value = value[0]  # where one text is classified by labels of the request, clients expect one list of them
-        if isinstance(value, np.ndarray) and self._bodies.is_large(value.nbytes):
-            reply = await self._bodies.offload(_dump_rows, value)
-        else:
-            reply = dump_json(value)
-        return Response(reply, media_type=JSON, headers=answer_headers(answer))
+        if isinstance(value, np.ndarray) and value.nbytes > _ROW_BY_ROW:
+            return Reply(_dump_rows(value))
+        return Reply(dump_json(value))
+
+
+def _content(info: ModelInfo | None, body: bytes | memoryview) -> bytes:
+    """The body as bytes. Raises `InvalidRequest` where a model is asked with nothing."""
+    if info is not None and not len(body):
+        raise InvalidRequest(f"the body is empty; model {info.name!r} takes {WANTED[kind_of(info.task)]}")
+    return body if isinstance(body, bytes) else bytes(body)
 
 
 def _dump_rows(array: npt.NDArray[Any]) -> bytes:

@@ -85,7 +85,7 @@ class BodyReader:
         self._promised = 0  # bytes given by `allocate` to bodies that are not complete
         self._max_body = max_body
         self._max_held = max_held_bytes
-        self._inline = offload_above
+        self.offload_above = offload_above
         self._held = 0
         self._patience_s = patience_s
         self._threads = ThreadPoolExecutor(decode_threads, "conversion")
@@ -97,7 +97,7 @@ class BodyReader:
 
     def is_large(self, nbytes: int) -> bool:
         """Whether decoding (or encoding) this many bytes should leave the event loop."""
-        return nbytes > self._inline
+        return nbytes > self.offload_above
 
     async def offload(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run a long conversion in a thread; a bounded number of them at once.
@@ -284,16 +284,16 @@ class BodyReader:
 
     def release(self, nbytes: int) -> None:
         """Stop counting a body of this size; it has been decoded and handed on, or dropped."""
-        if nbytes > self._inline:
+        if nbytes > self.offload_above:
             self._held -= nbytes
 
     def _grow(self, before: int, after: int, parsed: int = 0) -> None:
         if after > self._max_body:
             raise PayloadTooLarge(f"the body is over the limit of {self._max_body} bytes")
         after += parsed
-        if after <= self._inline:
+        if after <= self.offload_above:
             return
-        added = after - (before if before > self._inline else 0)
+        added = after - (before if before > self.offload_above else 0)
         if self._held + added > self._max_held:
             raise QueueFull("the server is reading too many large bodies at once; try again", 1.0)
         self._held += added

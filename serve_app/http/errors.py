@@ -1,17 +1,17 @@
 """The one table from error codes to statuses, and how errors look on the wire.
 
-Every error body is ``{"error": "<what is wrong and what to do>", "code": "<stable_code>"}``; the routes of OpenAI's
-API wrap the same message and code in OpenAI's error object. What is no `ServeAppError` is a bug: it is logged with
-its traceback and the client gets a request id to quote, nothing else.
+An error body is ``{"error": "<what is wrong and what to do>", "code": "<stable_code>"}``; an API whose clients expect
+another shape has its own function beside `render`, with the same message and code. What is no `ServeAppError` is a bug:
+it is logged with its traceback and the client gets a request id to quote, nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -54,29 +54,11 @@ STATUSES: Final[Mapping[str, Status]] = MappingProxyType(
 _RETRYABLE: Final = frozenset({429, 503})
 _MAX_RETRY_AFTER_S: Final = 3600.0
 
-# OpenAI's clients branch on the status; the types are those that its documentation names.
-_OPENAI_TYPES: Final[Mapping[int, str]] = MappingProxyType(
-    {
-        401: "authentication_error",
-        403: "permission_error",
-        429: "rate_limit_error",
-        500: "server_error",
-        501: "server_error",
-        503: "server_error",
-        504: "server_error",
-    }
-)
-
 
 class RouteNotFound(ServeAppError):
     """Nothing is served at this path."""
 
     code = "not_found"
-
-
-def is_openai(path: str) -> bool:
-    """Whether clients of this path expect OpenAI's error object."""
-    return path.startswith("/v1/") and not path.endswith("/predict")
 
 
 def code_of(error: Exception) -> str:
@@ -122,22 +104,28 @@ class Rendered(NamedTuple):
     body: bytes
 
 
-def render(error: ServeAppError, *, openai: bool = False) -> Rendered:
-    """Make the HTTP response for an error.
+def message_of(error: ServeAppError) -> str:
+    """Its message as it may be written. Lone surrogates can reach one through a path; they have no UTF-8 form."""
+    return error.message.encode("utf-8", "replace").decode()
+
+
+def render(error: ServeAppError) -> Rendered:
+    """The HTTP response for an error, in our own shape."""
+    return rendered(error, {"error": message_of(error), "code": code_of(error)})
+
+
+ErrorsOf: TypeAlias = Callable[[str], Callable[[ServeAppError], Rendered]]
+"""The shape of errors at a path: a function like `render`."""
+
+
+def rendered(error: ServeAppError, content: Mapping[str, object]) -> Rendered:
+    """The HTTP response for an error.
 
     Args:
         error: What happened.
-        openai: Whether the client speaks OpenAI's API and expects its error object.
+        content: What an API's clients expect of it: JSON.
     """
-    status = status_of(error).http
-    code = code_of(error)
-    # Lone surrogates can reach a message through a path; they have no UTF-8 form.
-    message = error.message.encode("utf-8", "replace").decode()
-    if openai:
-        kind = _OPENAI_TYPES.get(status, "invalid_request_error")
-        body = orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    else:
-        body = orjson.dumps({"error": message, "code": code})
+    status, body = status_of(error).http, orjson.dumps(content)
     headers: Headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     seconds = retry_after(error)
     if seconds is not None:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.http.body import SLOWEST, BodyTooSlow
 from serve_app.http.connection_limiter import ConnectionLimiter
-from serve_app.http.errors import Headers, Rendered, is_openai, render
+from serve_app.http.errors import ErrorsOf, Headers, Rendered, render
 from serve_app.http.exchange import LARGE, Exchange
 from serve_app.http.head import (
     MAX_FIELDS,
@@ -111,6 +111,7 @@ class Shared:
         arriving: Those of them whose body was not complete when they began, and still is not.
         draining: Whether connections end after their current response.
         on_lost: Called after a connection has ended.
+        errors_of: The shape of errors at a path.
         scratch: Where bytes arrive; used up before the next connection reads.
     """
 
@@ -123,6 +124,7 @@ class Shared:
     arriving: int = 0
     draining: bool = False
     on_lost: Callable[[], None] = lambda: None
+    errors_of: ErrorsOf = lambda _: render
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
     _date: bytes = b""
     _date_until: float = 0.0
@@ -427,12 +429,12 @@ class Connection(asyncio.BufferedProtocol):
         shared = self._shared
         if shared.requests >= shared.limits.requests:
             full = QueueFull("the server has too many requests in work; try again", 1.0)
-            exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
+            exchange.reply(shared.errors_of(exchange.scope["path"])(full))
             return
         if not exchange.body_complete:
             if shared.arriving >= max(1, shared.limits.requests // 2):
                 full = QueueFull("too many large bodies are arriving; try again", 1.0)
-                exchange.reply(render(full, openai=is_openai(exchange.scope["path"])))
+                exchange.reply(shared.errors_of(exchange.scope["path"])(full))
                 return
             exchange.arrives = True
             shared.arriving += 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
+from serve_app.http.errors import ErrorsOf, render
 from serve_app.http.http1 import Connection, Limits, Shared
 from serve_app.http.secure import SecureTransport
 from serve_app.http.tls import Certificates
@@ -66,6 +67,7 @@ class Listener:
         sock: A bound socket, as `bind` makes it; closed by `close`.
         limits: What is allowed.
         certificates: For TLS; ``None`` for plain HTTP.
+        errors_of: The shape of errors at a path, for requests that are refused before the application sees them.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class Listener:
         sock: socket.socket,
         limits: Limits | None = None,
         certificates: Certificates | None = None,
+        errors_of: ErrorsOf = lambda _: render,
     ) -> None:
-        self._shared = Shared(app, limits or Limits(), asyncio.get_running_loop(), on_lost=self._on_lost)
+        loop = asyncio.get_running_loop()
+        self._shared = Shared(app, limits or Limits(), loop, on_lost=self._on_lost, errors_of=errors_of)
         self._connection: Callable[[], asyncio.BaseProtocol] = (
             functools.partial(Connection, self._shared)
             if certificates is None

@@ -146,7 +146,7 @@ class Router:
         except OSError as error:
             raise _cannot_listen(port, error) from error
         app = create_app(self.service, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
-        listener = Listener(app, sock, port.limits, _certificates(port.tls, "http/1.1"))
+        listener = Listener(app, sock, port.limits, _certificates(port.tls, "http/1.1"), app.errors_of)
         self.metrics.registry.register(ConnectionsCollector(listener))
         return listener
 

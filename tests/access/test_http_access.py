@@ -34,7 +34,7 @@ async def test_every_route_but_the_open_ones_asks_for_a_key(
 ) -> None:
     """401 with what RFC 6750 asks for, before anything is read or done, and no name of a model in what is open."""
     app = create_app(service, LIMITS, guard=guard)
-    for method, path in app.served():
+    for method, path, *_ in app.described():
         url = path.format(model="double", version="1", task="feature-extraction", asset="start.js", region="r")
         reply = await client.request(method, url)
         assert reply.status_code == (200 if path in OPEN else 401), path
@@ -108,9 +108,9 @@ async def test_refusals_are_logged_with_the_name_of_the_key(
         ("rate_limited", 429, "rare", "double"),
         ("permission_denied", 403, "modest", "double"),
         ("unauthenticated", 401, "", "double"),
+        ("unauthenticated", 401, "", "pictures"),
         ("unauthenticated", 401, "", ""),
-        ("unauthenticated", 401, "", ""),
-        ("rate_limited", 429, "rare", ""),
+        ("rate_limited", 429, "rare", "pictures"),
         ("permission_denied", 403, "some", ""),
     ]
     assert "sa_" not in str(lines)

@@ -137,7 +137,7 @@ async def test_cache_control_may_come_on_several_lines(
         ("GET", "/v1/models/pictures/predict", 405, "method_not_allowed"),
         ("POST", "/v1/models/nothing/predict", 404, "model_not_found"),
         ("POST", "/v1/models/%ff/predict", 404, "model_not_found"),
-        ("POST", "/v1/models//predict", 404, "not_found"),
+        ("POST", "/v1/models//predict", 404, "model_not_found"),
         ("POST", "/v1/models/a%2Fb/predict", 404, "not_found"),
         ("POST", "/v2/repository/models/double/load", 501, "unsupported"),
         ("POST", "/v2/models/double/generate", 501, "unsupported"),

@@ -9,6 +9,7 @@ import pytest
 
 import serve_app.errors as tree
 from serve_app.api.grpc.call import Call
+from serve_app.api.openai import render_error
 from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.http.errors import STATUSES, internal_error, render, retry_after, status_of
 
@@ -67,7 +68,7 @@ def test_retry_after_is_whole_seconds(error: ServeAppError, expected: int | None
 
 def test_openai_errors_are_wrapped() -> None:
     """OpenAI's client reads message, type, param and code."""
-    reply = render(ModelNotFound("no such model"), openai=True)
+    reply = render_error(ModelNotFound("no such model"))
 
     assert orjson.loads(reply.body) == {
         "error": {

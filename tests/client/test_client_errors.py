@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.api.openai import render_error
+from serve_app.api.routes import Errors
 from serve_app.errors import ServeAppError, error_from_code
 from serve_app.http.errors import STATUSES, render
 from serve_app_client import (
@@ -28,11 +30,11 @@ def test_every_code_of_the_server_has_its_exception() -> None:
     assert set(BY_CODE) == set(STATUSES)
 
 
-@pytest.mark.parametrize("openai", [pytest.param(False, id="own"), pytest.param(True, id="openai")])
+@pytest.mark.parametrize("shape", [pytest.param(render, id="own"), pytest.param(render_error, id="openai")])
 @pytest.mark.parametrize("code", sorted(set(STATUSES) - {"internal", "not_found"}))
-def test_rendered_errors_are_understood(code: str, openai: bool) -> None:
+def test_rendered_errors_are_understood(code: str, shape: Errors) -> None:
     """The exception has the server's message, status, code and hint, in both forms of the body."""
-    rendered = render(error_from_code(code, "what is wrong", 2.5), openai=openai)
+    rendered = shape(error_from_code(code, "what is wrong", 2.5))
     headers = {name.decode(): value.decode() for name, value in rendered.headers}
     error = error_of(rendered.status, headers, rendered.body, "id-1")
     assert type(error) is BY_CODE[code]

@@ -59,7 +59,7 @@ def record(folder: Path) -> tuple[dict[str, Answers], set[tuple[str, str]]]:
     found: dict[str, Answers] = {}
     good: dict[str, Any] = {}
     with _servers(folder) as (servers, keys), ExitStack() as stack:
-        served = {route for server in servers.values() for route in server.app.served()}
+        served = {(route.method, route.path) for server in servers.values() for route in server.app.described()}
         channels = {name: stack.enter_context(grpc.insecure_channel(server.grpc)) for name, server in servers.items()}
         for family, what in asked:
             answers = found.setdefault(family, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote
@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, MAX_TIMEOUT_S, QosHints, parse_qos_headers
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
+from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of, retry_after, status_of
 
 _M = TypeVar("_M", bound=Message)
@@ -69,11 +70,19 @@ class OwnContext(Context, Protocol):
         """Seconds to the call's deadline; ``None`` where it has none."""
 
 
+class MessageOperation(Protocol):
+    """The part of an operation over gRPC that its message is read by."""
+
+    def parsed_bytes(self, body: bytes) -> int:
+        """Bytes that a message takes beside itself once it is parsed. Raises `InvalidRequest` where it has too many."""
+
+
 class Call:
-    """One call, or one request of a stream.
+    """One call, or one request of a stream; implements `serve_app.api.gateway.Call`.
 
     Args:
         context: Of whoever carries it.
+        message: The serialized request; empty for streams, which have several.
 
     Attributes:
         headers: The metadata that are understood here, by lower-case name.
@@ -81,10 +90,14 @@ class Call:
         asked_id: The id that the client gave it in the message.
     """
 
-    __slots__ = ("_context", "asked_id", "asked_model", "headers")
+    __slots__ = ("_context", "_held", "_message", "asked_id", "asked_model", "headers", "model", "version")
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, message: bytes = b"") -> None:
         self._context = context
+        self._message = message
+        self._held = 0
+        self.model: str | None = None  # the message names it
+        self.version: str | None = None
         self.asked_model: str | None = None
         self.asked_id = ""
         self.headers: dict[bytes, bytes] = {}
@@ -100,12 +113,30 @@ class Call:
         # Ray Serve's context knows no deadline, by which it is told apart.
         self.headers[LISTENER] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
-    def again(self) -> Call:
+    def again(self, message: bytes) -> Call:
         """The next request of the same stream."""
         call = Call.__new__(Call)
         call._context, call.headers = self._context, self.headers
-        call.asked_model, call.asked_id = None, ""
+        call._message, call._held = message, 0
+        call.model = call.version = call.asked_model = None
+        call.asked_id = ""
         return call
+
+    def declared_size(self, bodies: BodyReader) -> int:  # noqa: ARG002
+        """Bytes of the message."""
+        return len(self._message)
+
+    async def read(self, operation: MessageOperation, bodies: BodyReader, limit_s: Callable[[], float]) -> bytes:  # noqa: ARG002
+        """The message, which has arrived."""
+        message = self._message
+        parsed = operation.parsed_bytes(message)
+        bodies.hold(len(message), parsed)
+        self._held, self._message = len(message) + parsed, b""
+        return message
+
+    def release(self, bodies: BodyReader) -> None:
+        """Stop counting the message."""
+        bodies.release(self._held)
 
     def qos(self, levels: PriorityLevels) -> QosHints:
         """The class and the deadline that the metadata name, and the client's own deadline where that is tighter.

@@ -7,18 +7,18 @@ not at all; they say so, and answer what is true without it: nothing is traced, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from serve_app.api.open_inference.rest import repository_index
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
+from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService
 from serve_app.errors import InvalidRequest, Unsupported
 from serve_app.http.body import BodyReader
@@ -131,56 +131,61 @@ def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     return trace_settings()
 
 
-def routes(service: InferenceService, bodies: BodyReader, administer: Callable[[], None]) -> list[Route]:
-    """The routes, to be matched in this order.
+def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
+    """The routes.
 
     Args:
         service: For its models.
         bodies: Reads requests.
-        administer: Raises where the current request may not change the server.
     """
-    endpoints = _Endpoints(service, bodies, administer)
+    endpoints = _Endpoints(service, bodies)
     found = [
-        Route("/v2/logging", endpoints.logging, methods=["GET", "POST"]),
-        Route("/v2/trace/setting", endpoints.trace, methods=["GET", "POST"]),
-        Route("/v2/models/{model}/trace/setting", endpoints.trace, methods=["GET", "POST"]),
-        Route("/v2/repository/index", endpoints.index, methods=["POST"]),
+        Route("GET", "/v2/logging", endpoints.logging),
+        Route("POST", "/v2/logging", endpoints.update_logging, "administration"),
     ]
+    for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
+        found += [
+            Route("GET", path, endpoints.trace),
+            Route("POST", path, endpoints.update_trace, "administration"),
+        ]
+    found.append(Route("POST", "/v2/repository/index", endpoints.index))
     for kind in _SHARED_MEMORY:
         found += [
-            Route(f"/v2/{kind}/status", endpoints.no_regions, methods=["GET"]),
-            Route(f"/v2/{kind}/region/{{region}}/status", endpoints.no_region, methods=["GET"]),
-            Route(f"/v2/{kind}/unregister", endpoints.unregister, methods=["POST"]),
-            Route(f"/v2/{kind}/region/{{region}}/unregister", endpoints.unregister, methods=["POST"]),
+            Route("GET", f"/v2/{kind}/status", endpoints.no_regions),
+            Route("GET", f"/v2/{kind}/region/{{region}}/status", endpoints.no_region),
+            Route("POST", f"/v2/{kind}/unregister", endpoints.unregister),
+            Route("POST", f"/v2/{kind}/region/{{region}}/unregister", endpoints.unregister),
         ]
     paths: tuple[str, ...] = ("repository/models/{model}/load", "repository/models/{model}/unload")
     versions = ("models/{model}", "models/{model}/versions/{version}")
     paths += tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
     paths += tuple(f"{kind}/region/{{region}}/register" for kind in _SHARED_MEMORY)
     # Not in the description: there is nothing to do with them.
-    refuse = endpoints.unsupported
-    return found + [Route(f"/v2/{path}", refuse, methods=["POST"], include_in_schema=False) for path in paths]
+    return found + [Route("POST", f"/v2/{path}", endpoints.unsupported, described=False) for path in paths]
 
 
 class _Endpoints:
-    def __init__(self, service: InferenceService, bodies: BodyReader, administer: Callable[[], None]) -> None:
+    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
         self._service = service
         self._bodies = bodies
-        self._administer = administer
 
-    async def logging(self, request: Request) -> Response:
-        if request.method != "POST":
-            return json_response(log_settings())
-        self._administer()
+    async def logging(self, _: Request) -> Response:
+        return json_response(log_settings())
+
+    async def update_logging(self, request: Request) -> Response:
         return json_response(update_log_settings(await self._settings(request)))
 
     async def trace(self, request: Request) -> Response:
+        self._check_model(request)
+        return json_response(trace_settings())
+
+    async def update_trace(self, request: Request) -> Response:
+        self._check_model(request)
+        return json_response(update_trace_settings(await self._settings(request)))
+
+    def _check_model(self, request: Request) -> None:
         if "model" in request.path_params:
             self._service.find(request.path_params["model"])
-        if request.method != "POST":
-            return json_response(trace_settings())
-        self._administer()
-        return json_response(update_trace_settings(await self._settings(request)))
 
     async def index(self, request: Request) -> Response:
         wanted = await self._settings(request, may_be_empty=True)

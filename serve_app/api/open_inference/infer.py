@@ -1,151 +1,131 @@
-"""``POST /v2/models/{model}/infer``: the hot path, kept free of frameworks."""
+"""``POST /v2/models/{model}/infer``: how V2 infer requests are read, and their answers written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from time import monotonic
 from typing import Final
 
-from starlette.types import Receive
-
 from serve_app.api.open_inference.classification import classify
-from serve_app.api.open_inference.codec import Encoded, ModelCodec, Parsed, Selection, json_size
-from serve_app.api.replies import body_parameters, optional_headers, server_timing
-from serve_app.domain.options import parse_qos_headers, reading_s, remaining, request_options
-from serve_app.domain.service import Answer, InferenceService, ModelInfo
-from serve_app.http.body import BodyReader
-from serve_app.http.errors import Rendered
+from serve_app.api.open_inference.codec import ModelCodec, Parsed, Selection, json_size
+from serve_app.api.open_inference.wire import RequestParameters
+from serve_app.api.replies import body_parameters
+from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
+from serve_app.domain.service import Answer, ModelInfo
 from serve_app.payloads import Tensors
-from serve_app.scheduling.entry import Priority
 
-_JSON: Final = (b"content-type", b"application/json")
 _BINARY: Final = (b"content-type", b"application/octet-stream")
-_PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
+_HEADER_LENGTH: Final = b"inference-header-content-length"
 _COPYING: Final = 16
 """Copying a byte takes this part, at most, of what converting it takes."""
 _SORTING: Final = 8
 """Finding the highest of numbers, and writing them as texts, takes so many times what converting them takes."""
 
 
-class InferEndpoint:
-    """Answers V2 infer requests.
+def routes() -> list[Route]:
+    """The routes."""
+    infer = Infer()
+    return [
+        Route("POST", "/v2/models/{model}/infer", infer),
+        Route("POST", "/v2/models/{model}/versions/{version}/infer", infer),
+    ]
 
-    Args:
-        service: Runs them.
-        bodies: Reads them.
+
+class InferRequest:
+    """A V2 request on its way.
+
+    Attributes:
+        codec: Of its model.
+        parsed: What was found in its body.
+        selection: The outputs that it asks for; once its data is decoded.
     """
 
-    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
-        self._service = service
-        self._bodies = bodies
+    __slots__ = ("codec", "parsed", "selection")
+
+    def __init__(self, codec: ModelCodec, parsed: Parsed) -> None:
+        self.codec = codec
+        self.parsed = parsed
+        self.selection: Selection = []
+
+
+class Infer(HttpOperation[InferRequest]):
+    """V2 infer requests over HTTP: JSON, binary tensors behind it, or one raw tensor."""
+
+    names_class = True
+
+    def __init__(self) -> None:
         self._codecs: dict[str, ModelCodec] = {}
 
-    async def __call__(
-        self, model: str, version: str | None, headers: Mapping[bytes, bytes], receive: Receive
-    ) -> Rendered:
-        """Read, schedule and answer one request.
+    def aligned_at(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """Binary tensors become views of the body; what is no number here is refused when the body is parsed."""
+        size = headers.get(_HEADER_LENGTH)
+        if size is None:
+            return None
+        return int(size) if size.isdigit() and len(size) < 10 else 0
 
-        Raises:
-            ServeAppError: As `serve_app.errors` says.
-            ClientGone: The client went away before its request was complete.
-        """
-        arrived = monotonic()
-        service, bodies = self._service, self._bodies
-        codec = self._codec(service.find(model, version))
-        info = codec.info
-        qos = parse_qos_headers(headers, info.levels)
-        body = await self._read(receive, headers, reading_s(info, qos))
-        try:
-            header_length = headers.get(b"inference-header-content-length")
-            large = bodies.is_large(len(body))
-            parsing_is_long = large and bodies.is_large(json_size(len(body), header_length))
-            if parsing_is_long:
-                parsed = await bodies.offload(codec.parse, body, header_length)
-            else:
-                parsed = codec.parse(body, header_length)
-            parameters = parsed.parameters
-            options = request_options(
-                info,
-                headers,
-                len(body),
-                priority=parameters.priority,
-                timeout_us=parameters.timeout,
-                variant=parameters.variant,
-                fallback=parameters.fallback,
-                qos=qos,
-            )
-            # The class is known only now, and most of the work is still to be done.
-            service.precheck(info.name, options.priority, len(body), options.tenant)
-            if parsing_is_long or (large and codec.walks):
-                tensors = await bodies.offload(codec.decode, parsed)
-            else:
-                tensors = codec.decode(parsed)
-        finally:
-            bodies.release(len(body))
-        selection = codec.select(parsed)
-        # Numbers can take more room decoded than written.
-        nbytes = max(len(body), held_bytes(tensors))
-        answer = await service.submit(model, tensors, remaining(options, monotonic() - arrived, nbytes))
-        encoded, length = await self._encode(codec, parsed, selection, answer)
-        reply = [
-            _JSON if length is None else _BINARY,
-            (b"content-length", b"%d" % len(encoded)),
-            _PRIORITY[answer.priority],
-            (b"server-timing", server_timing(answer)),
-        ]
-        if answer.variant or answer.cache or answer.unverified:
-            reply += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
-        if length is not None:
-            reply.append((b"inference-header-content-length", b"%d" % length))
-        return Rendered(200, reply, encoded)
+    def parse_cost(self, call: HttpCall, nbytes: int) -> int:
+        """The JSON is walked; the rest is not."""
+        return json_size(nbytes, call.headers.get(_HEADER_LENGTH))
 
-    async def _encode(self, codec: ModelCodec, parsed: Parsed, selection: Selection, answer: Answer) -> Encoded:
-        value, bodies = answer.value, self._bodies
-        if parsed.request.outputs and (counts := codec.classifications(parsed.request.outputs)):
-            value = await classified(value, counts, codec.info, bodies)
-        request_id, timed, told = parsed.request.id, parsed.parameters.timings, None
-        if timed or answer.unverified:
-            told = body_parameters(answer, timed=timed)
-        if bodies.is_large(encoding_bytes(selection, value)):
-            return await bodies.offload(codec.encode, request_id, selection, value, answer.variant, told)
-        return codec.encode(request_id, selection, value, answer.variant, told)
-
-    async def _read(self, receive: Receive, headers: Mapping[bytes, bytes], limit_s: float) -> bytes | memoryview:
-        json_size = headers.get(b"inference-header-content-length")
-        if json_size is None:
-            return await self._bodies.read(receive, headers, limit_s)
-        # Binary tensors become views of the body; what is no number here is refused when the body is parsed.
-        aligned_at = int(json_size) if json_size.isdigit() and len(json_size) < 10 else 0
-        return await self._bodies.read_in_place(receive, headers, limit_s, aligned_at)
-
-    def _codec(self, info: ModelInfo) -> ModelCodec:
+    def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> InferRequest:
+        """Understand the JSON."""
+        assert info is not None  # the path names it
         codec = self._codecs.get(info.name)
         if codec is None or codec.info is not info:
             codec = self._codecs[info.name] = ModelCodec(info)
-        return codec
+        return InferRequest(codec, codec.parse(body, call.headers.get(_HEADER_LENGTH)))
+
+    def hints(self, parsed: InferRequest) -> RequestParameters:
+        """Its parameters."""
+        return parsed.parsed.parameters
+
+    def decode_cost(self, info: ModelInfo, parsed: InferRequest, nbytes: int) -> int:  # noqa: ARG002
+        """Of binary tensors only those are walked whose values can be invalid."""
+        return nbytes if parsed.codec.walks else parsed.parsed.offset
+
+    def decode(self, info: ModelInfo, parsed: InferRequest) -> Tensors:  # noqa: ARG002
+        """Decode the inputs, and choose the outputs."""
+        tensors = parsed.codec.decode(parsed.parsed)
+        parsed.selection = parsed.codec.select(parsed.parsed)
+        return tensors
+
+    def write_cost(self, info: ModelInfo, parsed: InferRequest, answer: Answer) -> int:  # noqa: ARG002
+        """Finding classes takes longer than converting numbers, and that longer than copying them."""
+        outputs = parsed.parsed.request.outputs
+        counts = parsed.codec.classifications(outputs) if outputs else {}
+        return encoding_bytes(parsed.selection, answer.value, counts)
+
+    def write(self, info: ModelInfo, parsed: InferRequest, answer: Answer) -> Reply:
+        """Encode the outputs."""
+        value, request = answer.value, parsed.parsed.request
+        if request.outputs and (counts := parsed.codec.classifications(request.outputs)):
+            value = classified(value, counts, info)
+        told = None
+        if (timed := parsed.parsed.parameters.timings) or answer.unverified:
+            told = body_parameters(answer, timed=timed)
+        body, length = parsed.codec.encode(request.id, parsed.selection, value, answer.variant, told)
+        if length is None:
+            return Reply(body)
+        return Reply(body, _BINARY, [(_HEADER_LENGTH, b"%d" % length)])
 
 
-async def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo, bodies: BodyReader) -> Tensors:
-    """As `classify`: outputs that are large in a thread."""
-    labels = {name: info.labels_of(name) for name in counts}
-    if bodies.is_large(_SORTING * held_bytes({name: tensors[name] for name in counts})):
-        return await bodies.offload(partial(classify, rows=info.rows), tensors, counts, labels)
-    return classify(tensors, counts, labels, rows=info.rows)
+def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo) -> Tensors:
+    """As `classify`, with the model's labels."""
+    return classify(tensors, counts, {name: info.labels_of(name) for name in counts}, rows=info.rows)
 
 
-def held_bytes(tensors: Tensors) -> int:
-    """Bytes that tensors take in memory."""
-    nbytes = 0
-    for array in tensors.values():
-        nbytes += array.nbytes
-    return nbytes
+def encoding_bytes(selection: Selection, tensors: Tensors, counts: Mapping[str, int]) -> int:
+    """How much an answer takes to encode, in bytes of numbers that are written as JSON.
 
-
-def encoding_bytes(selection: Selection, tensors: Tensors) -> int:
-    """How much an answer takes to encode, in bytes of numbers that are written as JSON."""
+    Args:
+        selection: The outputs, and whether each is binary.
+        tensors: By name.
+        counts: How many classes are asked for of an output.
+    """
     nbytes = 0
     for name, binary in selection:
         array = tensors[name]
-        nbytes += array.nbytes // _COPYING if binary and array.dtype != object else array.nbytes
+        if counts and name in counts:
+            nbytes += _SORTING * array.nbytes
+        else:
+            nbytes += array.nbytes // _COPYING if binary and array.dtype != object else array.nbytes
     return nbytes

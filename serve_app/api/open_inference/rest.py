@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from serve_app import __version__
 from serve_app.api.open_inference.configuration import PLATFORM, joinable_parameters, model_config
 from serve_app.api.replies import json_response
+from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService, ModelInfo
 from serve_app.errors import ModelUnavailable
 from serve_app.payloads import TensorSpec
@@ -31,20 +31,22 @@ EXTENSIONS = (
 
 
 def routes(service: InferenceService) -> list[Route]:
-    """The routes, to be matched in this order."""
+    """The routes."""
     endpoints = _Endpoints(service)
-    paths: dict[str, Callable[[Request], Awaitable[Response]]] = {
-        "/v2": endpoints.server,
-        "/v2/health/live": endpoints.live,
-        "/v2/health/ready": endpoints.ready,
-        "/v2/models/stats": endpoints.all_statistics,
-    }
-    for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        paths[prefix] = endpoints.model
-        paths[f"{prefix}/ready"] = endpoints.model_ready
-        paths[f"{prefix}/config"] = endpoints.config
-        paths[f"{prefix}/stats"] = endpoints.statistics
-    return [Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()]
+    found = [
+        Route("GET", "/v2", endpoints.server),
+        Route("GET", "/v2/health/live", endpoints.live, "health"),
+        Route("GET", "/v2/health/ready", endpoints.ready, "health"),
+        Route("GET", "/v2/models/stats", endpoints.all_statistics),
+    ]
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        found += [
+            Route("GET", model, endpoints.model),
+            Route("GET", f"{model}/ready", endpoints.model_ready),
+            Route("GET", f"{model}/config", endpoints.config),
+            Route("GET", f"{model}/stats", endpoints.statistics),
+        ]
+    return found
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:

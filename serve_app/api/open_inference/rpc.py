@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from time import monotonic
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from serve_app.api.gateway import Gateway, Operation
 from serve_app.api.grpc.call import Call, parse, shown
 from serve_app.api.open_inference import administration, rest
 from serve_app.api.open_inference import inference_pb2 as pb
-from serve_app.api.open_inference.infer import classified, encoding_bytes, held_bytes
+from serve_app.api.open_inference.codec import Selection
+from serve_app.api.open_inference.infer import classified, encoding_bytes
 from serve_app.api.open_inference.message_parts import check_parts
 from serve_app.api.open_inference.messages import MessageCodec, delimited, request_parameters
+from serve_app.api.open_inference.wire import RequestParameters
 from serve_app.api.replies import body_parameters, optional_headers, server_timing
-from serve_app.domain.options import remaining, request_options
-from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.domain.service import Answer, ModelInfo
 from serve_app.errors import InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError, Unsupported
-from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of
+from serve_app.payloads import Tensors
 from serve_app.scheduling.entry import Priority
 
 _M = TypeVar("_M", bound=Message)
@@ -60,35 +61,112 @@ _TRACE_LEVEL: Final = "trace_level"
 """The one trace setting that is a list."""
 
 
+class RpcRequest:
+    """A V2 request on its way.
+
+    Attributes:
+        message: It as it came; ``None`` once its data is decoded, since it can be larger than its tensors.
+        parameters: Of it.
+        codec: Of its model; this and what follows once its data is decoded.
+        selection: The outputs that it asks for.
+        counts: How many classes it asks for of an output.
+    """
+
+    __slots__ = ("codec", "counts", "id", "message", "parameters", "selection")
+
+    codec: MessageCodec
+    selection: Selection
+    counts: Mapping[str, int]
+
+    def __init__(self, message: pb.ModelInferRequest, parameters: RequestParameters) -> None:
+        self.id = message.id
+        self.message: pb.ModelInferRequest | None = message
+        self.parameters = parameters
+
+
+class RpcInfer(Operation[Call, RpcRequest, bytes]):
+    """V2 infer requests over gRPC, one by one or in streams.
+
+    Args:
+        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
+    """
+
+    names_class = True
+
+    def __init__(self, *, typed_answers: bool = False) -> None:
+        self._typed_answers = typed_answers
+        self._codecs: dict[str, MessageCodec] = {}
+
+    def parsed_bytes(self, body: bytes) -> int:
+        """As `check_parts`, where that can be much."""
+        return check_parts(body) if len(body) > _FEW_PARTS_BYTES else 0
+
+    def parse_cost(self, call: Call, nbytes: int) -> int:  # noqa: ARG002
+        """It is done in C, and the parts of a message have a bound."""
+        return 0
+
+    def parse(self, call: Call, info: ModelInfo | None, body: bytes | memoryview) -> RpcRequest:  # noqa: ARG002
+        """Parse the message."""
+        message = parse(pb.ModelInferRequest, bytes(body), len(body))
+        call.asked_model, call.asked_id = message.model_name, message.id
+        return RpcRequest(message, request_parameters(message.parameters))
+
+    def target(self, parsed: RpcRequest) -> tuple[str, str | None]:
+        """What the message names."""
+        assert parsed.message is not None
+        return parsed.message.model_name, parsed.message.model_version or None
+
+    def hints(self, parsed: RpcRequest) -> RequestParameters:
+        """Its parameters."""
+        return parsed.parameters
+
+    def decode_cost(self, info: ModelInfo, parsed: RpcRequest, nbytes: int) -> int:
+        """Of raw tensors only those are walked whose values can be invalid."""
+        assert parsed.message is not None
+        return nbytes if self._codec(info).walks or not parsed.message.raw_input_contents else 0
+
+    def decode(self, info: ModelInfo, parsed: RpcRequest) -> Tensors:
+        """Decode the inputs, and choose the outputs."""
+        codec, message = self._codec(info), parsed.message
+        assert message is not None
+        tensors = codec.decode(message)
+        parsed.codec, parsed.selection = codec, codec.select(message, parsed.parameters)
+        parsed.counts = codec.classifications(message)
+        parsed.message = None
+        return tensors
+
+    def write_cost(self, info: ModelInfo, parsed: RpcRequest, answer: Answer) -> int:  # noqa: ARG002
+        """As over HTTP."""
+        return encoding_bytes(parsed.selection, answer.value, parsed.counts)
+
+    def write(self, info: ModelInfo, parsed: RpcRequest, answer: Answer) -> bytes:
+        """A serialized response."""
+        value = classified(answer.value, parsed.counts, info) if parsed.counts else answer.value
+        told = body_parameters(answer, timed=parsed.parameters.timings)
+        return parsed.codec.encode(parsed.id, parsed.selection, value, answer.variant, told)
+
+    def _codec(self, info: ModelInfo) -> MessageCodec:
+        codec = self._codecs.get(info.name)
+        if codec is None or codec.info is not info:
+            codec = self._codecs[info.name] = MessageCodec(info, typed_answers=self._typed_answers)
+        return codec
+
+
 class InferenceRpc:
     """Answers the calls of the service.
 
     Args:
-        service: Runs inference requests, and knows the models.
-        bodies: Counts large messages, and decodes them outside the event loop.
+        gateway: What requests pass.
         explain: Makes errors presentable; needed where one ends a request of a stream and not the call.
-        administer: Raises where the current call may not change the server.
-        admit: Lets one request of a stream in by its metadata, or raises why not. ``None``: all are let in.
-        typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
+        typed_answers: As for `RpcInfer`.
     """
 
-    def __init__(
-        self,
-        service: InferenceService,
-        bodies: BodyReader,
-        explain: Explain,
-        administer: Callable[[], None],
-        admit: Callable[[Mapping[bytes, bytes]], None] | None = None,
-        *,
-        typed_answers: bool = False,
-    ) -> None:
-        self._typed_answers = typed_answers
-        self._administer = administer
-        self._admit = admit
+    def __init__(self, gateway: Gateway, explain: Explain, *, typed_answers: bool = False) -> None:
+        service = gateway.service
+        self._gateway = gateway
         self._service = service
-        self._bodies = bodies
         self._explain = explain
-        self._codecs: dict[str, MessageCodec] = {}
+        self._infer = RpcInfer(typed_answers=typed_answers)
         self._reading: set[asyncio.Task[None]] = set()
         self._closing = False
         refusals = {
@@ -98,7 +176,6 @@ class InferenceRpc:
             "CudaSharedMemoryRegister": _SHARED_MEMORY,
         }
         self.unary: Mapping[str, Unary] = {
-            "ModelInfer": self.infer,
             "ServerLive": _answering(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=service.live())),
             "ServerReady": _answering(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=service.ready())),
             "ModelReady": _answering(pb.ModelReadyRequest, self._model_ready),
@@ -122,13 +199,13 @@ class InferenceRpc:
         }
         self.streams: Mapping[str, Stream] = {"ModelStreamInfer": self.stream_infer}
 
-    async def infer(self, body: bytes, call: Call) -> bytes:
+    async def infer(self, call: Call) -> bytes:
         """Answer one infer request.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
-        encoded, answer = await self._infer(body, call)
+        answer, encoded = await self._gateway.run(self._infer, call)
         told = [
             _PRIORITY[answer.priority],
             ("server-timing", server_timing(answer).decode()),
@@ -136,51 +213,6 @@ class InferenceRpc:
         ]
         call.tell(*told, *optional_headers(answer))
         return encoded
-
-    async def _infer(self, body: bytes, call: Call) -> tuple[bytes, Answer]:
-        """Read, schedule and answer one request: a serialized response, and what it is made from."""
-        arrived = monotonic()
-        service, bodies = self._service, self._bodies
-        call.asked_model = ""
-        parsed = check_parts(body) if len(body) > _FEW_PARTS_BYTES else 0
-        bodies.hold(len(body), parsed)
-        try:
-            request = parse(pb.ModelInferRequest, body, len(body))
-            call.asked_model, call.asked_id = request.model_name, request.id
-            codec = self._codec(service.find(request.model_name, request.model_version or None))
-            info = codec.info
-            parameters = request_parameters(request.parameters)
-            options = request_options(
-                info,
-                call.headers,
-                len(body),
-                priority=parameters.priority,
-                timeout_us=parameters.timeout,
-                variant=parameters.variant,
-                fallback=parameters.fallback,
-                qos=call.qos(info.levels),
-            )
-            # Most of the work is still to be done.
-            service.precheck(info.name, options.priority, len(body), options.tenant)
-            if bodies.is_large(len(body)) and (codec.walks or not request.raw_input_contents):
-                tensors = await bodies.offload(codec.decode, request)
-            else:
-                tensors = codec.decode(request)
-        finally:
-            bodies.release(len(body) + parsed)
-        selection, counts = codec.select(request, parameters), codec.classifications(request)
-        del request  # which can be larger than its tensors, and the answer may take its time
-        nbytes = max(len(body), held_bytes(tensors))
-        answer = await service.submit(info.name, tensors, remaining(options, monotonic() - arrived, nbytes))
-        value = answer.value
-        if counts:
-            value = await classified(value, counts, info, bodies)
-        told = body_parameters(answer, timed=parameters.timings)
-        if bodies.is_large(encoding_bytes(selection, value)):
-            encoded = await bodies.offload(codec.encode, call.asked_id, selection, value, answer.variant, told)
-        else:
-            encoded = codec.encode(call.asked_id, selection, value, answer.variant, told)
-        return encoded, answer
 
     async def statistics(self, body: bytes, _: Call) -> bytes:
         """The statistics of a model, or of all, over all routers.
@@ -216,7 +248,7 @@ class InferenceRpc:
 
         async def answered(body: bytes) -> bytes:
             nonlocal unread
-            answer = await self._answer_in_stream(body, call.again())
+            answer = await self._answer_in_stream(call.again(body))
             unread += len(answer)
             if unread > UNREAD_BYTES:
                 mostly_read.clear()
@@ -253,11 +285,9 @@ class InferenceRpc:
             await asyncio.gather(reader, *running, return_exceptions=True)
             del reader, each  # whose error's traceback has this frame
 
-    async def _answer_in_stream(self, body: bytes, call: Call) -> bytes:
+    async def _answer_in_stream(self, call: Call) -> bytes:
         try:
-            if self._admit is not None:
-                self._admit(call.headers)
-            response, _ = await self._infer(body, call)
+            _, response = await self._gateway.run(self._infer, call)
         except Exception as error:  # whatever it is, it concerns this request only
             return self._failed_in_stream(error, call)
         return b"".join((delimited(_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
@@ -274,12 +304,6 @@ class InferenceRpc:
         self._closing = True
         for reader in self._reading:
             reader.cancel()
-
-    def _codec(self, info: ModelInfo) -> MessageCodec:
-        codec = self._codecs.get(info.name)
-        if codec is None or codec.info is not info:
-            codec = self._codecs[info.name] = MessageCodec(info, typed_answers=self._typed_answers)
-        return codec
 
     def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         try:
@@ -308,7 +332,7 @@ class InferenceRpc:
             for name, setting in request.settings.items()
         }
         if asked:
-            self._administer()
+            self._gateway.administer()
         settings = administration.update_trace_settings(asked)
         response = pb.TraceSettingResponse()
         for name, value in settings.items():
@@ -321,7 +345,7 @@ class InferenceRpc:
             choice = setting.WhichOneof("parameter_choice")
             asked[name] = None if choice is None else getattr(setting, choice)
         if asked:
-            self._administer()
+            self._gateway.administer()
         response = pb.LogSettingsResponse()
         for name, value in administration.update_log_settings(asked).items():
             setattr(response.settings[name], _SETTING[type(value)], value)

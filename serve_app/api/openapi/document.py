@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from serve_app import __version__
+from serve_app.access.guard import Policy
 from serve_app.api.hugging_face import tasks_of
+from serve_app.api.openai import render_error
 from serve_app.api.openapi.operations import OPERATIONS, TAGS, Operation
 from serve_app.api.openapi.schemas import components
+from serve_app.api.routes import Route
 from serve_app.domain.options import MAX_TIMEOUT_S
 from serve_app.domain.service import ModelInfo
-from serve_app.http.errors import STATUSES, is_openai
+from serve_app.http.errors import STATUSES
 from serve_app.scheduling.entry import Priority
 
 ASSETS: Final = ("start.js", "swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
@@ -48,22 +51,22 @@ is wrong and what to do about it, with a stable code. Bodies may be compressed (
 
 
 def describe(
-    served: Iterable[tuple[str, str]], models: Sequence[ModelInfo], is_open: Callable[[str], bool] | None = None
+    served: Iterable[Route], models: Sequence[ModelInfo], is_open: Callable[[Policy], bool] | None = None
 ) -> dict[str, Any]:
     """Make the OpenAPI 3.1 document.
 
     Args:
-        served: Method and path of every route. What `OPERATIONS` does not know is left out.
+        served: Every route. What `OPERATIONS` does not know is left out.
         models: The models.
-        is_open: Whether a path takes no API key; ``None`` where none does.
+        is_open: Whether what has a policy takes no API key; ``None`` where nothing does.
     """
     paths: dict[str, Any] = {}
-    for method, path in served:
-        if (operation := OPERATIONS.get((method, path))) is not None:
-            described = paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, models)
-            if is_open is not None and not is_open(path):
+    for route in served:
+        if (operation := OPERATIONS.get((route.method, route.path))) is not None:
+            described = paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, operation, models)
+            if is_open is not None and not is_open(route.policy):
                 described["security"] = _SECURITY
-                described["responses"] |= _responses(path, _KEYED)
+                described["responses"] |= _responses(route, _KEYED)
     secured = {} if is_open is None else {"securitySchemes": _SCHEMES}
     return {
         "openapi": "3.1.0",
@@ -85,21 +88,22 @@ def describe(
     }
 
 
-def _operation(method: str, path: str, operation: Operation, models: Sequence[ModelInfo]) -> dict[str, Any]:
+def _operation(route: Route, operation: Operation, models: Sequence[ModelInfo]) -> dict[str, Any]:
+    path = route.path
     if operation.media:
         models = [info for info in models if tasks_of(info)]
     statuses = {*operation.statuses, *((404,) if "{" in path else ())}
     described: dict[str, Any] = {
         "tags": [operation.tag],
         "summary": operation.summary,
-        "operationId": _identifier(method, path),
+        "operationId": _identifier(route.method, path),
         "responses": {
             "200": {
                 "description": "The answer",
                 "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in _headers_of(path, operation)},
                 "content": {media: {"schema": schema} for media, schema in operation.answers.items()},
             },
-            **_responses(path, statuses),
+            **_responses(route, statuses),
         },
     }
     if operation.note:
@@ -116,9 +120,10 @@ def _operation(method: str, path: str, operation: Operation, models: Sequence[Mo
     return described
 
 
-def _responses(path: str, statuses: Iterable[int]) -> dict[str, Any]:
+def _responses(route: Route, statuses: Iterable[int]) -> dict[str, Any]:
+    openai = route.errors is render_error
     return {
-        str(status): {"$ref": f"#/components/responses/{_error_name(status, openai=is_openai(path))}"}
+        str(status): {"$ref": f"#/components/responses/{_error_name(status, openai=openai)}"}
         for status in sorted(statuses)
     }
 

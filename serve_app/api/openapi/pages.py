@@ -10,12 +10,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.routing import Route
 
-from serve_app.access.guard import Guard
+from serve_app.api.gateway import Gateway
 from serve_app.api.openapi.document import ASSETS, describe
 from serve_app.api.replies import json_response
-from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.api.routes import Route
+from serve_app.domain.service import ModelInfo
 from serve_app.http.errors import RouteNotFound
 
 _START = "start.js"
@@ -53,21 +53,18 @@ window.addEventListener("load", async () => {
 _CACHED = {"Cache-Control": "public, max-age=3600"}
 
 
-def routes(
-    service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]], guard: Guard | None = None
-) -> list[Route]:
+def routes(gateway: Gateway, served: Callable[[], Iterable[Route]]) -> list[Route]:
     """The routes.
 
     Args:
-        service: For its models.
-        served: Lists method and path of everything that is served; asked when the first client comes.
-        guard: Knows what is open to everybody; ``None``: all of it.
+        gateway: For its models, and for what is open to everybody.
+        served: Lists everything that is described; asked when the first client comes.
     """
-    pages = _Pages(service, served, guard)
+    pages = _Pages(gateway, served)
     return [
-        Route("/openapi.json", pages.description, methods=["GET"]),
-        Route("/docs", pages.page, methods=["GET"]),
-        Route("/docs/{asset}", pages.asset, methods=["GET"]),
+        Route("GET", "/openapi.json", pages.description, "docs"),
+        Route("GET", "/docs", pages.page, "docs"),
+        Route("GET", "/docs/{asset}", pages.asset, "docs"),
     ]
 
 
@@ -78,20 +75,17 @@ def assets_folder() -> Path:
 
 
 class _Pages:
-    def __init__(
-        self, service: InferenceService, served: Callable[[], Iterable[tuple[str, str]]], guard: Guard | None
-    ) -> None:
-        self._service = service
+    def __init__(self, gateway: Gateway, served: Callable[[], Iterable[Route]]) -> None:
+        self._gateway = gateway
         self._served = served
-        self._guard = guard
         self._described: dict[tuple[str, ...], tuple[list[ModelInfo], dict[str, Any]]] = {}
 
     async def description(self, request: Request) -> Response:
-        models = list(self._service.models.values())
+        models = list(self._gateway.service.models.values())
         names = tuple(info.name for info in models)
         before, described = self._described.get(names, (None, {}))
         if models != before:  # who may use other models sees another description: no more of them than keys
-            described = describe(self._served(), models, None if self._guard is None else self._guard.is_open)
+            described = describe(self._served(), models, self._gateway.is_open if self._gateway.has_keys else None)
             self._described[names] = models, described
         root = request.scope.get("root_path", "")
         return json_response({**described, "servers": [{"url": root or "/"}]})

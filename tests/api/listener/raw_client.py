@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.http.errors import ErrorsOf, render
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import Listener, bind
 from serve_app.http.tls import Certificates
@@ -20,10 +21,13 @@ LARGE = 300_000
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: ASGIApp, limits: Limits | None = None, certificates: Certificates | None = None
+    app: ASGIApp,
+    limits: Limits | None = None,
+    certificates: Certificates | None = None,
+    errors_of: ErrorsOf = lambda _: render,
 ) -> AsyncIterator[tuple[Listener, int]]:
     """A listener on a port of its own."""
-    listener = Listener(app, bind("127.0.0.1", 0), limits, certificates)
+    listener = Listener(app, bind("127.0.0.1", 0), limits, certificates, errors_of)
     port = listener.port
     await listener.start()
     try:

@@ -11,6 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from api.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until, until_refused
+from api.protocol_service import NumpyService
+from serve_app.api.http_app import create_app
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import Listener, bind
 from serve_app.telemetry.connection_metrics import ConnectionsCollector
@@ -19,8 +21,8 @@ from serve_app.telemetry.connection_metrics import ConnectionsCollector
 @pytest.mark.parametrize("path", ["/echo", "/v1/models/words/predict", "/v1/embeddings"])
 async def test_requests_beyond_the_limit_are_refused_and_their_connection_lives_on(path: str) -> None:
     """With the code of a full queue, so that clients come again; in OpenAI's words on OpenAI's routes."""
-    app = Gated()
-    async with serving(app, Limits(requests=1)) as (_, port):
+    app, errors_of = Gated(), create_app(NumpyService()).errors_of
+    async with serving(app, Limits(requests=1), errors_of=errors_of) as (_, port):
         first, second = await Client.connect(port), await Client.connect(port)
         await first.send(post(b"x"))
         await app.started.wait()

@@ -18,6 +18,7 @@ from steady_load import SteadyLoad
 
 from api.protocol_service import NumpyService
 from api.rpc.conftest import Client, failure, request_of
+from serve_app.api.gateway import Gateway
 from serve_app.api.grpc.arrivals import Arrivals
 from serve_app.api.grpc.call import Call
 from serve_app.api.grpc_app import GrpcApp
@@ -103,7 +104,7 @@ async def test_a_stream_is_refused_that_comes_while_all_end(service: NumpyServic
 
 async def test_a_stream_ends_that_has_not_begun_to_read_when_all_end(service: NumpyService, bodies: BodyReader) -> None:
     """What reads its requests may be cancelled before its first step."""
-    rpc = InferenceRpc(service, bodies, lambda error, _call, _method: InvalidRequest(str(error)), lambda: None)
+    rpc = InferenceRpc(Gateway(service, bodies), lambda error, _call, _method: InvalidRequest(str(error)))
     context: Any = SimpleNamespace(invocation_metadata=tuple, peer=str)
     stream = rpc.stream_infer(_endless(), Call(context))
     reading = asyncio.ensure_future(anext(stream))

@@ -1,0 +1,361 @@
+"""The one way of a request, whichever API it comes by.
+
+An API says how its requests are read and its answers written: that is an `Operation`. Everything else happens here,
+once and in this order, so that no API can leave any of it out:
+
+==========  ==========================================================================================================
+admit       the API key, its rate, and the class that the headers ask for, before anything of the body is read
+look up     the model, where the path names it
+read        the body, within the request's deadline; of a request whose class is known, room is asked for before that
+parse       what the body says beside its data: model, class, deadline, variant
+precheck    room in the queue, before the data is decoded
+decode      the data; large bodies in a thread, as for parsing and writing
+submit      with what is left of the deadline; cancelling the request cancels its work
+write       the answer
+==========  ==========================================================================================================
+
+Whatever ends a request, its body is no longer counted, and `Gateway.refused` counts and logs what the scheduler never
+saw.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from serve_app.access.guard import Guard, Policy
+from serve_app.access.guarded import GuardedService
+from serve_app.api.content_type import is_form
+from serve_app.domain.options import (
+    QosHints,
+    client_of,
+    levels_of,
+    patience_s,
+    reading_s,
+    remaining,
+    request_options,
+)
+from serve_app.domain.priorities import PriorityLevels
+from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
+from serve_app.http.body import BodyReader
+from serve_app.http.errors import code_of
+from serve_app.payloads import Payload
+from serve_app.telemetry.request_log import RequestLog
+
+_Call = TypeVar("_Call", bound="Call")
+_Parsed = TypeVar("_Parsed")
+_Reply = TypeVar("_Reply")
+
+_BY_THE_GUARD: Final = (Unauthenticated, RateLimited, PermissionDenied)
+"""These are logged whatever was asked for, which may not be known yet."""
+
+
+class Call(Protocol):
+    """One request, however it travels.
+
+    Attributes:
+        headers: Of the request, or its metadata, by lower-case name.
+        model: The model that its path names; ``None`` where the body does.
+        version: The version that its path names.
+        asked_model: The model that it asks for as far as that is known, empty where it is not yet; ``None`` for what
+            asks no model to work.
+    """
+
+    headers: dict[bytes, bytes]
+    model: str | None
+    version: str | None
+    asked_model: str | None
+
+    def qos(self, levels: PriorityLevels) -> QosHints:
+        """The class and the deadline that it names outside its body.
+
+        Raises:
+            InvalidRequest: It names none that there is.
+        """
+
+    def declared_size(self, bodies: BodyReader) -> int | None:
+        """Bytes of the body where they are known before it is read. Raises `PayloadTooLarge` and `InvalidRequest`."""
+
+    async def read(self, operation: Any, bodies: BodyReader, limit_s: Callable[[], float]) -> bytes | memoryview:
+        """The body, counted until `release`. ``limit_s`` is asked where it is still to arrive: how long that may take.
+
+        Raises:
+            ServeAppError: As `BodyReader.read`.
+        """
+
+    def release(self, bodies: BodyReader) -> None:
+        """Stop counting the body; it has been decoded, or dropped."""
+
+
+class BodyHints(Protocol):
+    """What a body asks for beside its data; as the arguments of `request_options`."""
+
+    @property
+    def priority(self) -> int:
+        """The class, 0 for the default."""
+
+    @property
+    def timeout(self) -> int:
+        """Microseconds, 0 for the default."""
+
+    @property
+    def variant(self) -> str:
+        """Empty for the exact model."""
+
+    @property
+    def fallback(self) -> bool | None:
+        """Whether a fallback may answer; ``None`` where it does not say."""
+
+
+class Hints(NamedTuple):
+    """`BodyHints` of an API that has no message of its own for them; the defaults are those of a body without any."""
+
+    priority: int = 0
+    timeout: int = 0
+    variant: str = ""
+    fallback: bool | None = None
+
+
+class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
+    """How one API reads inference requests and writes their answers. Without state of a request; safe in any thread.
+
+    What takes long for large bodies has a cost, in bytes that are converted: above `BodyReader.offload_above` it runs
+    in a thread.
+
+    Attributes:
+        names_class: Whether a body may name the request's class. Else room for it is asked for before it is read.
+        takes_forms: Whether bodies may be multipart forms.
+    """
+
+    names_class: ClassVar[bool] = False
+    takes_forms: ClassVar[bool] = False
+
+    def check(self, info: ModelInfo, call: _Call) -> None:
+        """Look at the model, and at the headers, as soon as it is known which one is asked.
+
+        Raises:
+            ServeAppError: This model does not do that.
+        """
+
+    def parse_cost(self, call: _Call, nbytes: int) -> int:  # noqa: ARG002
+        """Bytes that `parse` converts; all of the body unless an API knows better."""
+        return nbytes
+
+    @abstractmethod
+    def parse(self, call: _Call, info: ModelInfo | None, body: bytes | memoryview) -> _Parsed:
+        """Understand a body, leaving its data alone as far as possible.
+
+        Args:
+            call: The request.
+            info: The model that its path names; ``None`` where the body does.
+            body: All of it, decompressed.
+
+        Raises:
+            ServeAppError: It cannot be understood.
+        """
+
+    async def parse_form(self, call: _Call, info: ModelInfo | None, body: bytes | memoryview) -> _Parsed:
+        """As `parse`, for a multipart form, whose parser gives others their turn by itself."""
+        raise NotImplementedError(f"{type(self).__name__} takes no forms")
+
+    def target(self, parsed: _Parsed) -> tuple[str, str | None]:
+        """Model and version that a body names. Only for requests whose path names none."""
+        raise NotImplementedError(f"the path of {type(self).__name__} names the model")
+
+    @abstractmethod
+    def hints(self, parsed: _Parsed) -> BodyHints:
+        """What the body asks for beside its data."""
+
+    def decode_cost(self, info: ModelInfo, parsed: _Parsed, nbytes: int) -> int:  # noqa: ARG002
+        """Bytes that `decode` converts; all of the body unless an API knows better."""
+        return nbytes
+
+    @abstractmethod
+    def decode(self, info: ModelInfo, parsed: _Parsed) -> Payload:
+        """Make what the model takes, and check all that can be checked before it runs.
+
+        Raises:
+            ServeAppError: It is not what the model takes.
+        """
+
+    def write_cost(self, info: ModelInfo, parsed: _Parsed, answer: Answer) -> int:  # noqa: ARG002
+        """Bytes that `write` converts."""
+        return 0
+
+    @abstractmethod
+    def write(self, info: ModelInfo, parsed: _Parsed, answer: Answer) -> _Reply:
+        """Write an answer."""
+
+
+class Gateway:
+    """What every request passes.
+
+    Args:
+        service: What is served.
+        bodies: Reads bodies within limits, and runs long conversions in threads.
+        guard: Lets requests in by their API keys; ``None``: everybody is let in.
+        log: Is told of requests that are refused before they reach the service.
+        open_administration: Whether anybody may change the server, where there are no API keys.
+
+    Attributes:
+        service: The server as the current request's key sees it.
+        bodies: As given.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        bodies: BodyReader,
+        guard: Guard | None = None,
+        log: RequestLog | None = None,
+        *,
+        open_administration: bool = False,
+    ) -> None:
+        self.service: InferenceService = service if guard is None else GuardedService(service, guard)
+        self.bodies = bodies
+        self._whole = service
+        self._guard = guard
+        self._log = log
+        self._open_administration = open_administration
+
+    def enter(self, policy: Policy, headers: Mapping[bytes, bytes], model: str | None = None) -> None:
+        """Let one request in that asks no model to work, and count it against its key's rate.
+
+        Args:
+            policy: Who may ask it.
+            headers: By lower-case name.
+            model: The model that its path names.
+
+        Raises:
+            ServeAppError: As `Guard.enter`, and where it would change the server also as `administer`, or as
+                `InferenceService.find` where there is no such model.
+        """
+        if self._guard is not None:
+            self._guard.enter(policy, headers)
+        if policy == "administration":
+            if model is not None:
+                self.service.find(model)
+            self.administer()
+
+    def administer(self) -> None:
+        """Allow the current request to change the server.
+
+        Raises:
+            PermissionDenied: It may not.
+            Unauthenticated: It has no key, and there are some.
+        """
+        if self._guard is not None:
+            self._guard.administer()
+        elif not self._open_administration:
+            raise PermissionDenied(
+                "this would change the server for everybody: it takes an API key with admin: true"
+                " (router.api_keys_file), or router.open_administration in the configuration"
+            )
+
+    def is_open(self, policy: Policy) -> bool:
+        """Whether everybody may ask what has this policy, without a key."""
+        return self._guard is None or self._guard.is_open(policy)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there are API keys."""
+        return self._guard is not None
+
+    def is_stranger(self) -> bool:
+        """Whether the current request has no key, where others have."""
+        return self._guard is not None and self._guard.is_stranger()
+
+    async def run(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> tuple[Answer, _Reply]:
+        """Answer one inference request. Cancelling it cancels its work.
+
+        Raises:
+            ServeAppError: As `serve_app.errors` says.
+            ClientGone: The client went away before its request was complete.
+        """
+        arrived = monotonic()
+        service, bodies, named = self.service, self.bodies, call.model
+        call.asked_model = named or ""
+        if self._guard is not None:
+            self._guard.admit(call.headers)
+        info, roomy = None, False
+        if named is not None:
+            info = service.find(named, call.version)
+            operation.check(info, call)
+            qos = call.qos(info.levels)
+            if not operation.names_class and (declared := call.declared_size(bodies)) is not None:
+                service.precheck(named, qos[0], declared, client_of(call.headers))
+                roomy = True
+
+        def limit_s() -> float:
+            if info is not None:
+                return reading_s(info, qos)
+            models = service.models.values()
+            return patience_s(models, call.qos(levels_of(models)))
+
+        body = await call.read(operation, bodies, limit_s)
+        try:
+            nbytes = len(body)
+            if operation.takes_forms and is_form(call.headers):
+                parsed = await operation.parse_form(call, info, body)
+            elif operation.parse_cost(call, nbytes) > bodies.offload_above:
+                parsed = await bodies.offload(operation.parse, call, info, body)
+            else:
+                parsed = operation.parse(call, info, body)
+            if info is None:
+                call.asked_model, version = operation.target(parsed)
+                info = service.find(call.asked_model, version)
+                operation.check(info, call)
+                qos = call.qos(info.levels)
+            hints = operation.hints(parsed)
+            options = request_options(
+                info,
+                call.headers,
+                nbytes,
+                priority=hints.priority,
+                timeout_us=hints.timeout,
+                variant=hints.variant,
+                fallback=hints.fallback,
+                qos=qos,
+            )
+            if not roomy:  # most of the work is still to be done
+                service.precheck(info.name, options.priority, nbytes, options.tenant)
+            if operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
+                payload = await bodies.offload(operation.decode, info, parsed)
+            else:
+                payload = operation.decode(info, parsed)
+        finally:
+            call.release(bodies)
+        # Numbers can take more room decoded than written.
+        held = max(nbytes, held_bytes(payload)) if isinstance(payload, dict) else nbytes
+        answer = await service.submit(info.name, payload, remaining(options, monotonic() - arrived, held))
+        if operation.write_cost(info, parsed, answer) > bodies.offload_above:
+            return answer, await bodies.offload(operation.write, info, parsed, answer)
+        return answer, operation.write(info, parsed, answer)
+
+    def refused(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
+        """Count and log the end of the current request, unless whoever raised the error has.
+
+        Args:
+            error: Why it ends.
+            model: The model that it asks for; ``None`` where it takes no work.
+            headers: What came with it, by lower-case name.
+        """
+        counted, logged = (error.counted, error.logged) if isinstance(error, ServeAppError) else (False, False)
+        code = code_of(error)
+        if model is not None and not counted:
+            self._whole.refused(model, code)
+        if self._log is not None and not logged and (model is not None or isinstance(error, _BY_THE_GUARD)):
+            # Who was refused need not be allowed to see the model.
+            known = model if model is not None and model in self._whole.models else ""
+            self._log.refused(known, code, headers, "" if self._guard is None else self._guard.name)
+
+
+def held_bytes(tensors: Mapping[str, Any]) -> int:
+    """Bytes that tensors take in memory."""
+    nbytes = 0
+    for array in tensors.values():
+        nbytes += array.nbytes
+    return nbytes

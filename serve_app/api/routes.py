@@ -1,0 +1,218 @@
+"""Routes of HTTP: what an API declares of each, and the table that finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from serve_app.access.guard import Policy
+from serve_app.api.gateway import Operation
+from serve_app.domain.options import QosHints, parse_qos_headers
+from serve_app.domain.priorities import PriorityLevels
+from serve_app.errors import ServeAppError
+from serve_app.http.body import BodyReader
+from serve_app.http.errors import Headers, Rendered, render
+
+_Parsed = TypeVar("_Parsed")
+
+Question: TypeAlias = Callable[[Request], Awaitable[Response]]
+"""Answers what asks no model to work."""
+Errors: TypeAlias = Callable[[ServeAppError], Rendered]
+"""The shape of an API's errors."""
+
+JSON: Final = (b"content-type", b"application/json")
+
+
+class HttpCall:
+    """One inference request over HTTP; implements `serve_app.api.gateway.Call`.
+
+    Args:
+        headers: By lower-case name.
+        receive: Of the ASGI call.
+        params: What stands in the path for the names in braces.
+
+    Attributes:
+        params: As given.
+    """
+
+    __slots__ = ("_held", "_receive", "asked_model", "headers", "model", "params", "version")
+
+    def __init__(self, headers: dict[bytes, bytes], receive: Receive, params: Mapping[str, str]) -> None:
+        self.headers = headers
+        self.params = params
+        self.model: str | None = params.get("model")
+        self.version: str | None = params.get("version")
+        self.asked_model: str | None = self.model or ""
+        self._receive = receive
+        self._held = 0
+
+    def qos(self, levels: PriorityLevels) -> QosHints:
+        """As `parse_qos_headers`."""
+        return parse_qos_headers(self.headers, levels)
+
+    def declared_size(self, bodies: BodyReader) -> int | None:
+        """The Content-Length, checked; ``None`` for a chunked body."""
+        return bodies.declared_size(self.headers)
+
+    async def read(
+        self, operation: HttpOperation[Any], bodies: BodyReader, limit_s: Callable[[], float]
+    ) -> bytes | memoryview:
+        """As `BodyReader.read`, in place where the operation asks for that."""
+        aligned_at = operation.aligned_at(self.headers)
+        body: bytes | memoryview
+        if aligned_at is None:
+            body = await bodies.read(self._receive, self.headers, limit_s())
+        else:
+            body = await bodies.read_in_place(self._receive, self.headers, limit_s(), aligned_at)
+        self._held = len(body)
+        return body
+
+    def release(self, bodies: BodyReader) -> None:
+        """Stop counting the body."""
+        bodies.release(self._held)
+
+
+class Reply(NamedTuple):
+    """An answer as it goes over HTTP, without what every answer says of how it was served.
+
+    Attributes:
+        body: All of it.
+        content_type: The header.
+        headers: Others of this API.
+    """
+
+    body: bytes
+    content_type: tuple[bytes, bytes] = JSON
+    headers: Headers = []  # noqa: RUF012 - never changed
+
+
+class HttpOperation(Operation[HttpCall, _Parsed, Reply], Generic[_Parsed]):
+    """An `Operation` over HTTP."""
+
+    def aligned_at(self, headers: Mapping[bytes, bytes]) -> int | None:  # noqa: ARG002
+        """The byte of the body that is to be aligned in memory for its tensors; ``None``: bodies hold none."""
+        return None
+
+
+class Route(NamedTuple):
+    """One route.
+
+    Attributes:
+        method: ``GET``, which stands for HEAD, too, or ``POST``.
+        path: With names in braces, each of which stands for one segment.
+        handler: How it reads and writes inference requests, or what answers it.
+        policy: Who may ask it. Inference takes a key.
+        errors: The shape of its errors.
+        described: Whether it is in the description of the API; what is only refused is not.
+    """
+
+    method: str
+    path: str
+    handler: HttpOperation[Any] | Question
+    policy: Policy = "key"
+    errors: Errors = render
+    described: bool = True
+
+
+class Found(NamedTuple):
+    """What there is at a path.
+
+    Attributes:
+        routes: By method; empty where nothing is served.
+        params: What stands for the names in braces.
+        errors: The shape of errors at this path.
+    """
+
+    routes: Mapping[str, Route]
+    params: Mapping[str, str]
+    errors: Errors
+
+
+class RouteTable:
+    """Finds routes by their paths. A segment that is written out goes before a name in braces.
+
+    Args:
+        routes: All of them.
+        errors: Shapes of errors below a path, for what no route is found for; the longest path counts.
+    """
+
+    def __init__(self, routes: Iterable[Route], errors: Mapping[str, Errors]) -> None:
+        self._routes = tuple(routes)
+        self._root = _Node()
+        for route in self._routes:
+            self._root.at(route.path).add(route)
+        for path, shape in errors.items():
+            self._root.at(path).shape = shape
+        self._root.share()
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
+    def find(self, path: str) -> Found:
+        """What there is at a path, which begins with a slash and does not end with one."""
+        node: _Node | None = self._root
+        shape: Errors = render
+        parts = path.split("/")
+        for part in parts[1:] if path != "/" else ():
+            assert node is not None
+            shape = node.shape or shape
+            node = node.children.get(part) or node.any
+            if node is None:
+                return Found({}, {}, shape)
+        assert node is not None
+        if node.routes:
+            return Found(node.routes, {name: parts[at] for name, at in node.names}, node.errors)
+        return Found({}, {}, node.shape or shape)
+
+
+class _Node:
+    """What begins with the same segments."""
+
+    __slots__ = ("any", "children", "errors", "names", "routes", "shape")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.any: _Node | None = None  # whatever the segment is
+        self.routes: dict[str, Route] = {}
+        self.names: tuple[tuple[str, int], ...] = ()
+        self.errors: Errors = render
+        self.shape: Errors | None = None  # of errors from here on
+
+    def at(self, path: str) -> _Node:
+        node = self
+        for part in path.split("/")[1:] if path != "/" else ():
+            if part.startswith("{"):
+                node.any = node = node.any or _Node()
+            else:
+                node = node.children.setdefault(part, _Node())
+        return node
+
+    def add(self, route: Route) -> None:
+        if route.method in self.routes:
+            raise ValueError(f"two routes for {route.method} {route.path}")
+        parts = route.path.split("/")
+        self.routes[route.method] = route
+        self.names = tuple((part[1:-1], at) for at, part in enumerate(parts) if part.startswith("{"))
+        self.errors = route.errors
+
+    def share(self) -> None:
+        """Have a segment that is written out lead wherever a name in braces in its place does."""
+        if self.any is not None:
+            for child in self.children.values():
+                child.take(self.any)
+            self.any.share()
+        for child in self.children.values():
+            child.share()
+
+    def take(self, other: _Node) -> None:
+        if not self.routes:
+            self.routes, self.names, self.errors = other.routes, other.names, other.errors
+        for part, child in other.children.items():
+            self.children.setdefault(part, _Node()).take(child)
+        if other.any is not None:
+            self.any = self.any or _Node()
+            self.any.take(other.any)
