@@ -21,7 +21,7 @@ saw.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -62,8 +62,10 @@ class Call(Protocol):
         version: The version that its path names.
         asked_model: The model that it asks for as far as that is known, empty where it is not yet; ``None`` for what
             asks no model to work.
+        arrived: Whether its body has arrived already.
     """
 
+    arrived: ClassVar[bool]
     headers: dict[bytes, bytes]
     model: str | None
     version: str | None
@@ -79,8 +81,8 @@ class Call(Protocol):
     def declared_size(self, bodies: BodyReader) -> int | None:
         """Bytes of the body where they are known before it is read. Raises `PayloadTooLarge` and `InvalidRequest`."""
 
-    async def read(self, operation: Any, bodies: BodyReader, limit_s: Callable[[], float]) -> bytes | memoryview:
-        """The body, counted until `release`. ``limit_s`` is asked where it is still to arrive: how long that may take.
+    async def read(self, operation: Any, bodies: BodyReader, limit_s: float) -> bytes | memoryview:
+        """The body, counted until `release`; ``limit_s`` is how long it may take to arrive.
 
         Raises:
             ServeAppError: As `BodyReader.read`.
@@ -123,7 +125,7 @@ class Operation(ABC, Generic[_Call, _Parsed, _Reply]):
     """How one API reads inference requests and writes their answers. Without state of a request; safe in any thread.
 
     What takes long for large bodies has a cost, in bytes that are converted: above `BodyReader.offload_above` it runs
-    in a thread.
+    in a thread. Parsing and decoding never cost more than the body has bytes, and are not asked about smaller ones.
 
     Attributes:
         names_class: Whether a body may name the request's class. Else room for it is asked for before it is read.
@@ -280,27 +282,25 @@ class Gateway:
         call.asked_model = named or ""
         if self._guard is not None:
             self._guard.admit(call.headers)
-        info, roomy = None, False
+        info, roomy, limit_s = None, False, 0.0
         if named is not None:
             info = service.find(named, call.version)
             operation.check(info, call)
             qos = call.qos(info.levels)
+            limit_s = reading_s(info, qos)
             if not operation.names_class and (declared := call.declared_size(bodies)) is not None:
                 service.precheck(named, qos[0], declared, client_of(call.headers))
                 roomy = True
-
-        def limit_s() -> float:
-            if info is not None:
-                return reading_s(info, qos)
+        elif not call.arrived:
             models = service.models.values()
-            return patience_s(models, call.qos(levels_of(models)))
-
+            limit_s = patience_s(models, call.qos(levels_of(models)))
         body = await call.read(operation, bodies, limit_s)
         try:
             nbytes = len(body)
+            large = nbytes > bodies.offload_above
             if operation.takes_forms and is_form(call.headers):
                 parsed = await operation.parse_form(call, info, body)
-            elif operation.parse_cost(call, nbytes) > bodies.offload_above:
+            elif large and operation.parse_cost(call, nbytes) > bodies.offload_above:
                 parsed = await bodies.offload(operation.parse, call, info, body)
             else:
                 parsed = operation.parse(call, info, body)
@@ -322,7 +322,7 @@ class Gateway:
             )
             if not roomy:  # most of the work is still to be done
                 service.precheck(info.name, options.priority, nbytes, options.tenant)
-            if operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
+            if large and operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
                 payload = await bodies.offload(operation.decode, info, parsed)
             else:
                 payload = operation.decode(info, parsed)

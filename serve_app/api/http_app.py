@@ -22,8 +22,8 @@ from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference import administration, infer, rest
 from serve_app.api.openapi import pages
 from serve_app.api.replies import optional_headers, server_timing
-from serve_app.api.routes import Errors, HttpCall, HttpOperation, Reply, Route, RouteTable
-from serve_app.domain.options import CLIENT, LISTENER, headers_of
+from serve_app.api.routes import Errors, HttpCall, Reply, Route, RouteTable
+from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, headers_of
 from serve_app.domain.service import Answer, InferenceService
 from serve_app.errors import InvalidRequest, MethodNotAllowed, ServeAppError
 from serve_app.http.body import Allocate, BodyReader, BodyTooSlow, ClientGone, allocate
@@ -101,7 +101,7 @@ class HttpApp:
 
     def errors_of(self, path: str) -> Errors:
         """The shape of errors at a path, whether or not anything is served there."""
-        return self.routes.find(_normal(path)).errors
+        return self.routes.find(_normal(path))[2]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; what is not HTTP is refused."""
@@ -109,7 +109,9 @@ class HttpApp:
             await _NOT_HTTP(scope, receive, send)
             return
         path, method = _route_path(scope), scope["method"]
-        headers = headers_of(scope["headers"])
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if CACHE_CONTROL in headers:
+            headers = headers_of(scope["headers"])
         headers[LISTENER] = self._listener
         if (client := scope.get("client")) is not None:
             headers[CLIENT] = client[0].encode()
@@ -121,9 +123,9 @@ class HttpApp:
         route = routes.get(method)
         call, answering = None, None
         try:
-            if route is not None and isinstance(route.handler, HttpOperation):
+            if route is not None and route.operation is not None:
                 call = HttpCall(headers, receive, params)
-                reply = _rendered(*await self._gateway.run(route.handler, call))
+                status, (answered, body) = 200, _rendered(*await self._gateway.run(route.operation, call))
             else:
                 extra: Headers = [(_REQUEST_ID, request_id)] if sends_id else []
                 answering = _Answering(send, extra, self.bodies, coding, head=method == "HEAD")
@@ -135,8 +137,8 @@ class HttpApp:
             if answering is not None and answering.started:
                 raise
             self._gateway.refused(error, None if call is None else call.asked_model, headers)
-            reply = _render_any(error, errors, request_id or self._request_id(None), f"{method} {path}")
-        status, answered, body = reply
+            unexpected = request_id or self._request_id(None), f"{method} {path}"
+            status, answered, body = _render_any(error, errors, *unexpected)
         if sends_id:
             answered.append((_REQUEST_ID, request_id))
         if method == "HEAD":
@@ -152,9 +154,9 @@ class HttpApp:
         """Answer what asks no model to work."""
         route = routes.get("GET" if request.method == "HEAD" else request.method)
         self._gateway.enter("key" if route is None else route.policy, headers, request.path_params.get("model"))
-        if route is None or isinstance(route.handler, HttpOperation):
+        if route is None or route.question is None:
             raise _no_route(routes)
-        response = await route.handler(request)
+        response = await route.question(request)
         await response(request.scope, request.receive, send)
 
 
@@ -234,17 +236,16 @@ def _route_path(scope: Scope) -> str:
     root: str = scope.get("root_path", "")
     if root and path.startswith(root):
         path = path[len(root) :]
-    return _normal(path)
+    return path if path and not path.endswith("/") else _normal(path)
 
 
 def _normal(path: str) -> str:
-    if path.endswith("/"):
-        path = path.rstrip("/")
-    return path or "/"
+    """The path without trailing slashes; of the root it is all that there is."""
+    return path.rstrip("/") or "/"
 
 
-def _rendered(answer: Answer, reply: Reply) -> Rendered:
-    """The response to an inference request: what its API says, and how it was served."""
+def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
+    """Headers and body of the answer to an inference request: what its API says, and how it was served."""
     headers = [
         reply.content_type,
         (b"content-length", b"%d" % len(reply.body)),
@@ -255,7 +256,7 @@ def _rendered(answer: Answer, reply: Reply) -> Rendered:
         headers += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
     if reply.headers:
         headers += reply.headers
-    return Rendered(200, headers, reply.body)
+    return headers, reply.body
 
 
 def _render_any(error: Exception, errors: Errors, request_id: bytes, what: str) -> Rendered:

@@ -56,13 +56,13 @@ def routes(service: InferenceService) -> list[Route]:
     """The routes."""
     about = _About(service)
     return [
-        Route("POST", "/", _Fitting(service)),
+        Route("POST", "/", operation=_Fitting(service)),
         Route("GET", "/health", about.health, "health"),
         Route("GET", "/info", about.info),
-        Route("POST", "/models/{model}", Predict()),
+        Route("POST", "/models/{model}", operation=Predict()),
         Route("GET", "/models/{model}/health", about.model_health),
         Route("GET", "/models/{model}/info", about.model_info),
-        Route("POST", "/models/{model}/pipeline/{task}", _Pipeline()),
+        Route("POST", "/models/{model}/pipeline/{task}", operation=_Pipeline()),
     ]
 
 

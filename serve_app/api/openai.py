@@ -71,7 +71,7 @@ def routes(service: InferenceService) -> list[Route]:
     return [
         Route("GET", "/v1/models", models.all, errors=render_error),
         Route("GET", "/v1/models/{model}", models.one, errors=render_error),
-        Route("POST", "/v1/embeddings", _CreateEmbeddings(service), errors=render_error),
+        Route("POST", "/v1/embeddings", errors=render_error, operation=_CreateEmbeddings(service)),
     ]
 
 

@@ -27,7 +27,7 @@ ERRORS_BELOW: Final = "/v1/models/{model}"
 
 def routes() -> list[Route]:
     """The route of predict requests."""
-    return [Route("POST", "/v1/models/{model}/predict", Predict())]
+    return [Route("POST", "/v1/models/{model}/predict", operation=Predict())]
 
 
 class MediaRequest:

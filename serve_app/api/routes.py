@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,6 +39,7 @@ class HttpCall:
         params: As given.
     """
 
+    arrived: ClassVar[bool] = False
     __slots__ = ("_held", "_receive", "asked_model", "headers", "model", "params", "version")
 
     def __init__(self, headers: dict[bytes, bytes], receive: Receive, params: Mapping[str, str]) -> None:
@@ -58,16 +59,14 @@ class HttpCall:
         """The Content-Length, checked; ``None`` for a chunked body."""
         return bodies.declared_size(self.headers)
 
-    async def read(
-        self, operation: HttpOperation[Any], bodies: BodyReader, limit_s: Callable[[], float]
-    ) -> bytes | memoryview:
+    async def read(self, operation: HttpOperation[Any], bodies: BodyReader, limit_s: float) -> bytes | memoryview:
         """As `BodyReader.read`, in place where the operation asks for that."""
         aligned_at = operation.aligned_at(self.headers)
         body: bytes | memoryview
         if aligned_at is None:
-            body = await bodies.read(self._receive, self.headers, limit_s())
+            body = await bodies.read(self._receive, self.headers, limit_s)
         else:
-            body = await bodies.read_in_place(self._receive, self.headers, limit_s(), aligned_at)
+            body = await bodies.read_in_place(self._receive, self.headers, limit_s, aligned_at)
         self._held = len(body)
         return body
 
@@ -104,32 +103,25 @@ class Route(NamedTuple):
     Attributes:
         method: ``GET``, which stands for HEAD, too, or ``POST``.
         path: With names in braces, each of which stands for one segment.
-        handler: How it reads and writes inference requests, or what answers it.
-        policy: Who may ask it. Inference takes a key.
+        question: Answers it where it asks no model to work.
+        policy: Who may ask that. Inference takes a key.
         errors: The shape of its errors.
         described: Whether it is in the description of the API; what is only refused is not.
+        operation: How it reads inference requests, and writes their answers, where there is no ``question``.
     """
 
     method: str
     path: str
-    handler: HttpOperation[Any] | Question
+    question: Question | None = None
     policy: Policy = "key"
     errors: Errors = render
     described: bool = True
+    operation: HttpOperation[Any] | None = None
 
 
-class Found(NamedTuple):
-    """What there is at a path.
-
-    Attributes:
-        routes: By method; empty where nothing is served.
-        params: What stands for the names in braces.
-        errors: The shape of errors at this path.
-    """
-
-    routes: Mapping[str, Route]
-    params: Mapping[str, str]
-    errors: Errors
+Found: TypeAlias = tuple[Mapping[str, Route], Mapping[str, str], Errors]
+"""What there is at a path: routes by method, none where nothing is served; what stands for the names in braces; and the
+shape of errors."""
 
 
 class RouteTable:
@@ -162,11 +154,14 @@ class RouteTable:
             shape = node.shape or shape
             node = node.children.get(part) or node.any
             if node is None:
-                return Found({}, {}, shape)
+                return {}, {}, shape
         assert node is not None
-        if node.routes:
-            return Found(node.routes, {name: parts[at] for name, at in node.names}, node.errors)
-        return Found({}, {}, node.shape or shape)
+        if not node.routes:
+            return {}, {}, node.shape or shape
+        params = {}
+        for name, at in node.names:
+            params[name] = parts[at]
+        return node.routes, params, node.errors
 
 
 class _Node:

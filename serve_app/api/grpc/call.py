@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -90,6 +90,7 @@ class Call:
         asked_id: The id that the client gave it in the message.
     """
 
+    arrived: ClassVar[bool] = True
     __slots__ = ("_context", "_held", "_message", "asked_id", "asked_model", "headers", "model", "version")
 
     def __init__(self, context: Context, message: bytes = b"") -> None:
@@ -126,7 +127,7 @@ class Call:
         """Bytes of the message."""
         return len(self._message)
 
-    async def read(self, operation: MessageOperation, bodies: BodyReader, limit_s: Callable[[], float]) -> bytes:  # noqa: ARG002
+    async def read(self, operation: MessageOperation, bodies: BodyReader, limit_s: float) -> bytes:  # noqa: ARG002
         """The message, which has arrived."""
         message = self._message
         parsed = operation.parsed_bytes(message)

@@ -25,8 +25,8 @@ def routes() -> list[Route]:
     """The routes."""
     infer = Infer()
     return [
-        Route("POST", "/v2/models/{model}/infer", infer),
-        Route("POST", "/v2/models/{model}/versions/{version}/infer", infer),
+        Route("POST", "/v2/models/{model}/infer", operation=infer),
+        Route("POST", "/v2/models/{model}/versions/{version}/infer", operation=infer),
     ]
 
 
