@@ -1,0 +1,1 @@
+"""What every route and call that runs models keeps to, driven by the table of routes."""
