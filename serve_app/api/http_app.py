@@ -7,9 +7,9 @@ what answers them: inference to the gateway, everything else to a Starlette endp
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,6 +35,19 @@ from serve_app.telemetry.request_log import RequestLog
 
 _REQUEST_ID: Final = b"x-request-id"
 _PRIORITY: Final = {priority: (b"x-priority", priority.label.encode()) for priority in Priority}
+Api: TypeAlias = Callable[[Gateway], list[Route]]
+"""What an API serves."""
+APIS: Final[tuple[Api, ...]] = (
+    infer.routes,
+    rest.routes,
+    administration.routes,
+    openai.routes,
+    predict.routes,
+    hugging_face.routes,
+    overview.routes,
+)
+"""Everything that is served, besides its description."""
+_ERRORS_BELOW: Final[Mapping[str, Errors]] = {openai.ERRORS_BELOW: openai.render_error, predict.ERRORS_BELOW: render}
 _NOT_HTTP: Final = Router()
 """Answers what a server says of its own life, and closes websockets."""
 
@@ -74,26 +87,14 @@ class HttpApp:
         routes: Everything that is served.
     """
 
-    def __init__(self, gateway: Gateway, settings: HttpSettings) -> None:
-        service = gateway.service
+    def __init__(self, gateway: Gateway, settings: HttpSettings, apis: Iterable[Api] = APIS) -> None:
         self.bodies = gateway.bodies
         self._gateway = gateway
         self._sends_id = settings.send_request_id
         self._listener = settings.listener.encode()
         self._request_id = RequestIds()
-        self.routes = RouteTable(
-            [
-                *infer.routes(),
-                *rest.routes(service),
-                *administration.routes(service, self.bodies),
-                *openai.routes(service),
-                *predict.routes(),
-                *hugging_face.routes(service),
-                *overview.routes(service),
-                *pages.routes(gateway, self.described),
-            ],
-            {openai.ERRORS_BELOW: openai.render_error, predict.ERRORS_BELOW: render},
-        )
+        routes = [route for api in apis for route in api(gateway)]
+        self.routes = RouteTable([*routes, *pages.routes(gateway, self.described)], _ERRORS_BELOW)
 
     def described(self) -> list[Route]:
         """Every route that there is something to do with. HEAD goes wherever GET does."""
@@ -203,6 +204,7 @@ def create_app(
     allocate: Allocate = allocate,
     guard: Guard | None = None,
     log: RequestLog | None = None,
+    apis: Iterable[Api] = APIS,
 ) -> HttpApp:
     """Make the ASGI application.
 
@@ -213,6 +215,7 @@ def create_app(
         allocate: Gives the memory for bodies that are read in place, where ``bodies`` does not come from elsewhere.
         guard: Lets requests in by their API keys; ``None``: everybody is let in.
         log: Is told of requests that are refused before they reach the service.
+        apis: What is served, besides its description.
     """
     # The form parser warns about every malformed form. The client is told; the log must not be a client's to fill.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -227,7 +230,7 @@ def create_app(
         in_place_bytes=settings.in_place_bytes,
     )
     gateway = Gateway(service, bodies, guard, log, open_administration=settings.open_administration)
-    return HttpApp(gateway, settings)
+    return HttpApp(gateway, settings, apis)
 
 
 def _route_path(scope: Scope) -> str:

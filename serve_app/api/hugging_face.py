@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from serve_app import __version__
 from serve_app.api.content_type import Kind, kind_of, resolve, sniff
+from serve_app.api.gateway import Gateway
 from serve_app.api.media import Asked, Body, Document, Form, split_data_uri, text_of
 from serve_app.api.predict import MediaRequest, Predict
 from serve_app.api.replies import json_response
@@ -52,8 +53,9 @@ _FIRST_BASE64: Final = 64
 _NAMES: Final[dict[Kind, str]] = {"image": "a picture", "audio": "a sound", "text": "a text", "tensors": "tensors"}
 
 
-def routes(service: InferenceService) -> list[Route]:
+def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
+    service = gateway.service
     about = _About(service)
     return [
         Route("POST", "/", operation=_Fitting(service)),

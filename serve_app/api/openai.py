@@ -15,7 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.gateway import Hints
+from serve_app.api.gateway import Gateway, Hints
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import dump_json, json_response
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
@@ -65,8 +65,9 @@ def render_error(error: ServeAppError) -> Rendered:
     return rendered(error, {"error": what})
 
 
-def routes(service: InferenceService) -> list[Route]:
+def routes(gateway: Gateway) -> list[Route]:
     """The routes of OpenAI's API."""
+    service = gateway.service
     models = _Models(service)
     return [
         Route("GET", "/v1/models", models.all, errors=render_error),

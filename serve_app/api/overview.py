@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from serve_app import __version__
 from serve_app.api.content_type import kind_of
+from serve_app.api.gateway import Gateway
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService, ModelInfo
@@ -19,9 +20,9 @@ from serve_app.payloads import DTYPES
 _INLINE_VALUES = 64
 
 
-def routes(service: InferenceService) -> list[Route]:
+def routes(gateway: Gateway) -> list[Route]:
     """The routes for people and their dashboards."""
-    endpoints = _Endpoints(service)
+    endpoints = _Endpoints(gateway.service)
     return [
         Route("GET", "/", endpoints.index),
         Route("GET", "/status", endpoints.status, "status"),

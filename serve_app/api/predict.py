@@ -9,7 +9,7 @@ import numpy.typing as npt
 import orjson
 
 from serve_app.api.content_type import WANTED, check_content_type, kind_of, media_type, resolve
-from serve_app.api.gateway import Hints
+from serve_app.api.gateway import Gateway, Hints
 from serve_app.api.media import Asked, Body, PredictRequest, parse, parse_form, payload_of
 from serve_app.api.replies import dump_json
 from serve_app.api.routes import HttpCall, HttpOperation, Reply, Route
@@ -25,7 +25,7 @@ ERRORS_BELOW: Final = "/v1/models/{model}"
 """Here errors have the usual shape, in the middle of OpenAI's paths."""
 
 
-def routes() -> list[Route]:
+def routes(_: Gateway) -> list[Route]:
     """The route of predict requests."""
     return [Route("POST", "/v1/models/{model}/predict", operation=Predict())]
 

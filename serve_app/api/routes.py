@@ -102,7 +102,8 @@ class Route(NamedTuple):
 
     Attributes:
         method: ``GET``, which stands for HEAD, too, or ``POST``.
-        path: With names in braces, each of which stands for one segment.
+        path: With names in braces, each of which stands for one segment, or for its beginning before a colon and a
+            word: ``/v1/models/{model}:predict``.
         question: Answers it where it asks no model to work.
         policy: Who may ask that. Inference takes a key.
         errors: The shape of its errors.
@@ -125,7 +126,9 @@ shape of errors."""
 
 
 class RouteTable:
-    """Finds routes by their paths. A segment that is written out goes before a name in braces.
+    """Finds routes by their paths.
+
+    A segment that is written out goes before one that ends with a word after a colon, and that before any other.
 
     Args:
         routes: All of them.
@@ -152,35 +155,39 @@ class RouteTable:
         for part in parts[1:] if path != "/" else ():
             assert node is not None
             shape = node.shape or shape
-            node = node.children.get(part) or node.any
+            node = node.children.get(part) or (node.verbs and node.verbs.get(part[part.rfind(":") :])) or node.any
             if node is None:
                 return {}, {}, shape
         assert node is not None
         if not node.routes:
             return {}, {}, node.shape or shape
         params = {}
-        for name, at in node.names:
-            params[name] = parts[at]
+        for name, at, verb in node.names:
+            params[name] = parts[at].removesuffix(verb) if verb else parts[at]
         return node.routes, params, node.errors
 
 
 class _Node:
     """What begins with the same segments."""
 
-    __slots__ = ("any", "children", "errors", "names", "routes", "shape")
+    __slots__ = ("any", "children", "errors", "names", "routes", "shape", "verbs")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
+        self.verbs: dict[str, _Node] = {}  # segments that end so
         self.any: _Node | None = None  # whatever the segment is
         self.routes: dict[str, Route] = {}
-        self.names: tuple[tuple[str, int], ...] = ()
+        self.names: tuple[tuple[str, int, str], ...] = ()  # in braces, its place in the path, and what follows it there
         self.errors: Errors = render
         self.shape: Errors | None = None  # of errors from here on
 
     def at(self, path: str) -> _Node:
         node = self
         for part in path.split("/")[1:] if path != "/" else ():
-            if part.startswith("{"):
+            name, verb = _taken_apart(part)
+            if verb:
+                node = node.verbs.setdefault(verb, _Node())
+            elif name:
                 node.any = node = node.any or _Node()
             else:
                 node = node.children.setdefault(part, _Node())
@@ -189,18 +196,22 @@ class _Node:
     def add(self, route: Route) -> None:
         if route.method in self.routes:
             raise ValueError(f"two routes for {route.method} {route.path}")
-        parts = route.path.split("/")
         self.routes[route.method] = route
-        self.names = tuple((part[1:-1], at) for at, part in enumerate(parts) if part.startswith("{"))
+        parts = [(*_taken_apart(part), at) for at, part in enumerate(route.path.split("/"))]
+        self.names = tuple((name, at, verb) for name, verb, at in parts if name)
         self.errors = route.errors
 
     def share(self) -> None:
-        """Have a segment that is written out lead wherever a name in braces in its place does."""
+        """Have a segment that goes first lead wherever one that it goes before does."""
+        for part, child in self.children.items():
+            if (verb := self.verbs.get(part[part.rfind(":") :])) is not None:
+                child.take(verb)
+        named = (*self.children.values(), *self.verbs.values())
         if self.any is not None:
-            for child in self.children.values():
+            for child in named:
                 child.take(self.any)
             self.any.share()
-        for child in self.children.values():
+        for child in named:
             child.share()
 
     def take(self, other: _Node) -> None:
@@ -208,6 +219,16 @@ class _Node:
             self.routes, self.names, self.errors = other.routes, other.names, other.errors
         for part, child in other.children.items():
             self.children.setdefault(part, _Node()).take(child)
+        for verb, child in other.verbs.items():
+            self.verbs.setdefault(verb, _Node()).take(child)
         if other.any is not None:
             self.any = self.any or _Node()
             self.any.take(other.any)
+
+
+def _taken_apart(part: str) -> tuple[str, str]:
+    """The name in braces of a segment, and what follows it; both are empty where it is written out."""
+    if not part.startswith("{"):
+        return "", ""
+    name, _, verb = part[1:].partition("}")
+    return name, verb

@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference.rest import repository_index
 from serve_app.api.open_inference.wire import invalid
 from serve_app.api.replies import json_response
@@ -131,14 +132,9 @@ def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     return trace_settings()
 
 
-def routes(service: InferenceService, bodies: BodyReader) -> list[Route]:
-    """The routes.
-
-    Args:
-        service: For its models.
-        bodies: Reads requests.
-    """
-    endpoints = _Endpoints(service, bodies)
+def routes(gateway: Gateway) -> list[Route]:
+    """The routes."""
+    endpoints = _Endpoints(gateway.service, gateway.bodies)
     found = [
         Route("GET", "/v2/logging", endpoints.logging),
         Route("POST", "/v2/logging", endpoints.update_logging, "administration"),

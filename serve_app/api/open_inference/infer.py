@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference.classification import classify
 from serve_app.api.open_inference.codec import ModelCodec, Parsed, Selection, json_size
 from serve_app.api.open_inference.wire import RequestParameters
@@ -21,7 +22,7 @@ _SORTING: Final = 8
 """Finding the highest of numbers, and writing them as texts, takes so many times what converting them takes."""
 
 
-def routes() -> list[Route]:
+def routes(_: Gateway) -> list[Route]:
     """The routes."""
     infer = Infer()
     return [

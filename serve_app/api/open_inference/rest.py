@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app import __version__
+from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference.configuration import PLATFORM, joinable_parameters, model_config
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
@@ -30,9 +31,9 @@ EXTENSIONS = (
 """What `GET /v2` lists: the protocol's extensions that are served here."""
 
 
-def routes(service: InferenceService) -> list[Route]:
+def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
-    endpoints = _Endpoints(service)
+    endpoints = _Endpoints(gateway.service)
     found = [
         Route("GET", "/v2", endpoints.server),
         Route("GET", "/v2/health/live", endpoints.live, "health"),
