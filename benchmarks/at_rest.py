@@ -36,6 +36,7 @@ from benchmarks.publishing import folders, write_report
 from benchmarks.server import DIRECT, PROXY, ROOT, SERVE_APP_RUN, Server
 from benchmarks.session import ending_in_order, quiet_machine, steps
 from benchmarks.wires import Json
+from serve_app.composition.model import find_files
 from serve_app.config import load_file
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
@@ -229,7 +230,7 @@ def main(
         machine = describe({})
         quiet_machine(console)
         model = next(each for each in load_file(_CONFIG).args.models if each.name == _MODEL)
-        session = open_session(model.locations()[""].model_file)
+        session = open_session(find_files(model)[""].model_file)
         bodies = _bodies()
         rounds: list[dict[str, float]] = []
         with (

@@ -28,6 +28,7 @@ from benchmarks.machine import describe
 from benchmarks.publishing import folders, write_report
 from benchmarks.server import OUT, ROOT
 from benchmarks.session import ending_in_order, quiet_machine
+from serve_app.composition.model import find_files, read_builds
 from serve_app.config import ModelConfig, load_file
 
 _CONFIGS = (ROOT / "configs" / "demo.yaml", ROOT / "configs" / "bench.yaml")
@@ -61,10 +62,10 @@ def prove(rounds: int, say: Callable[[str], None]) -> tuple[float, list[Build]]:
     builds = []
     for model in models.values():
         say(model.name)
-        locations = model.locations()
+        locations = find_files(model)
         analysis: dict[str, list[float]] = {variant: [] for variant in locations}
         replicas: list[list[BuildTimes]] = []
-        described = model.describe(locations)
+        described = read_builds(model, locations)
         for _ in range(rounds):
             for variant, location in locations.items():
                 before = time.perf_counter()

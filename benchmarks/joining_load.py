@@ -20,7 +20,7 @@ from benchmarks.requests import write_requests
 from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
 from benchmarks.wires import WIRES, Wire
 from serve_app.config.file import read_document
-from serve_app.config.locate import CACHE_VARIABLE
+from serve_app.config.files import CACHE_VARIABLE
 
 BEFORE, AFTER, UNVERIFIED = "before", "after", "after, verify: 0"
 """The systems: another working tree; this one; this one without running answered requests again."""

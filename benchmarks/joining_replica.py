@@ -19,7 +19,7 @@ from benchmarks.failure import BenchmarkError
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
 from serve_app.backends.joining.records import Records, record_key
-from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.composition.model import find_files, make_backend, make_processor, make_samples
 from serve_app.config import ModelConfig
 from serve_app.deployments.model import ModelDeployment  # noqa: F401 - what a replica has to import
 from serve_app.payloads import Joinable, Tensors
@@ -88,17 +88,16 @@ def start_replica(work: Work) -> list[BuildTimes]:
 def measure(work: Work) -> list[BuildTimes]:
     """Load, warm up and try every build in this process."""
     imports = time.monotonic() - work.began
-    model, locations = work.model, work.model.locations()
+    model, locations = work.model, find_files(work.model)
     backends, loads = {}, {}
     for variant, location in locations.items():
         began = time.perf_counter()
-        layout = work.builds[variant].layout
-        backends[variant] = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=False, layout=layout))
+        backends[variant] = make_backend(model, location, work.builds[variant], gpu_available=False)
         backends[variant].load()
         loads[variant] = time.perf_counter() - began
     signature, rows = backends[""].signature, work.builds[""].joinable.rows
-    processor = model.make_processor(signature, locations[""])
-    samples = model.make_samples(signature, decode_sample, rows=rows)
+    processor = make_processor(model, signature, locations[""])
+    samples = make_samples(model, signature, decode_sample, rows=rows)
     warm_ups: dict[str, float] = {}
     examples: dict[str, Tensors] = {}
     for variant, backend in backends.items():

@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.ports import free_ports, haproxy_variables
 from benchmarks.process import OUT, ROOT, ServerProcess
-from serve_app.config.locate import HOME_VARIABLE
+from serve_app.config.files import HOME_VARIABLE
 
 __all__ = ["DIRECT", "OUT", "ROOT", "SERVE_APP_RUN", "SERVE_RUN", "Server", "is_ready", "role"]
 

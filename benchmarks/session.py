@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import ROOT
-from serve_app.config.locate import HOME_VARIABLE
+from serve_app.config.files import HOME_VARIABLE
 from serve_app.errors import ConfigError
 
 _BUSY_PER_CORE = 0.5

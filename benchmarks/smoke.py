@@ -27,6 +27,7 @@ from benchmarks.requests import JSON_HEADERS, Request, write_requests
 from benchmarks.results import Comparison, Report, Run, ratios, summarise
 from benchmarks.server import OUT, ROOT, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.session import ending_in_order, quiet_machine, steps
+from serve_app.composition.model import find_files
 from serve_app.config import load_file
 
 _CONFIG = ROOT / "configs" / "bench.yaml"
@@ -61,7 +62,7 @@ def compare(plan: _Plan, progress: Progress) -> Comparison:
     """
     task = progress.add_task("preparing", total=len(_CONNECTIONS) * plan.repetitions * 2)
     model = next(each for each in load_file(_CONFIG).args.models if each.name == _MODEL)
-    session = open_session(model.locations()[""].model_file)
+    session = open_session(find_files(model)[""].model_file)
     samples = make_samples(session, _SAMPLES)
     OUT.mkdir(parents=True, exist_ok=True)
     requests = OUT / "smoke.requests"

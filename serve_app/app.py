@@ -8,9 +8,9 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.composition import model_info, read_models, read_priors
+from serve_app.composition import identities, model_info, read_models, read_priors
+from serve_app.composition.model import find_files
 from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
-from serve_app.config.identity import identities
 from serve_app.deployments.model import ModelDeployment
 from serve_app.deployments.router import RouterDeployment
 
@@ -36,7 +36,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         for model in config.models
         for info in (infos[model.name],)
     ]
-    known = {model.name: identities(model, model.locations()) for model in pinned if model.caches}
+    known = {model.name: identities(model, find_files(model)) for model in pinned if model.caches}
     min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
     grouped = {member for group in config.groups() for member in group.models}
     models = {

@@ -24,10 +24,9 @@ from serve_app.api.http_app import HttpApp, HttpSettings
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.onnx.backend import OnnxBackend
-from serve_app.composition import model_info, read_models, router_settings
+from serve_app.composition import identities, model_info, read_models, router_settings
+from serve_app.composition.model import find_files, make_backend, make_processor, make_samples
 from serve_app.config import AppArgs, ModelConfig, parse_args
-from serve_app.config.identity import identities
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import Proofs, prove_replica
@@ -235,21 +234,20 @@ async def _awaited(task: asyncio.Task[None]) -> None:
 
 def _router_settings(config: AppArgs, described: Mapping[str, Mapping[str, Description]]) -> RouterSettings:
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
-    known = {model.name: identities(model, model.locations()) for model in config.models if model.caches}
+    known = {model.name: identities(model, find_files(model)) for model in config.models if model.caches}
     return router_settings(config, infos, priors={}, identities=known)
 
 
 def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Worker, ReplicaWarmUp, Joining]:
     """A worker that has run its smallest input, and predicts from what it is asked only."""
-    locations = model.locations()
+    locations = find_files(model)
     backends: dict[str, Backend] = {}
     for variant, location in locations.items():
-        settings = model.onnx_settings(location.model_file, gpu_available=False, layout=builds[variant].layout)
-        backends[variant] = OnnxBackend(settings)
+        backends[variant] = make_backend(model, location, builds[variant], gpu_available=False)
         backends[variant].load()
     signature = backends[""].signature
-    processor = model.make_processor(signature, locations[""])
-    samples = model.make_samples(signature, decode_sample, rows=builds[""].joinable.rows)
+    processor = make_processor(model, signature, locations[""])
+    samples = make_samples(model, signature, decode_sample, rows=builds[""].joinable.rows)
     warm = warm_up_replica(model.name, backends, processor, samples, max_rows=1, budget_s=0.5)
     proofs = Proofs(model.name, model.batching.max_rows, model.batching.tolerance)
     graph = {variant: build.joinable for variant, build in builds.items()}

@@ -13,8 +13,10 @@ import pytest
 
 from serve_app.app import build
 from serve_app.composition import describe_models
+from serve_app.composition.model import find_files
+from serve_app.composition.profile import sha256
 from serve_app.config import ROUTER, parse_args
-from serve_app.config.profile import FORMAT, Machine, Memory, Profile, sha256
+from serve_app.config.profile import FORMAT, Machine, Memory, Profile
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.deployments import replica_directory
 from serve_app.deployments.router import RouterDeployment
@@ -32,7 +34,7 @@ def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) 
     onnx_models.make(tmp_path / "m" / "8" / "model.onnx", "add_one")
     (config,) = models["m"]._bound_deployment.init_args
     assert infos["m"].version == "7"
-    assert config.locations()[""].version == "7"
+    assert find_files(config)[""].version == "7"
 
 
 @pytest.mark.parametrize("path", ["m", "m/net.onnx"])
@@ -43,7 +45,7 @@ def test_a_model_without_versions_is_version_1(tmp_path: Path, path: str) -> Non
     _, infos, models = application._bound_deployment.init_args
     (config,) = models["m"]._bound_deployment.init_args
     assert (infos["m"].version, infos["m"].file) == ("1", "net.onnx")
-    assert config.locations()[""].model_file == tmp_path / "m" / "net.onnx"
+    assert find_files(config)[""].model_file == tmp_path / "m" / "net.onnx"
 
 
 def test_deployments_are_called_as_plainly_as_they_have_to_be(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from benchmarks.process import ROOT
 from benchmarks.requests import JSON_HEADERS, Request
 from benchmarks.wires import Binary, Json
 from serve_app.backends.onnx.signature import read_signature
+from serve_app.composition.model import find_files, make_processor
 from serve_app.config import ModelConfig
 from serve_app.payloads import Embeddings, Media, Texts
 from serve_app.processors.processor import Processor
@@ -185,7 +186,7 @@ def tensor_question(
 
 
 def _tensor_questions(model: ModelConfig, size: int) -> list[Question]:
-    session = open_session(model.locations()[""].model_file)
+    session = open_session(find_files(model)[""].model_file)
     features = session.get_inputs()[0].shape[1]
     rows = np.random.default_rng(_SEED).standard_normal((size, 1, features), np.float32)
     return [
@@ -196,8 +197,8 @@ def _tensor_questions(model: ModelConfig, size: int) -> list[Question]:
 
 def _asked(model: ModelConfig, media: Iterator[str | bytes], size: int) -> list[Question]:
     """Ask ONNX Runtime, until there are enough questions whose answers can be told apart."""
-    location = model.locations()[""]
-    processor = model.make_processor(read_signature(location.model_file, model=model.name), location)
+    location = find_files(model)[""]
+    processor = make_processor(model, read_signature(location.model_file, model=model.name), location)
     assert processor is not None
     session = open_session(location.model_file)
     found: list[Question] = []

@@ -31,6 +31,7 @@ from benchmarks.process import ROOT, ServerProcess
 from benchmarks.server import DIRECT, PROXY, SERVE_APP_RUN, SERVE_RUN, Server
 from benchmarks.wires import WIRES, Wire
 from serve_app.backends.onnx.signature import read_signature
+from serve_app.composition.model import find_files, make_processor
 from serve_app.config import ModelConfig, load_file
 
 CONFIG = ROOT / "configs" / "bench.yaml"
@@ -101,12 +102,12 @@ class Subject:
     @property
     def model_file(self) -> Path:
         """Its ``.onnx`` file. Raises `ConfigError`."""
-        return self.model.locations()[""].model_file
+        return find_files(self.model)[""].model_file
 
     def buckets(self) -> tuple[int, ...]:
         """Lengths that serve_app pads token ids to; empty for a model without a task. Raises `ConfigError`."""
-        location = self.model.locations()[""]
-        processor = self.model.make_processor(read_signature(location.model_file, model=self.model.name), location)
+        location = find_files(self.model)[""]
+        processor = make_processor(self.model, read_signature(location.model_file, model=self.model.name), location)
         return () if processor is None else processor.buckets
 
 

@@ -18,8 +18,12 @@ class Backend(Protocol):
     def device(self) -> str:
         """Where it really runs: ``cpu`` or ``cuda``. Valid after `load`."""
 
-    def load(self) -> None:
-        """Make the session. Raises `serve_app.errors.ConfigError` when the model or device is not usable."""
+    def load(self) -> str | None:
+        """Make the session. Returns what an operator should know of it, e.g. that the GPU could not be used.
+
+        Raises:
+            ConfigError: The model or the device is not usable.
+        """
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run one batch, blocking. Axis 0 is rows. Returns every output by name."""

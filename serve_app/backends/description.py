@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serve_app.backends.onnx.signature import NO_ROWS, Layout, SessionSignature, open_to_inspect, signature_of
+from serve_app.backends.layout import NO_ROWS, JoinSettings, Layout
+from serve_app.backends.onnx.signature import SessionSignature, open_to_inspect, signature_of
 from serve_app.errors import ConfigError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, ModelSignature, TensorSpec
-
-
-@dataclass(frozen=True, slots=True)
-class JoinSettings:
-    """What the configuration says of sharing runs.
-
-    Attributes:
-        join: Whether requests may share runs at all.
-        axes: The axis of the rows, of all tensors or by the name of each; ``None``: 0, unless the file fixes the size
-            of that dimension to more than 1.
-        unverified: Whether they may without proof.
-        tolerance: Largest difference that sharing may make to an answer, relative to the largest value of its output;
-            ``None`` for a default that depends on the datatype.
-    """
-
-    join: bool = True
-    axes: int | Mapping[str, int] | None = None
-    unverified: bool = False
-    tolerance: float | None = None
 
 
 class Description(NamedTuple):

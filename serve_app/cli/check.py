@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.composition import describe_models
+from serve_app.composition.locate import missing_models
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.faults import problems_of
-from serve_app.config.locate import is_remote
+from serve_app.config.files import is_remote
 from serve_app.errors import ConfigError
 
 
@@ -46,7 +47,7 @@ def _check_models(args: AppArgs) -> None:
     Raises:
         ConfigError: With one line per fault.
     """
-    problems = (*args.model_problems(), *args.tls_problems(), *args.redis_problems())
+    problems = (*missing_models(args.models), *args.tls_problems(), *args.redis_problems())
     if problems:
         raise ConfigError(problems)
     here = tuple(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.int8.convert import convert_to_int8
-from serve_app.config import ModelLocation, resolve_model
-from serve_app.config.locate import SUFFIX
+from serve_app.composition.locate import SUFFIX, ModelLocation, resolve_model
 from serve_app.errors import ConfigError
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from serve_app import __version__
-from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.cli.check import check_file
 from serve_app.cli.run import busy_ports, unusable_folder
+from serve_app.composition.model import find_files, make_backend, read_builds
 from serve_app.config import ModelConfig, ServeFile
-from serve_app.config.locate import is_remote
+from serve_app.config.files import is_remote
 from serve_app.errors import ConfigError
 
 Level = Literal["ok", "note", "error"]
@@ -168,24 +168,23 @@ def _sessions(model: ModelConfig) -> Iterator[Finding]:
     if remote:
         yield Finding("note", model.name, f"not tried, because it would be copied here: {', '.join(remote)}")
         return
-    locations = model.locations()
+    locations = find_files(model)
     try:
-        builds = model.describe(locations)
+        builds = read_builds(model, locations)
     except ConfigError as error:
         yield from (Finding("error", model.name, problem) for problem in error.problems)
         return
     for variant, folder in locations.items():
         name = f"{model.name}/{variant}" if variant else model.name
         gpu_available = has_gpu() and model.resources.gpus > 0
-        layout = builds[variant].layout
-        backend = OnnxBackend(model.onnx_settings(folder.model_file, gpu_available=gpu_available, layout=layout))
+        backend = make_backend(model, folder, builds[variant], gpu_available=gpu_available)
         try:
-            backend.load()
+            note = backend.load()
         except ConfigError as error:
             yield from (Finding("error", name, problem) for problem in error.problems)
             continue
         detail = f"version {folder.version} of {', '.join(folder.versions)}, runs on {backend.device}"
-        yield Finding("note" if backend.note else "ok", name, f"{detail}; {backend.note}" if backend.note else detail)
+        yield Finding("note" if note else "ok", name, f"{detail}; {note}" if note else detail)
         backend.close()
 
 

@@ -21,15 +21,17 @@ from serve_app import __version__
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.onnx.backend import OnnxBackend
 from serve_app.backends.onnx.device import resolve_device
 from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
 from serve_app.backends.warm_up import MakeInputs, first_that_runs
 from serve_app.cli.profile_report import draw, summary, table
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import find_files, make_backend, make_processor, make_samples, read_builds
+from serve_app.composition.profile import sha256
 from serve_app.config import ModelConfig, load_file
 from serve_app.config.faults import nearest, shown
-from serve_app.config.locate import ModelLocation, home, is_remote
-from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict, sha256
+from serve_app.config.files import home, is_remote
+from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.payloads import Joinable
@@ -118,20 +120,19 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         model = model.model_copy(
             update={"resources": model.resources.model_copy(update={"threads": options.threads})}
         )  # fmt: skip
-    locations = model.locations()
+    locations = find_files(model)
     gpu_available = model.resources.gpus > 0 and _has_gpu()
     with_gpu = resolve_device(model.resources.device, gpu_available, model.name) == "cuda"
     before, gpu_before = resident_bytes(), gpu_bytes() if with_gpu else None
     backends: dict[str, Backend] = {}
     try:
-        builds = model.describe(locations)
+        builds = read_builds(model, locations)
         for variant, location in locations.items():
-            layout = builds[variant].layout
-            backend = OnnxBackend(model.onnx_settings(location.model_file, gpu_available=gpu_available, layout=layout))
-            backend.load()
+            backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
+            note = backend.load()
             backends[variant] = backend
-            if backend.note is not None:
-                out.print(f"[yellow]note:[/] {backend.note}", highlight=False, soft_wrap=True)
+            if note is not None:
+                out.print(f"[yellow]note:[/] {note}", highlight=False, soft_wrap=True)
         memory = Memory(
             before_load_bytes=before,
             after_load_bytes=resident_bytes(),
@@ -177,12 +178,12 @@ def _verdicts(
 ) -> dict[str, Joinable]:
     """Whether requests to each build may share runs, found as replicas find it."""
     exact = builds[""]
-    samples = model.make_samples(exact.signature, decode_sample, rows=exact.joinable.rows)
+    samples = make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)
     return prove_replica(
         Proofs(model.name, model.batching.max_rows, model.batching.tolerance),
         backends,
         {variant: build.joinable for variant, build in builds.items()},
-        model.make_processor(exact.signature, locations[""]),
+        make_processor(model, exact.signature, locations[""]),
         samples,
         {},
     )
@@ -198,7 +199,7 @@ def _sweep(
     rows: bool,
 ) -> list[Measurement]:
     exact = backends[""]
-    processor = model.make_processor(exact.signature, locations[""])
+    processor = make_processor(model, exact.signature, locations[""])
     make_inputs = _inputs(model, backends, processor, rows=rows)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
@@ -233,7 +234,7 @@ def _inputs(
     """
     if processor is not None:
         return processor.example
-    samples = model.make_samples(backends[""].signature, decode_sample, rows=rows)
+    samples = make_samples(model, backends[""].signature, decode_sample, rows=rows)
     try:
         return first_that_runs(backends.values(), samples.candidates())
     except InferenceFailed as error:

@@ -34,7 +34,7 @@ from serve_app.cli.run_folder import FOLDER_VARIABLE
 from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
-from serve_app.config.locate import HOME_VARIABLE, home
+from serve_app.config.files import HOME_VARIABLE, home
 
 _RUN_VARIABLE = "SERVE_APP_RUN"
 _HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": "8404", "RAY_SERVE_HAPROXY_METRICS_PORT": "9101"}

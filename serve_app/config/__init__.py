@@ -1,7 +1,7 @@
 """The configuration: what stands under ``args:`` in a Serve file, checked and turned into values for the layers below.
 
 `AppArgs` is the typed form. `parse_args` makes one from plain data and `load_file` from a whole Serve file; both raise
-`serve_app.errors.ConfigError` with one readable line per fault. `resolve_model` finds a model's files.
+`serve_app.errors.ConfigError` with one readable line per fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from serve_app.config.batching import BatchingConfig
 from serve_app.config.budget import DEFAULT_MAXCONN, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig
 from serve_app.config.file import IMPORT_PATH, ServeFile, load_file, parse_document, read_document
-from serve_app.config.locate import ModelLocation, cache_folder, resolve_model
+from serve_app.config.files import cache_folder
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import (
     HealthConfig,
@@ -40,7 +40,6 @@ __all__ = [
     "HealthConfig",
     "LoggingConfig",
     "ModelConfig",
-    "ModelLocation",
     "ResourcesConfig",
     "RouterConfig",
     "ServeFile",
@@ -51,5 +50,4 @@ __all__ = [
     "parse_args",
     "parse_document",
     "read_document",
-    "resolve_model",
 ]

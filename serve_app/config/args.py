@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
 from serve_app.config.faults import Location, misfit, problems_of, shown
-from serve_app.config.locate import is_remote, resolve_model
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
@@ -128,21 +127,6 @@ class AppArgs(Section):
             headroom=self.router.headroom,
         )
 
-    def model_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Say which models of this machine cannot be found, one line each. Remote ones are not looked for.
-
-        Args:
-            environ: Environment variables; by default those of this process.
-        """
-        problems: list[str] = []
-        for number, model in enumerate(self.models):
-            wanted = [("path", model.path, model.version)]
-            wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
-            for key, path, version in wanted:
-                if not is_remote(path):
-                    problems += _missing(f"args.models[{number}].{key}", path, version, environ)
-        return tuple(problems)
-
     def tls_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """Say what is wrong with the certificates of this machine, one line each.
 
@@ -222,11 +206,3 @@ def parse_args(data: Any, prefix: str = "args") -> AppArgs:
         return AppArgs.model_validate(given)
     except ValidationError as error:
         raise ConfigError(problems_of(error, given, AppArgs.model_json_schema(), prefix)) from None
-
-
-def _missing(place: str, path: str, version: int | None, environ: Mapping[str, str] | None) -> list[str]:
-    try:
-        resolve_model(path, version, environ)
-    except ConfigError as error:
-        return [f"{place}: {problem}" for problem in error.problems]
-    return []

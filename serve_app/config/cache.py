@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from serve_app.config.faults import Location, misfit, shown
-from serve_app.config.locate import home
+from serve_app.config.files import home
 from serve_app.config.values import Milliseconds, Seconds, Section, Size
 from serve_app.errors import ConfigError
 from serve_app.router.cache.redis import RedisSettings

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field
 
-from serve_app.config.locate import home
+from serve_app.config.files import home
 from serve_app.config.values import Milliseconds, Section, Size
 from serve_app.telemetry.request_log import LogSettings
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
@@ -20,19 +17,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from serve_app.backends.description import Description, describe_build
-from serve_app.backends.onnx.backend import OnnxSettings
-from serve_app.backends.onnx.signature import ROWS_FIRST, Layout
-from serve_app.backends.samples import Samples, make_samples
-from serve_app.backends.warm_up import row_buckets, spaced_rows
+from serve_app.backends.warm_up import row_buckets
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import ModelBatchingConfig, fallback_faults
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
-from serve_app.config.locate import ModelLocation, home, resolve_model
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
-from serve_app.config.profile import Profile, check_profile, read_profile
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.tensors import (
     Format,
@@ -41,15 +32,12 @@ from serve_app.config.tensors import (
     LabelsByOutput,
     checked_format,
     checked_labels,
-    label_files,
 )
 from serve_app.config.values import Positive, Seconds, Section
-from serve_app.config.warm_up import DecodeRequest, WarmUpConfig
-from serve_app.errors import ConfigError
-from serve_app.payloads import TENSORS, ModelSignature
-from serve_app.processors import PROCESSOR_OPTIONS, create_processor
+from serve_app.config.warm_up import WarmUpConfig
+from serve_app.payloads import TENSORS
+from serve_app.processors import PROCESSOR_OPTIONS
 from serve_app.processors.options import AudioOptions, ImageOptions
-from serve_app.processors.processor import Processor
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
 
@@ -263,164 +251,6 @@ class ModelConfig(Section):
             # Every replica that has a picture or a sound decodes it, before anybody knows who runs it.
             copies=1 if isinstance(self.processor, ImageOptions | AudioOptions) else COPIES,
         )
-
-    def onnx_settings(self, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST) -> OnnxSettings:
-        """The values for one session of a replica: the model's own or that of a variant, which share the GPU memory.
-
-        Args:
-            model_file: The ONNX file, from `serve_app.config.resolve_model`.
-            gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-            layout: Where its rows are, from `describe`.
-        """
-        memory = self.resources.gpu_memory
-        cache = self.resources.tensorrt_cache
-        row_sizes = self.resources.row_sizes
-        sizes = spaced_rows(self.batching.max_rows) if row_sizes == "auto" else row_sizes
-        return OnnxSettings(
-            model=self.name,
-            model_file=model_file,
-            device=self.resources.device,
-            gpu_available=gpu_available,
-            gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(self.variants))),
-            row_sizes=() if sizes == "any" else sizes,
-            only_for_convolutions=row_sizes == "auto",
-            intra_op_threads=self.resources.threads,
-            max_rows=self.batching.max_rows,
-            tensorrt=self.resources.tensorrt,
-            tensorrt_fp16=self.resources.tensorrt_fp16,
-            tensorrt_cache=None if cache is None else home(os.environ) / cache,
-            layout=layout,
-        )
-
-    def describe(self, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
-        """Read the files of the model and of its variants, and decide by their graphs what may share runs.
-
-        Args:
-            locations: The model's files, from `locations`.
-
-        Raises:
-            ConfigError: One cannot be served, or a variant takes or gives other tensors than the model itself.
-        """
-        settings = self.batching.joining()
-        exact = describe_build(locations[""].model_file, model=self.name, settings=settings)
-        described = {"": exact}
-        problems = []
-        for variant, location in locations.items():
-            if not variant:
-                continue
-            other = describe_build(location.model_file, model=self.name, settings=settings, exact=exact)
-            described[variant] = other
-            if other.signature != exact.signature:
-                problems.append(
-                    f"model {self.name!r}: variant {variant!r} takes {other.signature}, the model itself takes"
-                    f" {exact.signature}"
-                )
-        if problems:
-            raise ConfigError(tuple(problems))
-        return described
-
-    def locations(self, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:
-        """Find the files of the model and of its variants, copying remote ones here.
-
-        Args:
-            environ: Environment variables; by default those of this process.
-
-        Returns:
-            By variant; the model itself is ``""``.
-
-        Raises:
-            ConfigError: Something is not there; names the path.
-        """
-        exact = resolve_model(self.path, self.version, environ, self._named_files())
-        return {"": exact} | {variant.name: resolve_model(variant.path, None, environ) for variant in self.variants}
-
-    def _named_files(self) -> tuple[str, ...]:
-        """Files beside the model that this configuration names, relative to the model's folder."""
-        names = (*label_files(self.labels), *label_files(getattr(self.processor, "labels", None)))
-        return tuple(name for name in names if not name.startswith("/") and ".." not in name.split("/"))
-
-    def make_processor(self, signature: ModelSignature, location: ModelLocation) -> Processor | None:
-        """Make the model's processor, or ``None`` for a model that takes tensors only.
-
-        Args:
-            signature: The model's tensors.
-            location: The model's files, one of `locations`.
-
-        Raises:
-            ConfigError: The options, the files beside the model and its tensors do not fit together.
-        """
-        if self.processor is None:
-            return None
-        options = self.processor.model_dump(exclude_unset=True)
-        try:
-            return create_processor(self.task, signature, location.sidecars(), options)
-        except ConfigError as error:
-            raise ConfigError(tuple(f"model {self.name!r}: {problem}" for problem in error.problems)) from None
-
-    def make_samples(
-        self,
-        signature: ModelSignature,
-        decode: DecodeRequest,
-        environ: Mapping[str, str] | None = None,
-        *,
-        rows: bool = True,
-    ) -> Samples:
-        """Inputs to run the model with, where it has no processor.
-
-        Args:
-            signature: The model's tensors.
-            decode: Decodes samples that are V2 infer requests.
-            environ: Environment variables; by default those of this process.
-            rows: Whether the tensors have rows.
-
-        Raises:
-            ConfigError: A configured sample or value cannot be read or does not fit the model.
-        """
-        settings = None if self.warm_up is None else self.warm_up.read(self.name, signature, decode, environ)
-        return make_samples(signature, settings, model=self.name, rows=rows)
-
-    def read_profile(
-        self, locations: Mapping[str, ModelLocation], environ: Mapping[str, str] | None = None
-    ) -> Profile | None:
-        """Read the model's profile, or ``None`` where none is configured.
-
-        Args:
-            locations: The model's files, from `locations`.
-            environ: Environment variables; by default those of this process.
-
-        Raises:
-            ConfigError: It is missing, not a profile, or that of another model.
-        """
-        if self.profile is None:
-            return None
-        try:
-            profile = read_profile(self.profile, environ)
-            problems = tuple(f"{self.profile}: {problem}" for problem in check_profile(profile, self.name, locations))
-        except ConfigError as error:
-            problems = error.problems
-        if problems:
-            raise ConfigError(tuple(f"model {self.name!r}: profile: {problem}" for problem in problems))
-        return profile
-
-    def profile_notes(self, profile: Profile) -> tuple[str, ...]:
-        """Say where replicas of this configuration differ from what was measured, one line per difference."""
-        notes = []
-        resources = self.resources
-        if resources.device == "cuda" or resources.gpus == 0:  # otherwise the cluster decides
-            device = "cuda" if resources.device == "cuda" else "cpu"
-            if profile.device != device:
-                notes.append(f"was measured on {profile.device}, replicas run on {device}")
-        if profile.device == "cpu" and profile.threads != resources.threads:
-            notes.append(f"was measured with threads: {profile.threads}, replicas have {resources.threads}")
-        largest = max(shape.rows for shape in profile.shapes)
-        if largest < self.batching.max_rows:
-            notes.append(f"was measured up to {largest} rows, batches have up to {self.batching.max_rows}")
-        notes += [
-            f"does not have the variant {shown(variant.name)}"
-            for variant in self.variants
-            if variant.name not in profile.variants
-        ]
-        return tuple(f"model {self.name!r}: profile: {self.profile} {note}" for note in notes)
 
     @property
     def deployment(self) -> str:

@@ -6,7 +6,6 @@ simulator takes one as the truth: a curve of mean execution times, and the scatt
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from serve_app.config.faults import Location, misfit, problems_of, shown
-from serve_app.config.locate import ModelLocation, read_file
+from serve_app.config.files import read_file
 from serve_app.config.measured_curve import MeasuredCurve
 from serve_app.config.profile_points import Bytes, Fit, Point
 from serve_app.config.values import Positive, Section
@@ -251,34 +250,6 @@ def read_profile(path: str | Path, environ: Mapping[str, str] | None = None) -> 
         return _parse(_read(str(path), environ))
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
-
-
-def check_profile(profile: Profile, model: str, locations: Mapping[str, ModelLocation]) -> tuple[str, ...]:
-    """Say what makes this the profile of another model, one line per fault. Reads the model's files.
-
-    Args:
-        profile: The profile.
-        model: Name of the model that is to be served.
-        locations: Its files and those of its variants, by variant.
-    """
-    problems = []
-    if profile.model != model:
-        problems.append(f"model: it is the profile of {shown(profile.model)}, not of {shown(model)}")
-    for variant, location in locations.items():
-        known = profile.files.get(variant)
-        if known is not None and (found := sha256(location.model_file)) != known:
-            problems.append(
-                f"files[{variant!r}]: it was measured with another {location.model_file.name}"
-                f" (SHA-256 {known[:12]}..., the one in {location.folder} has {found[:12]}...);"
-                " measure again with serve-app profile"
-            )
-    return tuple(problems)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: str, environ: Mapping[str, str] | None) -> str:

@@ -14,8 +14,8 @@ from serve_app.access.key_watch import KeyFile, KeyWatch
 from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
+from serve_app.config.files import home
 from serve_app.config.former import with_new_names
-from serve_app.config.locate import home
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from serve_app.config.locate import home
+from serve_app.config.files import home
 from serve_app.config.values import Section
 from serve_app.http.tls import TlsFiles
 

@@ -15,7 +15,7 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.backends.joining.records import Records, record_key
-from serve_app.backends.onnx.backend import OnnxBackend
+from serve_app.composition.model import find_files, make_backend, make_processor, make_samples
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
@@ -69,18 +69,16 @@ class ModelDeployment:
         gpus = ray.get_gpu_ids()
         began = time.monotonic()
         self._backends: dict[str, Backend] = {}
-        locations = config.locations()
+        locations = find_files(config)
         for variant, location in locations.items():
-            layout = builds[variant].layout
-            backend = OnnxBackend(config.onnx_settings(location.model_file, gpu_available=bool(gpus), layout=layout))
-            backend.load()
-            if backend.note is not None:
-                logger.warning(backend.note)
+            backend = make_backend(config, location, builds[variant], gpu_available=bool(gpus))
+            if (note := backend.load()) is not None:
+                logger.warning(note)
             self._backends[variant] = backend
         exact = self._backends[""]
-        self._processor = config.make_processor(exact.signature, locations[""])
+        self._processor = make_processor(config, exact.signature, locations[""])
         has_rows = builds[""].joinable.rows
-        samples = config.make_samples(exact.signature, decode_sample, rows=has_rows)
+        samples = make_samples(config, exact.signature, decode_sample, rows=has_rows)
         max_rows = config.batching.max_rows
         self._warm_up = warm_up_replica(
             config.name,

@@ -14,8 +14,8 @@ from joining_backends import Made, loaded, refusing
 from onnx import TensorProto, helper
 
 from serve_app.backends.batch import most_rows, run_entries
+from serve_app.backends.layout import Layout
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.onnx.signature import Layout
 from serve_app.errors import InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.payloads import Tensors
 

@@ -12,8 +12,9 @@ from benchmarks.joining_replica import Work, start_replica
 from benchmarks.joining_report import Build, Measured, Report, render
 from benchmarks.machine import Machine
 from benchmarks.server import ROOT
+from serve_app.composition.model import find_files, read_builds
 from serve_app.config import load_file
-from serve_app.config.locate import HOME_VARIABLE
+from serve_app.config.files import HOME_VARIABLE
 from serve_app.payloads import Joinable
 
 _MACHINE = Machine("a CPU", 2, 8.0, "Linux 6", "3.11", {"ray": "2"}, 0.5)
@@ -23,7 +24,7 @@ def test_a_replica_is_started_and_its_verdict_is_kept(tmp_path: Path, monkeypatc
     """The start of a committed model gives one set of times, and a record of the verdict that it told."""
     monkeypatch.setenv(HOME_VARIABLE, str(ROOT))
     model = next(each for each in load_file(ROOT / "configs" / "demo.yaml").args.models if each.name == "digits")
-    (times,) = start_replica(Work(model, model.describe(model.locations()), tmp_path))
+    (times,) = start_replica(Work(model, read_builds(model, find_files(model)), tmp_path))
     (record,) = tmp_path.iterdir()
     assert msgspec.json.decode(record.read_bytes(), type=Joinable) == times.verdict
     assert times.verdict.joins

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from serve_app.cli import app
-from serve_app.config import resolve_model
+from serve_app.composition.locate import resolve_model
 
 
 def multiply(path: Path) -> Path:

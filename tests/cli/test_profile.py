@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli import app
-from serve_app.config.profile import read_profile, sha256
+from serve_app.composition.profile import sha256
+from serve_app.config.profile import read_profile
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.backends.onnx.backend import OnnxSettings
+from serve_app.composition.model import onnx_settings
 from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
@@ -280,7 +281,7 @@ def test_variants_share_the_gpu_memory() -> None:
     """The sessions of one replica together stay within the limit."""
     resources = {"device": "cuda", "gpus": 0.5, "gpu_memory": "2GiB", "threads": 3}
     args = parse_args(with_model(resources=resources, variants=[{"name": "int8", "path": "models/int8"}]))
-    settings = args.models[0].onnx_settings(Path("model.onnx"), gpu_available=True)
+    settings = onnx_settings(args.models[0], Path("model.onnx"), gpu_available=True)
     assert settings == OnnxSettings(
         "digits",
         Path("model.onnx"),
@@ -298,7 +299,7 @@ def test_what_a_gpu_is_asked_for_reaches_the_session() -> None:
     """The folder of engines is found as models are."""
     resources = {"gpus": 1.0, "tensorrt": "auto", "tensorrt_fp16": True, "tensorrt_cache": "/engines"}
     args = parse_args({"models": [model(resources=resources), model(name="b", resources={"gpus": 1.0})]})
-    first, second = (m.onnx_settings(Path("model.onnx"), gpu_available=True) for m in args.models)
+    first, second = (onnx_settings(m, Path("model.onnx"), gpu_available=True) for m in args.models)
 
     assert (first.tensorrt, first.tensorrt_fp16, first.tensorrt_cache) == ("auto", True, Path("/engines"))
     assert (second.tensorrt, second.tensorrt_fp16, second.tensorrt_cache) == (False, False, None)

@@ -11,8 +11,9 @@ import onnx_models
 import pytest
 from api.authority import Authority
 
+from serve_app.composition.identity import identities
+from serve_app.composition.model import find_files
 from serve_app.config import AppArgs, parse_args
-from serve_app.config.identity import identities
 from serve_app.errors import ConfigError
 
 CACHED = {"name": "m", "path": "m", "cache": {}}
@@ -132,7 +133,7 @@ def _identities(folder: Path, **changes: Any) -> dict[str, str]:
         **changes,
     }
     config = parse_args({"models": [model]}).models[0]
-    return identities(config, config.locations())
+    return identities(config, find_files(config))
 
 
 def test_identities_are_of_contents(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_a_socket_has_its_database_in_the_query() -> None:
 
 def _identity(path: Path, **changes: Any) -> str:
     config = parse_args({"models": [{"name": "m", "path": str(path), **changes}]}).models[0]
-    return identities(config, config.locations())[""]
+    return identities(config, find_files(config))[""]
 
 
 def test_the_identity_of_a_file_is_of_what_belongs_to_it(tmp_path: Path) -> None:

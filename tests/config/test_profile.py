@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.config import ModelConfig, ModelLocation
-from serve_app.config.profile import FORMAT, Machine, Memory, Profile, check_profile, read_profile, sha256
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.profile import check_profile, profile_notes, read_model_profile, sha256
+from serve_app.config import ModelConfig
+from serve_app.config.profile import FORMAT, Machine, Memory, Profile, read_profile
 from serve_app.config.profile_points import Point, fit_affine, fit_points
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
@@ -331,16 +333,16 @@ def test_a_model_reads_its_profile(tmp_path: Path) -> None:
     here = location(tmp_path, b"exact")
     make([point(1, 0.5)], files={"": sha256(here.model_file)}).write(tmp_path / "m.json")
     variables = {"SERVE_APP_HOME": str(tmp_path)}
-    assert ModelConfig(name="m", path="m").read_profile({"": here}, variables) is None
-    read = ModelConfig(name="m", path="m", profile="m.json").read_profile({"": here}, variables)
+    assert read_model_profile(ModelConfig(name="m", path="m"), {"": here}, variables) is None
+    read = read_model_profile(ModelConfig(name="m", path="m", profile="m.json"), {"": here}, variables)
     assert read is not None
     with pytest.raises(ConfigError) as caught:
-        ModelConfig(name="n", path="m", profile="m.json").read_profile({"": here}, variables)
+        read_model_profile(ModelConfig(name="n", path="m", profile="m.json"), {"": here}, variables)
     assert caught.value.problems == (
         "model 'n': profile: m.json: model: it is the profile of 'm', not of 'n'",
     )  # fmt: skip
     with pytest.raises(ConfigError) as caught:
-        ModelConfig(name="m", path="m", profile="no.json").read_profile({"": here}, variables)
+        read_model_profile(ModelConfig(name="m", path="m", profile="no.json"), {"": here}, variables)
     assert caught.value.problems == (
         f"model 'm': profile: no.json: no such file (looked for {tmp_path}/no.json)",
     )  # fmt: skip
@@ -361,4 +363,4 @@ def test_differences_are_noted(settings: dict[str, Any], expected: list[str]) ->
     """What makes a profile less exact is no fault; where the cluster chooses the device, nobody can tell."""
     given = {"batching": {"max_rows": 4}} | settings
     model = ModelConfig.model_validate({"name": "m", "path": "m", "profile": "m.json"} | given)
-    assert model.profile_notes(STRAIGHT) == tuple(f"model 'm': profile: m.json {note}" for note in expected)
+    assert profile_notes(model, STRAIGHT) == tuple(f"model 'm': profile: m.json {note}" for note in expected)

@@ -14,6 +14,7 @@ import pytest
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.onnx.signature import read_signature
 from serve_app.composition import describe_models
+from serve_app.composition.model import find_files, make_samples
 from serve_app.config import ModelConfig, parse_args
 from serve_app.errors import ConfigError
 
@@ -40,8 +41,8 @@ def faults(given: Any) -> tuple[str, ...]:
 def made(folder: Path, warm_up: Any, rows: int = 3) -> Any:
     """The ids that the model is warmed up with."""
     config: ModelConfig = parse_args(args(folder, warm_up)).models[0]
-    signature = read_signature(config.locations()[""].model_file, model="ids")
-    samples = config.make_samples(signature, decode_sample, {"SERVE_APP_HOME": str(folder)})
+    signature = read_signature(find_files(config)[""].model_file, model="ids")
+    samples = make_samples(config, signature, decode_sample, {"SERVE_APP_HOME": str(folder)})
     return next(samples.candidates())(rows, 0)["ids"].tolist()
 
 
@@ -118,9 +119,9 @@ def test_texts_come_from_either_kind_of_file(tmp_path: Path) -> None:
     (config,) = parse_args(
         {"models": [{"name": "m", "path": str(tmp_path / "m"), "warm_up": {"samples": samples}}]}
     ).models
-    signature = read_signature(config.locations()[""].model_file, model="m")
+    signature = read_signature(find_files(config)[""].model_file, model="m")
 
-    texts = next(config.make_samples(signature, decode_sample).candidates())(2, 0)["text"]
+    texts = next(make_samples(config, signature, decode_sample).candidates())(2, 0)["text"]
 
     assert texts.tolist() == [["1", "2", "3", "4"], [b"5", b"6", b"7", b"8"]]
 

@@ -90,8 +90,8 @@ class OnnxBackend:
         """What an operator should know about how it was loaded, e.g. that CUDA was not to be had. Or ``None``."""
         return "; ".join(self._notes) or None
 
-    def load(self) -> None:
-        """Make the session, or those of the row sizes.
+    def load(self) -> str | None:
+        """Make the session, or those of the row sizes. Returns `note`.
 
         Raises:
             ConfigError: The model or the device is not usable; says which model and why.
@@ -112,6 +112,7 @@ class OnnxBackend:
             raise ConfigError((f"model {self._settings.model!r}: ONNX Runtime runs no model of both text and BF16",))
         self._bfloat16 = takes_or_gives_bfloat16(made.loaded.signature)
         self._sessions = made.by_rows
+        return self.note
 
     def run(self, inputs: Tensors) -> Tensors:
         """Run one batch, blocking.

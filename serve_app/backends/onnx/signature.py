@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnxruntime
 
+from serve_app.backends.layout import NO_ROWS, ROWS_FIRST, Layout
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
@@ -28,22 +29,6 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
-
-
-class Layout(NamedTuple):
-    """Where the rows of a model's tensors are.
-
-    Attributes:
-        rows: Whether there are any. Otherwise the tensors are served with the shapes that the model's file declares.
-        axes: The axis of the rows by the name of a tensor, 0 where it is not named.
-    """
-
-    rows: bool = True
-    axes: Mapping[str, int] = {}
-
-
-ROWS_FIRST = Layout()
-NO_ROWS = Layout(rows=False)
 
 
 class SessionSignature(NamedTuple):

@@ -12,7 +12,8 @@ import onnx_models
 import pytest
 
 from serve_app import processors
-from serve_app.config import ModelLocation, parse_args, resolve_model
+from serve_app.composition.locate import ModelLocation, missing_models, resolve_model
+from serve_app.config import parse_args
 from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SIDECARS
 
@@ -100,7 +101,7 @@ def test_missing_models_are_named_by_their_place(tmp_path: Path) -> None:
             ]
         }
     )
-    assert args.model_problems(environ(tmp_path)) == (
+    assert missing_models(args.models, environ(tmp_path)) == (
         f"args.models[0].variants[0].path: gone: no such folder (looked for {tmp_path}/gone)",
         "args.models[1].path: there: has no version '7'; there is 1",
     )

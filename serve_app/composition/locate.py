@@ -20,7 +20,7 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -29,6 +29,8 @@ import fsspec
 
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.config.faults import shown
+from serve_app.config.files import cache_folder, home, is_remote
+from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SIDECARS, ModelFolder
 
@@ -36,15 +38,6 @@ MODEL_FILE = "model.onnx"
 """The file in a version's folder that makes it a version."""
 
 SUFFIX: Final = ".onnx"
-
-HOME_VARIABLE = "SERVE_APP_HOME"
-"""Environment variable: the folder that relative model paths start from. Default: the working directory."""
-
-CACHE_VARIABLE = "SERVE_APP_CACHE"
-"""Environment variable: where copies of remote models are kept, and what was found of models.
-
-Default: ``~/.cache/serve-app``.
-"""
 
 _ONLY = "1"
 """The version of a model without versions."""
@@ -136,39 +129,21 @@ def resolve_model(
     return ModelLocation(place / chosen, chosen, versions)
 
 
-def home(environ: Mapping[str, str]) -> Path:
-    """The folder that relative model paths start from."""
-    return Path(environ.get(HOME_VARIABLE) or Path.cwd())
-
-
-def is_remote(path: str) -> bool:
-    """Whether a model's path is a URI rather than a folder of this machine."""
-    return "://" in path or "::" in path
-
-
-def read_file(path: str, environ: Mapping[str, str] | None = None) -> bytes:
-    """Read a file that a configuration names.
+def missing_models(models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Say which models of this machine cannot be found, one line each. Remote ones are not looked for.
 
     Args:
-        path: Relative to ``SERVE_APP_HOME``, absolute, or an fsspec URI.
+        models: The models of a configuration.
         environ: Environment variables; by default those of this process.
-
-    Raises:
-        ConfigError: It cannot be read; does not name the path.
     """
-    local = home(os.environ if environ is None else environ) / path
-    try:
-        if is_remote(path):
-            with fsspec.open(path, "rb") as file:
-                return bytes(file.read())
-        return local.read_bytes()
-    except FileNotFoundError:
-        looked = "" if is_remote(path) else f" (looked for {local})"
-        raise ConfigError((f"no such file{looked}",)) from None
-    except OSError as error:
-        raise ConfigError((f"cannot be read: {error.strerror or error}",)) from None
-    except Exception as error:  # every filesystem behind fsspec has errors of its own
-        raise ConfigError((f"cannot be read: {type(error).__name__}: {error}",)) from error
+    problems: list[str] = []
+    for number, model in enumerate(models):
+        wanted = [("path", model.path, model.version)]
+        wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
+        for key, path, version in wanted:
+            if not is_remote(path):
+                problems += _missing(f"args.models[{number}].{key}", path, version, environ)
+    return tuple(problems)
 
 
 def _flat(folder: Path, file: str, beside: tuple[str, ...]) -> ModelLocation:
@@ -261,12 +236,6 @@ def _copy(filesystem: Any, items: Mapping[str, str], target: Path, label: str, m
         _log.info("Copied %s", label)
 
 
-def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where copies of remote models are kept, and what was found of models."""
-    environ = os.environ if environ is None else environ
-    return Path(environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "serve-app")
-
-
 def _get(filesystem: Any, item: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     filesystem.get(item.rstrip("/"), str(target), recursive=True)
@@ -319,3 +288,11 @@ def _without_versions(path: str, file: str, version: int | None) -> str:
             (f"{path}: has no versions, only {file}; leave version out, or put the file into {version}/{MODEL_FILE}",)
         )
     return file
+
+
+def _missing(place: str, path: str, version: int | None, environ: Mapping[str, str] | None) -> list[str]:
+    try:
+        resolve_model(path, version, environ)
+    except ConfigError as error:
+        return [f"{place}: {problem}" for problem in error.problems]
+    return []

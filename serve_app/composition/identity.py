@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from serve_app import __version__
-from serve_app.config.locate import ModelLocation
+from serve_app.composition.locate import ModelLocation
 from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
@@ -21,7 +21,7 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
 
     Args:
         model: The model.
-        locations: Its files, from `ModelConfig.locations`.
+        locations: Its files, from `find_files`.
 
     Raises:
         ConfigError: A file cannot be read.

@@ -1,0 +1,138 @@
+"""Every model of a configuration, read and described as clients will see it before any replica runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.description import Description
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
+from serve_app.composition.profile import profile_notes, read_model_profile
+from serve_app.composition.tensors import input_formats, output_labels
+from serve_app.config import AppArgs, ModelConfig
+from serve_app.domain.service import ModelInfo, ModelServing
+from serve_app.errors import ConfigError, ServeAppError
+from serve_app.processors.image import ImageProcessor
+
+_log = logging.getLogger(__name__)
+
+
+def describe_models(config: AppArgs) -> dict[str, ModelInfo]:
+    """Read every model's files and describe it, as clients will see it before any replica runs.
+
+    Raises:
+        ConfigError: One line per model that cannot be used.
+    """
+    described = read_models(config)
+    return {model.name: model_info(model, config, described[model.name]) for model in config.models}
+
+
+def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
+    """Read the files of every model and check all that they have to fit.
+
+    Returns:
+        By model and variant.
+
+    Raises:
+        ConfigError: One line per model that cannot be used.
+    """
+    described: dict[str, dict[str, Description]] = {}
+    problems: list[str] = []
+    for model in config.models:
+        try:
+            described[model.name] = _read(model)
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except ServeAppError as error:
+            problems.append(f"model {model.name!r}: {error}")
+    if problems:
+        raise ConfigError(tuple(problems))
+    return described
+
+
+def _read(model: ModelConfig) -> dict[str, Description]:
+    locations = find_files(model)
+    builds = read_builds(model, locations)
+    exact = builds[""]
+    make_processor(model, exact.signature, locations[""])
+    make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)  # does what is configured fit?
+    _said_of_tensors(model, exact, locations[""], tell=False)
+    profile = read_model_profile(model, locations)
+    for note in () if profile is None else profile_notes(model, profile):
+        _log.warning("%s", note)
+    return builds
+
+
+def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Description]) -> ModelInfo:
+    """Describe a model whose files have been read, as clients will see it."""
+    locations = find_files(model)
+    exact, signature = locations[""], builds[""].signature
+    processor = make_processor(model, signature, exact)
+    return ModelInfo(
+        name=model.name,
+        version=exact.version,
+        versions=(exact.version,),
+        task=model.task,
+        signature=signature,
+        max_rows=model.batching.max_rows,
+        max_request_rows=config.router.max_request_rows,
+        default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
+        labels=() if processor is None else processor.labels,
+        variants=tuple(variant for variant in locations if variant),
+        serving=_serving(model, config),
+        layout=processor.settings.layout if isinstance(processor, ImageProcessor) else "",
+        joinable={variant: build.joinable for variant, build in builds.items()},
+        fixed_rows=builds[""].fixed_rows is not None,
+        levels=config.classes.levels(),
+        file=exact.file,
+        numbered=exact.numbered,
+        **_said_of_tensors(model, builds[""], exact),
+    )
+
+
+def _said_of_tensors(
+    model: ModelConfig, build: Description, location: ModelLocation, *, tell: bool = True
+) -> dict[str, Any]:
+    """What the configuration, or a file beside the model, says of the tensors of a model without a processor.
+
+    Raises:
+        ConfigError: It does not fit the tensors.
+    """
+    if model.processor is not None:
+        return {}
+    signature = build.signature
+    if not build.joinable.rows:  # an output as a whole has the classes that a row has elsewhere
+        signature = signature._replace(
+            outputs=tuple(spec._replace(shape=(-1, *spec.shape)) for spec in signature.outputs)
+        )
+    problems: list[str] = []
+    told: dict[str, Any] = {}
+    try:
+        found = output_labels(model.labels, signature, location.sidecars())
+        told |= {"output_labels": found.labels, "label_files": found.files}
+        if found.note and tell:
+            _log.log(logging.INFO if found.labels else logging.WARNING, "model %r: %s", model.name, found.note)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        told["formats"] = input_formats(model.format, build.signature)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(tuple(f"model {model.name!r}: {problem}" for problem in problems))
+    return told
+
+
+def _serving(model: ModelConfig, config: AppArgs) -> ModelServing:
+    sizes = model.resources.row_sizes
+    return ModelServing(
+        policy=model.batching.policy,
+        row_sizes=() if isinstance(sizes, str) else sizes,
+        device=model.resources.device,
+        min_replicas=model.autoscaling.min_replicas,
+        max_replicas=model.autoscaling.max_replicas,
+        queue_entries={priority: limits.queue_entries for priority, limits in config.class_settings().items()},
+    )

@@ -1,0 +1,164 @@
+"""The parts of one model, made from its configuration: files, what they say, backends, processor and samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.description import Description, describe_build
+from serve_app.backends.layout import ROWS_FIRST, Layout
+from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
+from serve_app.backends.samples import Samples
+from serve_app.backends.samples import make_samples as samples_of
+from serve_app.backends.warm_up import spaced_rows
+from serve_app.composition.locate import ModelLocation, resolve_model
+from serve_app.config import ModelConfig
+from serve_app.config.files import home
+from serve_app.config.tensors import label_files
+from serve_app.config.warm_up import DecodeRequest
+from serve_app.errors import ConfigError
+from serve_app.payloads import ModelSignature
+from serve_app.processors import create_processor
+from serve_app.processors.processor import Processor
+
+
+def make_backend(model: ModelConfig, location: ModelLocation, build: Description, *, gpu_available: bool) -> Backend:
+    """Make what runs one build of a model, its own or a variant; `Backend.load` is the caller's.
+
+    Args:
+        model: The model.
+        location: The build's files, one of `find_files`.
+        build: What they say, one of `read_builds`.
+        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+    """
+    return OnnxBackend(onnx_settings(model, location.model_file, gpu_available=gpu_available, layout=build.layout))
+
+
+def onnx_settings(
+    model: ModelConfig, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST
+) -> OnnxSettings:
+    """The values for one session of a replica: the model's own or that of a variant, which share the GPU memory.
+
+    Args:
+        model: The model.
+        model_file: The ONNX file, from `serve_app.config.resolve_model`.
+        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+        layout: Where its rows are, from `read_builds`.
+    """
+    memory = model.resources.gpu_memory
+    cache = model.resources.tensorrt_cache
+    row_sizes = model.resources.row_sizes
+    sizes = spaced_rows(model.batching.max_rows) if row_sizes == "auto" else row_sizes
+    return OnnxSettings(
+        model=model.name,
+        model_file=model_file,
+        device=model.resources.device,
+        gpu_available=gpu_available,
+        gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(model.variants))),
+        row_sizes=() if sizes == "any" else sizes,
+        only_for_convolutions=row_sizes == "auto",
+        intra_op_threads=model.resources.threads,
+        max_rows=model.batching.max_rows,
+        tensorrt=model.resources.tensorrt,
+        tensorrt_fp16=model.resources.tensorrt_fp16,
+        tensorrt_cache=None if cache is None else home(os.environ) / cache,
+        layout=layout,
+    )
+
+
+def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
+    """Read the files of the model and of its variants, and decide by their graphs what may share runs.
+
+    Args:
+        model: The model.
+        locations: The model's files, from `find_files`.
+
+    Raises:
+        ConfigError: One cannot be served, or a variant takes or gives other tensors than the model itself.
+    """
+    settings = model.batching.joining()
+    exact = describe_build(locations[""].model_file, model=model.name, settings=settings)
+    described = {"": exact}
+    problems = []
+    for variant, location in locations.items():
+        if not variant:
+            continue
+        other = describe_build(location.model_file, model=model.name, settings=settings, exact=exact)
+        described[variant] = other
+        if other.signature != exact.signature:
+            problems.append(
+                f"model {model.name!r}: variant {variant!r} takes {other.signature}, the model itself takes"
+                f" {exact.signature}"
+            )
+    if problems:
+        raise ConfigError(tuple(problems))
+    return described
+
+
+def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:
+    """Find the files of the model and of its variants, copying remote ones here.
+
+    Args:
+        model: The model.
+        environ: Environment variables; by default those of this process.
+
+    Returns:
+        By variant; the model itself is ``""``.
+
+    Raises:
+        ConfigError: Something is not there; names the path.
+    """
+    exact = resolve_model(model.path, model.version, environ, _named_files(model))
+    return {"": exact} | {variant.name: resolve_model(variant.path, None, environ) for variant in model.variants}
+
+
+def _named_files(model: ModelConfig) -> tuple[str, ...]:
+    """Files beside the model that this configuration names, relative to the model's folder."""
+    names = (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)))
+    return tuple(name for name in names if not name.startswith("/") and ".." not in name.split("/"))
+
+
+def make_processor(model: ModelConfig, signature: ModelSignature, location: ModelLocation) -> Processor | None:
+    """Make the model's processor, or ``None`` for a model that takes tensors only.
+
+    Args:
+        model: The model.
+        signature: The model's tensors.
+        location: The model's files, one of `find_files`.
+
+    Raises:
+        ConfigError: The options, the files beside the model and its tensors do not fit together.
+    """
+    if model.processor is None:
+        return None
+    options = model.processor.model_dump(exclude_unset=True)
+    try:
+        return create_processor(model.task, signature, location.sidecars(), options)
+    except ConfigError as error:
+        raise ConfigError(tuple(f"model {model.name!r}: {problem}" for problem in error.problems)) from None
+
+
+def make_samples(
+    model: ModelConfig,
+    signature: ModelSignature,
+    decode: DecodeRequest,
+    environ: Mapping[str, str] | None = None,
+    *,
+    rows: bool = True,
+) -> Samples:
+    """Inputs to run the model with, where it has no processor.
+
+    Args:
+        model: The model.
+        signature: The model's tensors.
+        decode: Decodes samples that are V2 infer requests.
+        environ: Environment variables; by default those of this process.
+        rows: Whether the tensors have rows.
+
+    Raises:
+        ConfigError: A configured sample or value cannot be read or does not fit the model.
+    """
+    settings = None if model.warm_up is None else model.warm_up.read(model.name, signature, decode, environ)
+    return samples_of(signature, settings, model=model.name, rows=rows)

@@ -1,0 +1,146 @@
+"""What a configuration makes of the parts: its models as they are read and described, and the settings of a router."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from serve_app.api.grpc_listener import GrpcLimits
+from serve_app.api.http_app import HttpSettings
+from serve_app.composition.model import find_files, make_processor
+from serve_app.config import AppArgs, ModelConfig
+from serve_app.domain.service import ModelInfo
+from serve_app.errors import ConfigError
+from serve_app.http.http1 import Limits
+from serve_app.http.listener import within_open_files
+from serve_app.http.tls import TlsFiles
+from serve_app.payloads import Execution
+from serve_app.router.cache.response_cache import ModelCacheSettings
+from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RouterSettings
+
+_log = logging.getLogger(__name__)
+
+
+def router_settings(
+    config: AppArgs,
+    infos: Mapping[str, ModelInfo],
+    *,
+    priors: Mapping[str, Sequence[Execution]],
+    identities: Mapping[str, Mapping[str, str]],
+    log_file: Path | None = None,
+) -> RouterSettings:
+    """What a router process needs to know.
+
+    To be called in that process, once for a router: it reads keys and certificates, and lets the process open as many
+    files as its ports may need.
+
+    Args:
+        config: The configuration.
+        infos: Every model's description, by the model's name.
+        priors: What batches of some models cost according to their profiles, by name.
+        identities: By model and variant, of the models whose answers are kept.
+        log_file: Where the log of requests goes; ``None``: there is none.
+
+    Raises:
+        ConfigError: API keys, certificates or the password of Redis are not where they should be.
+    """
+    router = config.router
+    return RouterSettings(
+        models=_routed(config, infos, priors, identities),
+        classes=config.class_settings(),
+        limits=config.process_limits(),
+        groups=config.groups(),
+        bundle_timeout_s=router.bundle_timeout_s,
+        replica_silence_s=router.replica_silence_s,
+        replica_kill_s=router.replica_kill_s,
+        shared_memory=int(router.shared_memory),
+        caches=config.cache_settings(),
+        http=HttpSettings(
+            max_body=router.max_body,
+            max_held_bytes=max(router.max_body, router.max_bytes // 2),
+            offload_above=router.offload_above,
+            decode_threads=router.decode_threads,
+            in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
+            open_administration=router.open_administration,
+        ),
+        grpc=GrpcSettings(
+            open_administration=router.open_administration,
+            typed_answers=router.grpc_outputs == "as_inputs",
+            streams=router.grpc_streams,
+            stream_idle_s=router.grpc_stream_idle_s,
+        ),
+        http_port=_http_port(config),
+        grpc_port=_grpc_port(config),
+        keys=router.watched_keys(config.classes.levels()),
+        log=config.logging.settings(),
+        log_file=None
+        if log_file is None
+        else LogFile(log_file, int(config.logging.max_bytes), config.logging.files - 1),
+    )
+
+
+def _http_port(config: AppArgs) -> HttpPort | None:
+    router = config.router
+    if router.direct_port is None:
+        return None
+    limits = Limits(
+        connections=within_open_files(
+            router.connections, 0 if router.direct_grpc_port is None else router.grpc_connections
+        ),
+        connections_per_client=router.connections_per_client,
+        requests=config.ongoing_requests,
+    )
+    return HttpPort(router.direct_host, router.direct_port, limits, _tls(config), "args.router.direct_port")
+
+
+def _grpc_port(config: AppArgs) -> GrpcPort | None:
+    router = config.router
+    if router.direct_grpc_port is None:
+        return None
+    limits = GrpcLimits(
+        max_message=router.max_body,
+        calls=config.ongoing_requests,
+        connections=within_open_files(router.grpc_connections, 0 if router.direct_port is None else router.connections),
+        arriving=max(16, 2 * router.max_bytes // router.max_body),
+        keepalive_s=router.grpc_keepalive_s,
+        client_ping_s=router.grpc_client_ping_s,
+    )
+    return GrpcPort(router.direct_host, router.direct_grpc_port, limits, _tls(config), "args.router.direct_grpc_port")
+
+
+def _tls(config: AppArgs) -> TlsFiles | None:
+    if config.router.tls is None:
+        return None
+    if problems := config.tls_problems():
+        raise ConfigError(problems)
+    return config.router.tls.files()
+
+
+def _routed(
+    config: AppArgs,
+    infos: Mapping[str, ModelInfo],
+    priors: Mapping[str, Sequence[Execution]],
+    identities: Mapping[str, Mapping[str, str]],
+) -> list[RoutedModel]:
+    """Every model as a router serves it. Its processor only prices requests there."""
+    scheduling = config.model_scheduling()
+    group_of = {member: group.name for group in config.groups() for member in group.models}
+    return [
+        RoutedModel(
+            info=infos[model.name],
+            scheduling=scheduling[model.name],
+            processor=make_processor(model, infos[model.name].signature, find_files(model)[""]),
+            group=group_of.get(model.name),
+            prior=priors.get(model.name, ()),
+            on_demand=model.autoscaling.min_replicas == 0,
+            cache=_cache(model, identities.get(model.name, {})),
+        )
+        for model in config.models
+    ]
+
+
+def _cache(model: ModelConfig, identities: Mapping[str, str]) -> ModelCacheSettings | None:
+    if model.cache is None or not model.caches:
+        return None
+    return ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities)
