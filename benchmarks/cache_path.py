@@ -23,9 +23,9 @@ from benchmarks.failure import BenchmarkError
 from benchmarks.redis_server import RedisServer
 from benchmarks.request_path import App, AsgiRequest, Case, Client, Replica, as_the_router_collects, bare, make_app
 from benchmarks.wires import WIRES, Answer
+from serve_app.domain.settings import CacheSettings, RedisSettings
 from serve_app.payloads import Bundle, BundleResult, Execution, Success
-from serve_app.router.cache.redis import RedisSettings
-from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
+from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.telemetry.metrics import RouterMetrics
 

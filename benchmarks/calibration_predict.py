@@ -11,7 +11,7 @@ from serve_app.config.profile import Profile
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.results import Tally
 from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Scenario, SimulatedModel
+from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel
 from serve_app.simulation.workloads import Arrivals
 
 _SAME_MOMENT_S = 1e-9
@@ -39,7 +39,7 @@ def scenario_of(case: Case, file: ServeFile, profile: Profile, around: Around, s
         duration_s=case.seconds,
         classes=file.args.class_settings(),
         overheads=around.overheads,
-        noise=profile.noise(),
+        noise=Noise("lognormal", profile.spread()),
         routers=case.routers,
     )
 

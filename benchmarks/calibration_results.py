@@ -46,7 +46,7 @@ class Measured:
     def of(cls, load: Load, repetition: int, profile: Profile, around: Around, routers: int = 0) -> Measured:
         """Keep what a report needs."""
         shapes = (shape for shape in profile.shapes if shape.bucket == load.bucket and not shape.variant)
-        return cls(load, repetition, {s.rows: s.mean_s for s in shapes}, profile.noise().spread, around, routers)
+        return cls(load, repetition, {s.rows: s.mean_s for s in shapes}, profile.spread(), around, routers)
 
     @property
     def server(self) -> str:

@@ -31,9 +31,10 @@ from starlette.types import Receive, Scope, Send
 
 from benchmarks import wrk
 from benchmarks.failure import BenchmarkError
+from serve_app.domain.settings import TlsFiles
 from serve_app.http.body import BodyReader
 from serve_app.http.listener import Listener, bind
-from serve_app.http.tls import Certificates, TlsFiles
+from serve_app.http.tls import Certificates
 
 _SCRIPT = Path(__file__).with_suffix(".lua")
 _ANSWER = b"y" * 500

@@ -28,8 +28,9 @@ from rich.table import Table
 from benchmarks.server import ROOT
 from benchmarks.session import quiet_machine
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.warm_up import row_buckets, tensor_inputs, warm_up
+from serve_app.backends.warm_up import tensor_inputs, warm_up
 from serve_app.deployments.batching import batch_with_serve
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.payloads import Bundle, Execution, ModelSignature, Success, Tensors, WireEntry
 from serve_app.replica.worker import Worker
 from serve_app.scheduling.settings import ModelScheduling

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.config.scenario import Experiment, parse_scenario
 from serve_app.errors import ConfigError
+from serve_app.simulation.scenarios import Experiment, parse_scenario
 
 VALID = """\
 name: test

@@ -23,7 +23,8 @@ from benchmarks.gpu.subjects import (
     percentiles,
 )
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.warm_up import row_buckets, shapes, spaced_rows
+from serve_app.backends.warm_up import shapes, spaced_rows
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Tensors
 

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.gpu.shapes import SIZES, SessionPerSize
 from benchmarks.gpu.subjects import Bench, Device, make_inputs
 from serve_app.backends.backend import Backend
-from serve_app.backends.warm_up import row_buckets
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.payloads import Bundle, Media, Payload, Success, Texts, WireEntry
 from serve_app.processors.processor import Processor
 from serve_app.processors.registry import create_processor

@@ -27,7 +27,7 @@ from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.memory import forget
 from benchmarks.scheduling.report import render, save_figures, to_json
 from benchmarks.session import steps
-from serve_app.config.scenario_systems import SYSTEMS
+from serve_app.simulation.scenarios.systems import SYSTEMS
 
 EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     **{group: partial(run_group, group) for group in GROUPS},

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from serve_app.access.credentials import missing, presented
-from serve_app.access.keys import Key, digest_of
 from serve_app.access.meter import Meter
+from serve_app.domain.keys import Key, digest_of
 from serve_app.domain.options import parse_qos_headers
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import PermissionDenied, RateLimited, Unauthenticated

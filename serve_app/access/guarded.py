@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from serve_app.access.guard import Guard, allowed_class
-from serve_app.access.keys import Key
+from serve_app.domain.keys import Key
 from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions, unknown_model
 from serve_app.payloads import Payload
 from serve_app.scheduling.entry import Priority

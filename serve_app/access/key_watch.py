@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from serve_app.access.guard import Guard
-from serve_app.access.keys import Key
+from serve_app.domain.keys import Key
 from serve_app.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ rate through at their borders, or keep a list of every request.
 
 from __future__ import annotations
 
-from serve_app.access.keys import Rate
+from serve_app.domain.keys import Rate
 
 _ROUNDING_S = 1e-9
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from serve_app.backends.layout import NO_ROWS, JoinSettings, Layout
+from serve_app.backends.layout import NO_ROWS, Layout
 from serve_app.backends.onnx.signature import SessionSignature, open_to_inspect, signature_of
+from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, ModelSignature, TensorSpec
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -21,22 +20,3 @@ class Layout(NamedTuple):
 
 ROWS_FIRST = Layout()
 NO_ROWS = Layout(rows=False)
-
-
-@dataclass(frozen=True, slots=True)
-class JoinSettings:
-    """What the configuration says of sharing runs.
-
-    Attributes:
-        join: Whether requests may share runs at all.
-        axes: The axis of the rows, of all tensors or by the name of each; ``None``: 0, unless the file fixes the size
-            of that dimension to more than 1.
-        unverified: Whether they may without proof.
-        tolerance: Largest difference that sharing may make to an answer, relative to the largest value of its output;
-            ``None`` for a default that depends on the datatype.
-    """
-
-    join: bool = True
-    axes: int | Mapping[str, int] | None = None
-    unverified: bool = False
-    tolerance: float | None = None

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import run_entries
-from serve_app.backends.warm_up import MakeInputs, row_buckets
+from serve_app.backends.warm_up import MakeInputs
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import Execution, Tensors
 

@@ -3,58 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from serve_app.backends.fillings import has_rows
+from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
-
-
-class InputRule(NamedTuple):
-    """What is configured of one input. At most one of ``limits`` and ``values``.
-
-    Attributes:
-        limits: Lowest and highest value, both included where the input holds integers.
-        values: The values to choose from.
-        shape: Its shape, without rows where it has them; ``None`` for the model's.
-    """
-
-    limits: tuple[float, float] | None = None
-    values: tuple[Any, ...] = ()
-    shape: tuple[int, ...] | None = None
-
-    @property
-    def says_values(self) -> bool:
-        """Whether it tells what the input holds, and not only of which shape it is."""
-        return self.limits is not None or bool(self.values)
-
-
-class SampleFile(NamedTuple):
-    """Tensors as a user gave them.
-
-    Attributes:
-        place: Where they were given, for messages: ``samples[0] (ids.npz)``.
-        tensors: Arrays by input name, all inputs of the model or some of them.
-    """
-
-    place: str
-    tensors: Tensors
-
-
-@dataclass(frozen=True, slots=True)
-class SampleSettings:
-    """What is configured of a model's inputs.
-
-    Attributes:
-        files: Samples.
-        rules: By input, what its values are.
-    """
-
-    files: tuple[SampleFile, ...] = ()
-    rules: Mapping[str, InputRule] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def problems_of(settings: SampleSettings, signature: ModelSignature, *, rows: bool) -> list[str]:

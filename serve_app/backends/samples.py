@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.backends.fillings import FILLINGS, Filling, filled, has_rows, shape_of
-from serve_app.backends.sample_settings import InputRule, SampleSettings, problems_of
+from serve_app.backends.sample_settings import problems_of
 from serve_app.backends.warm_up import MakeInputs
+from serve_app.domain.settings import InputRule, SampleSettings
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.fillings import FILLINGS, filled, shape_of
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import Execution, ModelSignature, Tensors
 
@@ -46,12 +47,6 @@ class Progress(NamedTuple):
     seconds: float | None
     done: int
     total: int
-
-
-def row_buckets(max_rows: int) -> tuple[int, ...]:
-    """The numbers of rows to warm up: powers of two, and the maximum itself."""
-    powers = [1 << exponent for exponent in range(max_rows.bit_length())]
-    return tuple(dict.fromkeys([*powers, max_rows]))
 
 
 def spaced_rows(max_rows: int) -> tuple[int, ...]:

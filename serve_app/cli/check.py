@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.composition import describe_models
+from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.locate import missing_models
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.faults import problems_of
@@ -31,7 +32,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     problems = list(serve_problems(document))
     try:
         file = parse_document(document)
-        problems += file.args.router.key_problems(must_be_here=look_for_models)
+        problems += key_problems(file.args.router, must_be_here=look_for_models)
         if look_for_models and not problems:
             _check_models(file.args)
     except ConfigError as error:
@@ -47,7 +48,7 @@ def _check_models(args: AppArgs) -> None:
     Raises:
         ConfigError: With one line per fault.
     """
-    problems = (*missing_models(args.models), *args.tls_problems(), *args.redis_problems())
+    problems = (*missing_models(args.models), *tls_problems(args.router), *args.redis_problems())
     if problems:
         raise ConfigError(problems)
     here = tuple(

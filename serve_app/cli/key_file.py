@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from serve_app.access.keys import digest_of, new_key
 from serve_app.config.api_keys import ApiKeyConfig, ApiKeysConfig, parse_api_keys, read_api_keys
+from serve_app.domain.keys import digest_of, new_key
 from serve_app.errors import ConfigError
 
 Entries: TypeAlias = list[dict[str, Any]]

@@ -59,7 +59,7 @@ def summary(profile: Profile) -> list[str]:
         name = " ".join(filter(None, (fit.variant or ("exact" if profile.variants else ""), _size(fit.bucket))))
         lines.append(f"{name + ': ' if name else ''}{_time(fit.alpha_s)} + {_time(fit.beta_s)} x rows")
     lines += [
-        f"scatter{' of ' + variant if variant else ''}: {profile.noise(variant).spread:.1%} of the mean"
+        f"scatter{' of ' + variant if variant else ''}: {profile.spread(variant):.1%} of the mean"
         for variant in ("", *profile.variants)
     ]
     for variant, found in profile.joinable.items():

@@ -19,12 +19,12 @@ from serve_app import __version__
 from serve_app.errors import ConfigError
 
 if TYPE_CHECKING:
-    from serve_app.config.scenario import Experiment
-    from serve_app.config.scenario_systems import SystemConfig
     from serve_app.simulation.report import CaseResults, Ceiling
     from serve_app.simulation.results import Result
     from serve_app.simulation.run import MakeSystem
     from serve_app.simulation.scenario import Scenario
+    from serve_app.simulation.scenarios import Experiment
+    from serve_app.simulation.scenarios.systems import SystemConfig
 
 _FAILED = 1
 _INVALID = 2
@@ -34,7 +34,7 @@ _TABLE_WIDTH = 250
 
 def _schema(wanted: bool) -> None:
     if wanted:
-        from serve_app.config.scenario import scenario_schema  # noqa: PLC0415 - keeps the other commands quick
+        from serve_app.simulation.scenarios import scenario_schema  # noqa: PLC0415 - keeps the other commands quick
 
         sys.stdout.write(json.dumps(scenario_schema(), indent=2) + "\n")
         raise typer.Exit
@@ -62,8 +62,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate SCENARIO and compare the systems in it, with the code that serves; exit code 2 if it is not valid."""
-    from serve_app.config.scenario import load_scenario  # noqa: PLC0415 - keeps the other commands quick
     from serve_app.simulation.report import to_json  # noqa: PLC0415
+    from serve_app.simulation.scenarios import load_scenario  # noqa: PLC0415 - keeps the other commands quick
 
     errors = Console(stderr=True)
     try:
@@ -102,7 +102,7 @@ def choose_systems(experiment: Experiment, names: str | None) -> tuple[SystemCon
     Raises:
         ConfigError: There is no such system.
     """
-    from serve_app.config.scenario_systems import system_config  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app.simulation.scenarios.systems import system_config  # noqa: PLC0415 - keeps the other commands quick
 
     listed = experiment.file.systems
     if names is None:

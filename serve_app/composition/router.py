@@ -8,13 +8,14 @@ from pathlib import Path
 
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
+from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.model import find_files, make_processor
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.service import ModelInfo
+from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import within_open_files
-from serve_app.http.tls import TlsFiles
 from serve_app.payloads import Execution
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RouterSettings
@@ -72,7 +73,7 @@ def router_settings(
         ),
         http_port=_http_port(config),
         grpc_port=_grpc_port(config),
-        keys=router.watched_keys(config.classes.levels()),
+        keys=watched_keys(router, config.classes.levels()),
         log=config.logging.settings(),
         log_file=None
         if log_file is None
@@ -112,7 +113,7 @@ def _grpc_port(config: AppArgs) -> GrpcPort | None:
 def _tls(config: AppArgs) -> TlsFiles | None:
     if config.router.tls is None:
         return None
-    if problems := config.tls_problems():
+    if problems := tls_problems(config.router):
         raise ConfigError(problems)
     return config.router.tls.files()
 

@@ -20,11 +20,11 @@ from typing import Annotated, Final, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from serve_app.access.keys import Key, Rate, scrubbed
 from serve_app.config.faults import Location, misfit, problems_of
 from serve_app.config.lines import Lines
 from serve_app.config.loader import load_yaml
 from serve_app.config.values import Positive, Section, Weight
+from serve_app.domain.keys import Key, Rate, scrubbed
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 

@@ -20,9 +20,8 @@ from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
 from serve_app.config.router import ClassesConfig, RouterConfig
 from serve_app.config.values import Section
+from serve_app.domain.settings import CacheSettings
 from serve_app.errors import ConfigError
-from serve_app.http.tls import make_context
-from serve_app.router.cache.response_cache import CacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
@@ -126,20 +125,6 @@ class AppArgs(Section):
             | ({"waiting for the same request": waiting} if waiting else {}),
             headroom=self.router.headroom,
         )
-
-    def tls_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Say what is wrong with the certificates of this machine, one line each.
-
-        Args:
-            environ: Environment variables; by default those of this process.
-        """
-        if self.router.tls is None:
-            return ()
-        try:
-            make_context(self.router.tls.files(environ), "http/1.1")
-        except ConfigError as error:
-            return tuple(f"args.router.tls: {problem}" for problem in error.problems)
-        return ()
 
     def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """Say what is wrong with the files of this machine that Redis takes, one line each.

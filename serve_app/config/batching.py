@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from serve_app.backends.layout import JoinSettings
 from serve_app.config.faults import Location, nearest, shown
 from serve_app.config.former import Removed, without_removed
 from serve_app.config.values import Milliseconds, Positive, Section, Share
+from serve_app.domain.settings import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
 
 _REMOVED = (

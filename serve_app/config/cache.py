@@ -13,8 +13,8 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.files import home
 from serve_app.config.values import Milliseconds, Seconds, Section, Size
+from serve_app.domain.settings import RedisSettings
 from serve_app.errors import ConfigError
-from serve_app.router.cache.redis import RedisSettings
 
 _SCHEMES = ("redis", "rediss", "unix")
 _PLACE = "args.router.cache.redis"

@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field
 
 from serve_app.config.files import home
 from serve_app.config.values import Milliseconds, Section, Size
-from serve_app.telemetry.request_log import LogSettings
+from serve_app.domain.settings import LogSettings
 
 
 class LoggingConfig(Section):

@@ -17,13 +17,13 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from serve_app.backends.warm_up import row_buckets
 from serve_app.config.autoscaling import AutoscalingConfig
 from serve_app.config.batching import ModelBatchingConfig, fallback_faults
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
+from serve_app.config.processor import PROCESSOR_OPTIONS, AudioOptions, ImageOptions
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.tensors import (
     Format,
@@ -35,9 +35,8 @@ from serve_app.config.tensors import (
 )
 from serve_app.config.values import Positive, Seconds, Section
 from serve_app.config.warm_up import WarmUpConfig
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.payloads import TENSORS
-from serve_app.processors import PROCESSOR_OPTIONS
-from serve_app.processors.options import AudioOptions, ImageOptions
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
 

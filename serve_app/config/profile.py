@@ -23,7 +23,6 @@ from serve_app.config.profile_points import Bytes, Fit, Point
 from serve_app.config.values import Positive, Section
 from serve_app.errors import ConfigError
 from serve_app.payloads import Execution
-from serve_app.simulation.scenario import Curve, Noise
 
 FORMAT = 1
 """Version of the file's format. It is raised when an older reader would misunderstand the file."""
@@ -185,7 +184,7 @@ class Profile(Section):
         """The variants measured, without the model itself."""
         return tuple(dict.fromkeys(point.variant for point in self.shapes if point.variant))
 
-    def curve(self, variant: str = "", quantile: float | None = None) -> Curve:
+    def curve(self, variant: str = "", quantile: float | None = None) -> MeasuredCurve:
         """The mean execution time of a variant. Raises KeyError when it was not measured.
 
         Args:
@@ -207,8 +206,8 @@ class Profile(Section):
             raise KeyError(variant)
         return MeasuredCurve(tuple(lines))
 
-    def noise(self, variant: str = "") -> Noise:
-        """The scatter of a variant's execution times around their mean, as a lognormal distribution.
+    def spread(self, variant: str = "") -> float:
+        """The scatter of a variant's execution times around their mean: sigma of a lognormal distribution.
 
         A point's sigma is the distance of the logarithms of its 5% and 95% quantiles over 3.29: the few runs that
         something else held up do not count, for they are stalls rather than scatter. The result is the median of those
@@ -219,8 +218,7 @@ class Profile(Section):
             raise KeyError(variant)
         often = [point for point in points if point.runs >= _ENOUGH_RUNS] or points
         low, high = _CENTRAL
-        sigma = median(math.log(point.quantile(high) / point.quantile(low)) / _CENTRAL_SIGMAS for point in often)
-        return Noise("lognormal", sigma)
+        return median(math.log(point.quantile(high) / point.quantile(low)) / _CENTRAL_SIGMAS for point in often)
 
     def write(self, path: Path) -> None:
         """Write the file; folders are made.

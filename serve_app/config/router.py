@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
-from serve_app.access.guard import Guard
-from serve_app.access.key_watch import KeyFile, KeyWatch
-from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
-from serve_app.config.files import home
 from serve_app.config.former import with_new_names
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
-from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
-from serve_app.errors import ConfigError
+from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
 
@@ -178,41 +171,6 @@ class RouterConfig(Section):
             fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
-
-    def key_problems(self, *, must_be_here: bool) -> tuple[str, ...]:
-        """Faults in the file of API keys, one line each.
-
-        Args:
-            must_be_here: Whether a file that is not here is one; it may be on the routers' nodes only.
-        """
-        if self.api_keys_file is None:
-            return ()
-        if not must_be_here and not (home(os.environ) / self.api_keys_file).exists():
-            return ()
-        try:
-            self.watched_keys()
-        except ConfigError as error:
-            return error.problems
-        return ()
-
-    def watched_keys(self, levels: PriorityLevels = DEFAULT_LEVELS) -> KeyWatch | None:
-        """Read the file of API keys; ``None`` where there is none.
-
-        Args:
-            levels: What the numbers of priorities mean.
-
-        Raises:
-            ConfigError: It cannot be read or understood.
-        """
-        if self.api_keys_file is None:
-            return None
-        file = KeyFile(home(os.environ) / self.api_keys_file, read_api_keys, keys_of)
-        make = partial(Guard, open_parts=self.open_without_key, routers=self.replicas, levels=levels)
-        try:
-            return KeyWatch(file, self.api_keys_check_s, make)
-        except ConfigError as error:
-            named = (f"args.router.api_keys_file: {file.path}: {problem}" for problem in error.problems)
-            raise ConfigError(tuple(named)) from None
 
 
 class ClassConfig(Section):

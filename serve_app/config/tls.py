@@ -10,7 +10,7 @@ from pydantic import Field
 
 from serve_app.config.files import home
 from serve_app.config.values import Section
-from serve_app.http.tls import TlsFiles
+from serve_app.domain.settings import TlsFiles
 
 
 class TlsConfig(Section):

@@ -11,10 +11,10 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from serve_app.backends.sample_settings import InputRule, SampleFile, SampleSettings
 from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.files import read_file
 from serve_app.config.values import Positive, Section
+from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.payloads import ModelSignature, Tensors
 

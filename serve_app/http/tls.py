@@ -13,12 +13,12 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import grpc
 
+from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -26,27 +26,6 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S: Final = 1.0
 _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """Where the certificates are.
-
-    Attributes:
-        certificate: PEM: the server's certificate, then those between it and the authority.
-        key: PEM: the certificate's private key, not encrypted.
-        client_ca: PEM: the authorities whose certificates clients must show; ``None`` where they need none.
-        minimum_version: The oldest version of TLS that is spoken.
-    """
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-    minimum_version: Literal["1.2", "1.3"] = "1.2"
-
-    def paths(self) -> tuple[Path, ...]:
-        """All of them."""
-        return (self.certificate, self.key) if self.client_ca is None else (self.certificate, self.key, self.client_ca)
 
 
 def make_context(files: TlsFiles, alpn: str) -> ssl.SSLContext:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.config.processor import AudioOptions
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.audio_decoder import EXAMPLES, MEDIA_TYPES, check_wav, decode_audio, guess_seconds
 from serve_app.processors.buckets import bucket_for, bucket_of, widen
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import AudioOptions
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import FLOATS, Ranking, describe
 

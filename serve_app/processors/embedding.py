@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.config.processor import EmbeddingOptions
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import Embeddings, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import EmbeddingOptions
 from serve_app.processors.parameters import parse_parameters
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import FLOATS, activate, describe, find_output

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from serve_app.config.processor import DEFAULT_REDUCING_GAP, ImageOptions
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, TensorSpec, Texts
 from serve_app.processors.image_decoder import EXAMPLES, Decoded, decode_image
 from serve_app.processors.media_type import expect_media
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import DEFAULT_REDUCING_GAP, ImageOptions
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import FLOATS, Ranking, describe
 

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from serve_app.config.processor import Activation, ClassificationOptions
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import Activation, ClassificationOptions
 from serve_app.processors.parameters import parse_parameters
 
 FLOATS = frozenset({"FP16", "FP32", "FP64"})

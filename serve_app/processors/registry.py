@@ -9,19 +9,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serve_app.errors import ConfigError
-from serve_app.payloads import ModelSignature
-from serve_app.processors.audio import AudioProcessor
-from serve_app.processors.embedding import EmbeddingProcessor
-from serve_app.processors.image import ImageProcessor
-from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import (
+from serve_app.config.processor import (
     PROCESSOR_OPTIONS,
     AudioOptions,
     EmbeddingOptions,
     ImageOptions,
     TextClassificationOptions,
 )
+from serve_app.errors import ConfigError
+from serve_app.payloads import ModelSignature
+from serve_app.processors.audio import AudioProcessor
+from serve_app.processors.embedding import EmbeddingProcessor
+from serve_app.processors.image import ImageProcessor
+from serve_app.processors.model_folder import ModelFolder
 from serve_app.processors.processor import Processor
 from serve_app.processors.text_classification import TextClassificationProcessor
 

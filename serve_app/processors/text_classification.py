@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve_app.config.processor import TextClassificationOptions
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media, ModelSignature, Tensors, Texts
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import TextClassificationOptions
 from serve_app.processors.processor import Cost
 from serve_app.processors.ranking import Ranking
 from serve_app.processors.tokenization import TextTokenizer, expect_texts

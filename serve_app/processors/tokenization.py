@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
+from serve_app.config.processor import TextOptions
 from serve_app.errors import ConfigError, InvalidRequest, UnsupportedMedia
 from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
 from serve_app.processors.buckets import bucket_for, bucket_of, widen
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import TextOptions
 from serve_app.processors.ranking import describe
 
 Direction: TypeAlias = Literal["left", "right"]

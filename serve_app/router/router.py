@@ -12,10 +12,11 @@ from typing import Final, Protocol
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
+from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
-from serve_app.http.tls import Certificates, TlsFiles
+from serve_app.http.tls import Certificates
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts

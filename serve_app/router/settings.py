@@ -10,14 +10,13 @@ from serve_app.access.key_watch import KeyWatch
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
+from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
 from serve_app.http.http1 import Limits
-from serve_app.http.tls import TlsFiles
 from serve_app.payloads import Execution, Joinable
 from serve_app.processors.processor import Processor
-from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings
+from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
-from serve_app.telemetry.request_log import LogSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is simulated, as frozen values. `serve_app.config` reads them from a file; nothing here does."""
+"""What is simulated, as frozen values. `serve_app.simulation.scenarios` reads them from a file; nothing here does."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ import orjson
 
 from serve_app.domain.options import LISTENER, request_id_of
 from serve_app.domain.service import RequestOptions
+from serve_app.domain.settings import LogSettings
 from serve_app.domain.trace_context import child_of, parent_of, trace_and_span
 from serve_app.http.errors import STATUSES, Status
 
@@ -37,21 +37,6 @@ _STATUSES: Final[Mapping[str, Status]] = {
 _FAULTS: Final = frozenset({"internal", "inference_failed", POISONED})
 """Outcomes that are the server's fault, whatever was asked."""
 _TELL_EVERY_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """Which requests get a line.
-
-    Attributes:
-        sample: Part of the answered requests, 0 to 1.
-        slow_s: Answered requests that took longer always do, seconds.
-        lines_per_s: Most lines per second, and at once.
-    """
-
-    sample: float = 0.0
-    slow_s: float = 1.0
-    lines_per_s: float = 50.0
 
 
 class RequestLog:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.access.credentials import LONGEST, presented
-from serve_app.access.keys import new_key, scrubbed
+from serve_app.domain.keys import new_key, scrubbed
 from serve_app.errors import Unauthenticated
 
 

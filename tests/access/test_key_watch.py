@@ -10,8 +10,9 @@ import pytest
 
 from serve_app.access.guard import Guard
 from serve_app.access.key_watch import KeyFile, KeyWatch
-from serve_app.access.keys import Key
+from serve_app.composition.access import watched_keys
 from serve_app.config import RouterConfig
+from serve_app.domain.keys import Key
 from serve_app.errors import ConfigError, Unauthenticated
 from serve_app.telemetry.key_metrics import KeysCollector
 
@@ -29,7 +30,7 @@ def content(*names: str) -> str:
 
 def watch_of(file: Path) -> KeyWatch:
     """As a router makes it."""
-    watch = RouterConfig(api_keys_file=str(file)).watched_keys()
+    watch = watched_keys(RouterConfig(api_keys_file=str(file)))
     assert watch is not None
     return watch
 

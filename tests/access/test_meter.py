@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.access.keys import Rate
 from serve_app.access.meter import Meter
+from serve_app.domain.keys import Rate
 
 
 def test_a_burst_and_then_the_rate() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import trustme
 
-from serve_app.http.tls import TlsFiles
+from serve_app.domain.settings import TlsFiles
 
 
 class Authority:

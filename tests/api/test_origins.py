@@ -11,7 +11,8 @@ import pytest
 
 from api.protocol_service import NumpyService
 from serve_app.api.http_app import HttpSettings, create_app
-from serve_app.telemetry.request_log import LogSettings, RequestLog
+from serve_app.domain.settings import LogSettings
+from serve_app.telemetry.request_log import RequestLog
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}

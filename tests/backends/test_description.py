@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from serve_app.backends.description import Description, describe_build
-from serve_app.backends.layout import NO_ROWS, ROWS_FIRST, JoinSettings, Layout
+from serve_app.backends.layout import NO_ROWS, ROWS_FIRST, Layout
+from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
 from serve_app.payloads import TensorSpec
 

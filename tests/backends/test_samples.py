@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 
 from serve_app.backends.fillings import FILLINGS, Filling, filled
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.sample_settings import InputRule, SampleFile, SampleSettings
 from serve_app.backends.samples import Samples, make_samples
 from serve_app.backends.warm_up import first_that_runs, tensor_inputs, try_warm_up
+from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 

@@ -12,7 +12,8 @@ import pytest
 from simulated_backend import SimulatedBackend
 
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.warm_up import Progress, row_buckets, shapes, spaced_rows, tensor_inputs, warm_up
+from serve_app.backends.warm_up import Progress, shapes, spaced_rows, tensor_inputs, warm_up
+from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Execution, ModelSignature, Tensors, TensorSpec
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from serve_app.access.keys import Key, Rate, new_key
 from serve_app.config.api_keys import keys_of, parse_api_keys
+from serve_app.domain.keys import Key, Rate, new_key
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.backends.onnx.backend import OnnxSettings
+from serve_app.composition.access import tls_problems
 from serve_app.composition.model import onnx_settings
 from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
@@ -407,7 +408,7 @@ def test_certificates_that_are_not_there_are_told_before_the_start() -> None:
     """With the place in the configuration, from the folder that relative paths start from."""
     router = {"direct_port": 8100, "tls": {"certificate": "c.pem", "key": "k.pem"}}
     args = parse_args({"models": [{"name": "tiny", "path": "models/tiny"}], "router": router})
-    assert args.tls_problems({"SERVE_APP_HOME": "/nowhere"}) == (
+    assert tls_problems(args.router, {"SERVE_APP_HOME": "/nowhere"}) == (
         "args.router.tls: /nowhere/c.pem: cannot be read: No such file or directory",
         "args.router.tls: /nowhere/k.pem: cannot be read: No such file or directory",
     )

@@ -25,7 +25,6 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
-from serve_app.simulation.scenario import Noise
 
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 HASH = "ab" * 32
@@ -242,7 +241,7 @@ def test_variants_have_curves_of_their_own() -> None:
     with pytest.raises(KeyError, match="int4"):
         profile.curve("int4")
     with pytest.raises(KeyError, match="int4"):
-        profile.noise("int4")
+        profile.spread("int4")
 
 
 def test_a_curve_can_go_to_another_process() -> None:
@@ -259,14 +258,12 @@ def test_the_noise_is_that_of_the_runs(sigma: float) -> None:
     for rows in (1, 2, 4, 8):
         seconds = [rows * chance.lognormvariate(0.0, sigma) for _ in range(2000)]
         points.append(point(rows, *seconds, *([100.0 * rows] * 40)))
-    noise = make(points).noise()
-    assert noise.kind == "lognormal"
-    assert noise.spread == pytest.approx(sigma, rel=0.1)
+    assert make(points).spread() == pytest.approx(sigma, rel=0.1)
 
 
 def test_a_steady_machine_has_no_noise() -> None:
     """Equal times do not scatter."""
-    assert make([point(1, 0.5, 0.5, 0.5)]).noise() == Noise("lognormal", 0.0)
+    assert make([point(1, 0.5, 0.5, 0.5)]).spread() == 0.0
 
 
 def test_affine_fit_never_has_a_negative_part() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from serve_app.config.processor import PROCESSOR_OPTIONS
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
-from serve_app.processors import PROCESSOR_OPTIONS, create_processor
+from serve_app.processors import create_processor
 
 IMAGE = ModelSignature((TensorSpec("x", "FP32", (-1, 3, 8, 8)),), (TensorSpec("y", "FP32", (-1, 2)),))
 

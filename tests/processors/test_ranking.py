@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.config.processor import ClassificationOptions
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import ClassificationOptions
 from serve_app.processors.ranking import Ranking, RankingParameters, activate
 
 

@@ -12,10 +12,10 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from serve_app.config.processor import TextOptions
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors.model_folder import ModelFolder
-from serve_app.processors.options import TextOptions
 from serve_app.processors.tokenization import TextTokenizer, mask_of
 
 PAD, UNK, CLS, SEP, HELLO, WORLD, PLAY, ING = range(8)

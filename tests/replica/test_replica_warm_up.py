@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.backends.sample_settings import InputRule, SampleSettings
 from serve_app.backends.samples import make_samples
+from serve_app.domain.settings import InputRule, SampleSettings
 from serve_app.processors import create_processor
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.warm_up import warm_up_replica

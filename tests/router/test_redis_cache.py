@@ -22,10 +22,11 @@ from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from benchmarks.redis_server import RedisServer
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
+from serve_app.domain.settings import CacheSettings, RedisSettings
 from serve_app.payloads import ModelSignature
 from serve_app.router.cache.metrics import RedisMetrics
-from serve_app.router.cache.redis import RedisCache, RedisSettings
-from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
+from serve_app.router.cache.redis import RedisCache
+from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.scheduling.entry import Priority
 
 KEY = b"\x01" * 32

@@ -15,8 +15,9 @@ from api.authority import Authority
 from prometheus_client import CollectorRegistry
 
 from benchmarks.redis_server import RedisServer
+from serve_app.domain.settings import RedisSettings
 from serve_app.router.cache.metrics import RedisMetrics
-from serve_app.router.cache.redis import RedisCache, RedisSettings
+from serve_app.router.cache.redis import RedisCache
 
 KEY = b"\x01" * 32
 VALUE = {"y": np.arange(300_000, dtype="f4")}  # many TLS records

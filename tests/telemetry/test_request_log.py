@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from serve_app.domain.service import RequestOptions
-from serve_app.telemetry.request_log import LogSettings, RequestLog
+from serve_app.domain.settings import LogSettings
+from serve_app.telemetry.request_log import RequestLog
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

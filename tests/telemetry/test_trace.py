@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from runtime_harness import MODEL, Transport, make_dispatcher, serve, tensor
 
 from serve_app.domain.service import ModelInfo, RequestOptions
+from serve_app.domain.settings import CacheSettings, LogSettings
 from serve_app.errors import DeadlineExceeded
 from serve_app.payloads import (
     Bundle,
@@ -25,9 +26,9 @@ from serve_app.payloads import (
     TensorSpec,
     WireEntry,
 )
-from serve_app.router.cache.response_cache import CacheSettings, ModelCacheSettings, ResponseCache
+from serve_app.router.cache.response_cache import ModelCacheSettings, ResponseCache
 from serve_app.scheduling.entry import Priority
-from serve_app.telemetry.request_log import LogSettings, RequestLog
+from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.trace import RequestTraces, configured_tracer, traced
 from serve_app.transport.frames import Frame, decode_bundle, encode_bundle
 

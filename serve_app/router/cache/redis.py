@@ -13,16 +13,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
+from serve_app.domain.settings import RedisSettings
 from serve_app.router.cache.metrics import RedisMetrics
 from serve_app.router.cache.value import dump, load
 
@@ -35,41 +34,6 @@ _TOGETHER: Final = 64
 _ASIDE_ABOVE: Final = 256 * 1024
 """Values of more bytes are read and written in a thread, so that they do not hold up requests."""
 _SHOWN: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class RedisSettings:
-    """Where the server is, and how patient to be with it.
-
-    Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://``, without a password.
-        username: Of the server's user; ``None`` for the default one.
-        password: Its password; ``None`` where the server asks for none.
-        ca_file: Certificates to check a ``rediss://`` server by; ``None`` for the system's.
-        prefix: Of every key.
-        read_s: How long a request waits for the server.
-        write_s: How long a write, or a new connection, may take in the background.
-        retry_s: Time between two attempts at a server that is down; doubles up to ``max_retry_s``.
-        max_retry_s: Longest time between two attempts.
-        write_bytes: Most bytes that wait to be written.
-    """
-
-    url: str
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    prefix: str = "serve-app:"
-    read_s: float = 0.02
-    write_s: float = 1.0
-    retry_s: float = 0.5
-    max_retry_s: float = 10.0
-    write_bytes: int = 32 * 2**20
-
-    @property
-    def place(self) -> str:
-        """Where the server is, without anything secret."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class Found(NamedTuple):

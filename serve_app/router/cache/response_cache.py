@@ -13,11 +13,12 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from serve_app.domain.service import Answer, RequestOptions
+from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded, ServeAppError
 from serve_app.payloads import Payload
 from serve_app.router.cache.key import CacheKeys
 from serve_app.router.cache.metrics import CacheMetrics, RedisMetrics
-from serve_app.router.cache.redis import RedisCache, RedisSettings
+from serve_app.router.cache.redis import RedisCache
 from serve_app.router.cache.single_flight import Asker, Lead, SingleFlight, is_plain
 from serve_app.router.cache.store import CacheStore, held_bytes
 from serve_app.router.dispatcher import Dispatcher
@@ -37,24 +38,6 @@ class ModelCacheSettings(NamedTuple):
     ttl_s: float
     max_bytes: int
     identities: Mapping[str, str]
-
-
-class CacheSettings(NamedTuple):
-    """What the caches of one router process share.
-
-    Attributes:
-        max_followers: Most requests that wait for the same one in flight.
-        follower_bytes: Most bytes that these hold, and likewise those that wait to be hashed.
-        offload_above: Requests of more bytes are hashed in a thread.
-        threads: Most that are at once.
-        redis: A server behind the memory of the process; ``None`` for none.
-    """
-
-    max_followers: int = 256
-    follower_bytes: int = 64 * 2**20
-    offload_above: int = 256 * 2**10
-    threads: int = 2
-    redis: RedisSettings | None = None
 
 
 class Submit(Protocol):

@@ -17,9 +17,10 @@ from access.conftest import KEYS, Clock, bearer
 from api.conformance.ways import CLIENT, HTTP_WAYS, MAX_BODY, WAYS, Arriving, Host, HttpWay, Way, ask, ask_unknown
 from api.protocol_service import NumpyService
 from serve_app.access.guard import Guard
+from serve_app.domain.settings import LogSettings
 from serve_app.errors import QueueFull, ServeAppError
 from serve_app.scheduling.entry import Priority
-from serve_app.telemetry.request_log import LogSettings, RequestLog
+from serve_app.telemetry.request_log import RequestLog
 
 SLOW_S = 0.02
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives import serialization
 
 from api.authority import Authority
 from api.listener.raw_client import LARGE, Client, Gated, echo, post, serving, until
+from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 from serve_app.http.http1 import Limits
 from serve_app.http.secure import SecureTransport
-from serve_app.http.tls import Certificates, TlsFiles, careless, make_context
+from serve_app.http.tls import Certificates, careless, make_context
 from serve_app_client import AsyncClient
 
 GOODBYES = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from serve_app.config.faults import place
 from serve_app.config.profile import read_profile
-from serve_app.config.scenario_file import ScenarioFile
-from serve_app.config.scenario_models import SimulatedModelConfig
 from serve_app.errors import ConfigError
 from serve_app.simulation.scenario import Curve, Noise, SimulatedModel, Stream
+from serve_app.simulation.scenarios.file import ScenarioFile
+from serve_app.simulation.scenarios.models import SimulatedModelConfig
 from serve_app.simulation.workloads import zipf
 
 
@@ -71,7 +71,7 @@ def _read_model(config: SimulatedModelConfig, folder: Path) -> tuple[SimulatedMo
                 message = f"{config.profile} has no variant {variant.name!r}; there are: {known}"
                 raise ConfigError((f"variants[{number}].name: {message}",))
             variants[variant.name] = profile.curve(variant.name)
-    return config.simulated(profile.curve(), variants), profile.noise().spread
+    return config.simulated(profile.curve(), variants), profile.spread()
 
 
 def capacity(model: SimulatedModel, between_s: float = 0.0) -> float:

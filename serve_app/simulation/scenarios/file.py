@@ -10,12 +10,12 @@ from pydantic import Field, field_validator, model_validator
 
 from serve_app.config.faults import Location, misfit, nearest, shown
 from serve_app.config.router import ClassesConfig
-from serve_app.config.scenario_models import DeviceConfig, SimulatedModelConfig
-from serve_app.config.scenario_systems import OURS, AnySystem, system_config
-from serve_app.config.scenario_workload import AnyStream, Factor
 from serve_app.config.values import Delay, Positive, Seconds, Section
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import WEIGHTS, Failure, Noise, Overheads
+from serve_app.simulation.scenarios.models import DeviceConfig, SimulatedModelConfig
+from serve_app.simulation.scenarios.systems import OURS, AnySystem, system_config
+from serve_app.simulation.scenarios.workload import AnyStream, Factor
 
 Fault: TypeAlias = tuple[Location, str]
 Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.config.faults import place
-from serve_app.config.scenario_costs import capacity, loads, unit_rate
-from serve_app.config.scenario_file import ScenarioFile
-from serve_app.config.scenario_workload import expected_requests
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel, Stream
+from serve_app.simulation.scenarios.costs import capacity, loads, unit_rate
+from serve_app.simulation.scenarios.file import ScenarioFile
+from serve_app.simulation.scenarios.workload import expected_requests
 from serve_app.simulation.trace import read_trace
 
 _MOST_REQUESTS = 20_000_000

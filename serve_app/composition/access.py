@@ -1,0 +1,71 @@
+"""Who is let in: the files of API keys and certificates that a configuration names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from serve_app.access.guard import Guard
+from serve_app.access.key_watch import KeyFile, KeyWatch
+from serve_app.config import RouterConfig
+from serve_app.config.api_keys import keys_of, read_api_keys
+from serve_app.config.files import home
+from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.errors import ConfigError
+from serve_app.http.tls import make_context
+
+
+def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) -> KeyWatch | None:
+    """Read the file of API keys; ``None`` where there is none.
+
+    Args:
+        router: Names it.
+        levels: What the numbers of priorities mean.
+
+    Raises:
+        ConfigError: It cannot be read or understood.
+    """
+    if router.api_keys_file is None:
+        return None
+    file = KeyFile(home(os.environ) / router.api_keys_file, read_api_keys, keys_of)
+    make = partial(Guard, open_parts=router.open_without_key, routers=router.replicas, levels=levels)
+    try:
+        return KeyWatch(file, router.api_keys_check_s, make)
+    except ConfigError as error:
+        named = (f"args.router.api_keys_file: {file.path}: {problem}" for problem in error.problems)
+        raise ConfigError(tuple(named)) from None
+
+
+def key_problems(router: RouterConfig, *, must_be_here: bool) -> tuple[str, ...]:
+    """Faults in the file of API keys, one line each.
+
+    Args:
+        router: Names it.
+        must_be_here: Whether a file that is not here is one; it may be on the routers' nodes only.
+    """
+    if router.api_keys_file is None:
+        return ()
+    if not must_be_here and not (home(os.environ) / router.api_keys_file).exists():
+        return ()
+    try:
+        watched_keys(router)
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def tls_problems(router: RouterConfig, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Say what is wrong with the certificates of this machine, one line each.
+
+    Args:
+        router: Names them.
+        environ: Environment variables; by default those of this process.
+    """
+    if router.tls is None:
+        return ()
+    try:
+        make_context(router.tls.files(environ), "http/1.1")
+    except ConfigError as error:
+        return tuple(f"args.router.tls: {problem}" for problem in error.problems)
+    return ()
