@@ -161,7 +161,7 @@ def with_routers(document: Mapping[str, Any], routers: int) -> dict[str, Any]:
     """The same file with so many routers, which share a port of their own."""
     changed = deepcopy(dict(document))
     for application in changed["applications"]:
-        application["args"]["router"] |= {"replicas": routers, "direct_port": _DIRECT_PORT}
+        application["args"]["router"] |= {"replicas": routers, "http": {"port": _DIRECT_PORT}}
     return changed
 
 

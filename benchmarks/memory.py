@@ -151,7 +151,7 @@ def main(
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
             readings = _run(Server("serve_app", _document(), SERVE_APP_RUN), millions, connections, progress)
-        text = render(readings, machine, load_file(_CONFIG).args.router.shared_memory / _MIB)
+        text = render(readings, machine, load_file(_CONFIG).args.router.transport.shared_memory / _MIB)
         for folder in folders(publish=publish):
             write_report(folder, "memory", {"machine": machine, "readings": readings}, text)
             draw(readings, folder / "memory.svg")

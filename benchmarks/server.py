@@ -84,11 +84,11 @@ class Server(ServerProcess):
             self.grpc[PROXY] = f"127.0.0.1:{proxy_grpc}"
         for application in document["applications"]:
             router = application.get("args", {}).get("router", {})
-            if router.get("direct_port"):
-                router["direct_port"] = direct
+            if router.get("http", {}).get("port"):
+                router["http"]["port"] = direct
                 self.urls[DIRECT] = f"http://127.0.0.1:{direct}"
-            if router.get("direct_grpc_port"):
-                router["direct_grpc_port"] = direct_grpc
+            if router.get("grpc", {}).get("port"):
+                router["grpc"]["port"] = direct_grpc
                 self.grpc[DIRECT] = f"127.0.0.1:{direct_grpc}"
         given = _env_vars(document)
         if given.get(_HAPROXY_ENABLED) != "1":

@@ -96,7 +96,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     args["models"] += [*bring(folder / "own"), fallback_model.bring(folder / "fallback")]
     args["models"] += named_models.bring(folder / "named")
     direct, direct_grpc = free_ports(2)
-    args["router"] = {"max_body": "4MiB", "direct_port": direct, "direct_grpc_port": direct_grpc}
+    args["router"] = {"limits": {"max_body": "4MiB"}, "http": {"port": direct}, "grpc": {"port": direct_grpc}}
     for model in args["models"]:
         model.setdefault("resources", {})["cpus"] = 0.1
         model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}

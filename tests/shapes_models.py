@@ -64,4 +64,4 @@ def every_shape(folder: Path) -> dict[str, Any]:
         onnx_models.write(file, nodes, inputs, outputs, constants)
         made = {"name": name, "path": str(folder / name), **({"batching": batching} if batching else {})}
         models.append(made | ({"cache": {}} if name == "kept" else {}))
-    return {"models": models, "router": {"max_ongoing_requests": 8192}}
+    return {"models": models, "router": {"limits": {"max_ongoing_requests": 8192}}}

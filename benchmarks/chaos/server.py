@@ -86,7 +86,7 @@ class Setup:
         application = next(each for each in document["applications"] if each["import_path"] == IMPORT_PATH)
         application["args"] = {
             **self.further,
-            "router": {"cpus": 0.1, "direct_port": 1, "direct_grpc_port": 2, **self.router},
+            "router": {"cpus": 0.1, "http": {"port": 1}, "grpc": {"port": 2}, **self.router},
             "classes": dict(self.classes),
             "models": [dict(model) for model in self.models],
         }

@@ -42,7 +42,7 @@ def fixed(model: dict[str, Any], replicas: int) -> dict[str, Any]:
 QUEUES = {"high": {"queue": 128}, "normal": {"queue": 512}, "low": {"queue": 512}}
 """So that two routers with all that these models have in flight stay below HAProxy's 4,096 connections."""
 
-PAIRS = Setup("pairs", demo(2), router={"replicas": 2, "headroom": 128}, classes=QUEUES)
+PAIRS = Setup("pairs", demo(2), router={"replicas": 2, "limits": {"headroom": 128}}, classes=QUEUES)
 """Two routers, and two replicas of every model."""
 
 SINGLES = Setup("singles", demo(1))

@@ -15,7 +15,7 @@ from serve_app.errors import ConfigError
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Option("--file", help="The file of keys (router.api_keys_file).", show_default=False)]
+File = Annotated[Path, typer.Option("--file", help="The file of keys (router.access.keys_file).", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)]
 
 _INVALID = 2
@@ -94,7 +94,7 @@ def list_keys(file: File) -> None:
 
 @app.command()
 def revoke(name: Name, file: File) -> None:
-    """Remove a key from the file. Running servers notice within `router.api_keys_check_s`."""
+    """Remove a key from the file. Running servers notice within `router.access.keys_check_s`."""
     from serve_app.cli.key_file import remove  # noqa: PLC0415 - as above
 
     try:

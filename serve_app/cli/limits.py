@@ -58,7 +58,7 @@ def run_limits(file: ServeFile, environ: Mapping[str, str], *, files: int, cores
             notes.append(
                 f"HAProxy holds {fitting} connections: {_too_many(needed, files, fitting)}. Until then clients"
                 f" of port {file.http_address[1]} beyond these wait without regard to priority; those of"
-                " router.direct_port do not"
+                " router.http.port do not"
             )
         else:
             variables[MAXCONN_VARIABLE] = str(needed)

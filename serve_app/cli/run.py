@@ -162,9 +162,7 @@ def busy_ports(file: ServeFile) -> list[str]:
         ]
     router = file.args.router
     # Shared with routers of this user, who would answer each other's requests.
-    for direct_port, name in ((router.direct_port, "direct_port"), (router.direct_grpc_port, "direct_grpc_port")):
-        if direct_port is not None:
-            wanted.append((router.direct_host, direct_port, f"args.router.{name}"))
+    wanted += [(router.host, number, f"args.{setting}") for setting, number in router.own_ports]
     taken = [(port, setting) for host, port, setting in wanted if busy(host, port)]
     taken += [(port, setting) for port, setting in direct if listened_at(port)]
     return [
@@ -317,13 +315,13 @@ class _Watcher:
 def _more_ways_in(file: ServeFile, host: str) -> Iterator[str]:
     """One line, with rich's markup, per port beside Serve's for HTTP."""
     router = file.args.router
-    direct = f"[{router.direct_host}]" if ":" in router.direct_host else router.direct_host
+    direct = f"[{router.host}]" if ":" in router.host else router.host
     if file.grpc_port is not None:
         yield f"[green]gRPC:[/] {host}:{file.grpc_port}"
-    if router.direct_port is not None:
-        yield f"[green]direct:[/] http://{direct}:{router.direct_port}  [dim]the routers' own port[/]"
-    if router.direct_grpc_port is not None:
-        yield f"[green]direct gRPC:[/] {direct}:{router.direct_grpc_port}  [dim]the routers' own port[/]"
+    if router.http.port is not None:
+        yield f"[green]direct:[/] http://{direct}:{router.http.port}  [dim]the routers' own port[/]"
+    if router.grpc.port is not None:
+        yield f"[green]direct gRPC:[/] {direct}:{router.grpc.port}  [dim]the routers' own port[/]"
 
 
 def _application_state(name: str) -> tuple[str, bool]:

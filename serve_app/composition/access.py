@@ -26,14 +26,14 @@ def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) 
     Raises:
         ConfigError: It cannot be read or understood.
     """
-    if router.api_keys_file is None:
+    if router.access.keys_file is None:
         return None
-    file = KeyFile(home(os.environ) / router.api_keys_file, read_api_keys, keys_of)
-    make = partial(Guard, open_parts=router.open_without_key, routers=router.replicas, levels=levels)
+    file = KeyFile(home(os.environ) / router.access.keys_file, read_api_keys, keys_of)
+    make = partial(Guard, open_parts=router.access.open_without_key, routers=router.replicas, levels=levels)
     try:
-        return KeyWatch(file, router.api_keys_check_s, make)
+        return KeyWatch(file, router.access.keys_check_s, make)
     except ConfigError as error:
-        named = (f"args.router.api_keys_file: {file.path}: {problem}" for problem in error.problems)
+        named = (f"args.router.access.keys_file: {file.path}: {problem}" for problem in error.problems)
         raise ConfigError(tuple(named)) from None
 
 
@@ -44,9 +44,9 @@ def key_problems(router: RouterConfig, *, must_be_here: bool) -> tuple[str, ...]
         router: Names it.
         must_be_here: Whether a file that is not here is one; it may be on the routers' nodes only.
     """
-    if router.api_keys_file is None:
+    if router.access.keys_file is None:
         return ()
-    if not must_be_here and not (home(os.environ) / router.api_keys_file).exists():
+    if not must_be_here and not (home(os.environ) / router.access.keys_file).exists():
         return ()
     try:
         watched_keys(router)

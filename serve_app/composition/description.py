@@ -78,7 +78,7 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
         task=model.task,
         signature=signature,
         max_rows=model.batching.max_rows,
-        max_request_rows=config.router.max_request_rows,
+        max_request_rows=config.router.limits.max_request_rows,
         default_timeout_s={priority: limits.timeout_s for priority, limits in config.class_settings().items()},
         labels=() if processor is None else processor.labels,
         variants=tuple(variant for variant in locations if variant),

@@ -52,24 +52,24 @@ def router_settings(
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),
-        bundle_timeout_s=router.bundle_timeout_s,
-        replica_silence_s=router.replica_silence_s,
-        replica_kill_s=router.replica_kill_s,
-        shared_memory=int(router.shared_memory),
+        bundle_timeout_s=router.faults.bundle_timeout_s,
+        replica_silence_s=router.faults.replica_silence_s,
+        replica_kill_s=router.faults.replica_kill_s,
+        shared_memory=int(router.transport.shared_memory),
         caches=config.cache_settings(),
         http=HttpSettings(
-            max_body=router.max_body,
-            max_held_bytes=max(router.max_body, router.max_bytes // 2),
-            offload_above=router.offload_above,
-            decode_threads=router.decode_threads,
-            in_place_bytes=router.shared_memory // 2,  # the other half is for what has arrived
-            open_administration=router.open_administration,
+            max_body=router.limits.max_body,
+            max_held_bytes=max(router.limits.max_body, router.limits.max_bytes // 2),
+            offload_above=router.transport.offload_above,
+            decode_threads=router.transport.decode_threads,
+            in_place_bytes=router.transport.shared_memory // 2,  # the other half is for what has arrived
+            open_administration=router.access.open_administration,
         ),
         grpc=GrpcSettings(
-            open_administration=router.open_administration,
-            typed_answers=router.grpc_outputs == "as_inputs",
-            streams=router.grpc_streams,
-            stream_idle_s=router.grpc_stream_idle_s,
+            open_administration=router.access.open_administration,
+            typed_answers=router.grpc.outputs == "as_inputs",
+            streams=router.grpc.streams,
+            stream_idle_s=router.grpc.stream_idle_s,
         ),
         http_port=_http_port(config),
         grpc_port=_grpc_port(config),
@@ -83,31 +83,33 @@ def router_settings(
 
 def _http_port(config: AppArgs) -> HttpPort | None:
     router = config.router
-    if router.direct_port is None:
+    if router.http.port is None:
         return None
     limits = Limits(
         connections=within_open_files(
-            router.connections, 0 if router.direct_grpc_port is None else router.grpc_connections
+            router.http.connections, 0 if router.grpc.port is None else router.grpc.connections
         ),
-        connections_per_client=router.connections_per_client,
+        connections_per_client=router.http.connections_per_client,
         requests=config.ongoing_requests,
     )
-    return HttpPort(router.direct_host, router.direct_port, limits, _tls(config), "args.router.direct_port")
+    return HttpPort(router.host, router.http.port, limits, _tls(config), "args.router.http.port")
 
 
 def _grpc_port(config: AppArgs) -> GrpcPort | None:
     router = config.router
-    if router.direct_grpc_port is None:
+    if router.grpc.port is None:
         return None
     limits = GrpcLimits(
-        max_message=router.max_body,
+        max_message=router.limits.max_body,
         calls=config.ongoing_requests,
-        connections=within_open_files(router.grpc_connections, 0 if router.direct_port is None else router.connections),
-        arriving=max(16, 2 * router.max_bytes // router.max_body),
-        keepalive_s=router.grpc_keepalive_s,
-        client_ping_s=router.grpc_client_ping_s,
+        connections=within_open_files(
+            router.grpc.connections, 0 if router.http.port is None else router.http.connections
+        ),
+        arriving=max(16, 2 * router.limits.max_bytes // router.limits.max_body),
+        keepalive_s=router.grpc.keepalive_s,
+        client_ping_s=router.grpc.client_ping_s,
     )
-    return GrpcPort(router.direct_host, router.direct_grpc_port, limits, _tls(config), "args.router.direct_grpc_port")
+    return GrpcPort(router.host, router.grpc.port, limits, _tls(config), "args.router.grpc.port")
 
 
 def _tls(config: AppArgs) -> TlsFiles | None:

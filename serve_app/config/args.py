@@ -14,11 +14,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
 from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
-from serve_app.config.faults import Location, misfit, problems_of, shown
+from serve_app.config.faults import Location, misfit, place, problems_of, shown
+from serve_app.config.former import with_new_places
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
-from serve_app.config.router import ClassesConfig, RouterConfig
+from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.domain.settings import CacheSettings
 from serve_app.errors import ConfigError
@@ -67,17 +68,18 @@ class AppArgs(Section):
             for name, deployment in deployments.items()
             if list(deployments.values()).count(deployment) > 1
         )
+        body = self.router.limits.max_body
         faults.extend(
             (
                 ("classes", priority.label, "queue_bytes"),
-                f"{size(limits.queue_bytes)} cannot hold one body of router.max_body {size(self.router.max_body)}",
+                f"{size(limits.queue_bytes)} cannot hold one body of router.limits.max_body {size(body)}",
             )
             for priority, limits in self.classes.by_priority().items()
-            if limits.queue_bytes < self.router.max_body
+            if limits.queue_bytes < body
         )
         problem = self.budget().problem(self.ongoing_requests)
         if problem is not None:
-            faults.append((("router", "max_ongoing_requests"), problem))
+            faults.append((("router", "limits", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
         faults.extend((("device_groups", *where), fault) for where, fault in group_faults(self.device_groups, models))
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
@@ -98,7 +100,7 @@ class AppArgs(Section):
     @property
     def ongoing_requests(self) -> int:
         """Requests that are let into one router process at once: as given, else what it may have to hold."""
-        given = self.router.max_ongoing_requests
+        given = self.router.limits.max_ongoing_requests
         return max(DEFAULT_ONGOING, self.budget().requests) if given is None else given
 
     def haproxy_problem(self, environ: Mapping[str, str]) -> str | None:
@@ -123,7 +125,7 @@ class AppArgs(Section):
                 for model in self.models
             }
             | ({"waiting for the same request": waiting} if waiting else {}),
-            headroom=self.router.headroom,
+            headroom=self.router.limits.headroom,
         )
 
     def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -157,8 +159,8 @@ class AppArgs(Section):
         return CacheSettings(
             max_followers=router.cache.max_waiting,
             follower_bytes=int(router.cache.waiting_bytes),
-            offload_above=int(router.offload_above),
-            threads=router.decode_threads,
+            offload_above=int(router.transport.offload_above),
+            threads=router.transport.decode_threads,
             redis=None if redis is None else redis.settings(environ),
         )
 
@@ -169,10 +171,10 @@ class AppArgs(Section):
     def process_limits(self) -> ProcessLimits:
         """Limits of one router process over all classes."""
         return ProcessLimits(
-            total_bytes=int(self.router.max_bytes),
-            high_headroom=self.router.high_headroom,
+            total_bytes=int(self.router.limits.max_bytes),
+            high_headroom=self.router.limits.high_headroom,
             network_s=self.router.network_ms / 1000,
-            hedge=HedgeSettings(share=self.router.hedge_share),
+            hedge=HedgeSettings(share=self.router.faults.hedge_share),
         )
 
 
@@ -186,8 +188,14 @@ def parse_args(data: Any, prefix: str = "args") -> AppArgs:
     Raises:
         ConfigError: With one line per fault.
     """
-    given = {} if data is None else data
+    given = with_new_places({} if data is None else data, "router", FORMER_KEYS)
+    problems = [f"{place(location, prefix)}: {fault}" for location, fault in given.faults]
     try:
-        return AppArgs.model_validate(given)
+        args = AppArgs.model_validate(given.data)
     except ValidationError as error:
-        raise ConfigError(problems_of(error, given, AppArgs.model_json_schema(), prefix)) from None
+        schema = AppArgs.model_json_schema()
+        problems += problems_of(error, given.data, schema, prefix, written=given.written)
+    else:
+        if not problems:
+            return args
+    raise ConfigError(tuple(problems))

@@ -64,7 +64,13 @@ def misfit(faults: Sequence[tuple[Location, str]]) -> ValidationError:
 
 
 def problems_of(
-    error: ValidationError, data: Any, schema: Mapping[str, Any], prefix: str = "", *, hide_values: bool = False
+    error: ValidationError,
+    data: Any,
+    schema: Mapping[str, Any],
+    prefix: str = "",
+    *,
+    written: Mapping[Location, Location] | None = None,
+    hide_values: bool = False,
 ) -> tuple[str, ...]:
     """Write every fault that pydantic found as one line; what the branches of a union say about a place is one fault.
 
@@ -73,6 +79,7 @@ def problems_of(
         data: What was validated.
         schema: JSON Schema of the model; tells which keys a place knows.
         prefix: Written before every place.
+        written: Where parts of the data were written, by where they are in it, if elsewhere.
         hide_values: Whether to show nothing of what was validated, since it may be secret.
     """
     messages: dict[Location, list[str]] = {}
@@ -80,11 +87,19 @@ def problems_of(
         location = _without_union_tags(details, data)
         if hide_values:
             details["input"] = _HIDDEN
-        messages.setdefault(location, []).append(_message(details, location, data, schema))
+        message = _message(details, location, data, schema)
+        messages.setdefault(_as_written(location, written or {}), []).append(message)
     return tuple(
         f"{place(location, prefix) or 'document'}: {'; or '.join(dict.fromkeys(alternatives))}"
         for location, alternatives in messages.items()
     )
+
+
+def _as_written(location: Location, written: Mapping[Location, Location]) -> Location:
+    for steps in range(len(location), 0, -1):
+        if location[:steps] in written:
+            return written[location[:steps]] + location[steps:]
+    return location
 
 
 def _without_union_tags(details: ErrorDetails, data: Any) -> Location:

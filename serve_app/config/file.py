@@ -70,18 +70,18 @@ class ServeFile:
             ports = f"{port}" if self.grpc_port is None else f"{port} and {self.grpc_port}"
             said.append(
                 f"http_options.host: {host} opens {ports} to the network without TLS, which router.tls does not give"
-                " them; use 127.0.0.1 and the direct ports, or end TLS in front of it"
+                " them; use 127.0.0.1 and the routers' own ports, or end TLS in front of it"
             )
-        direct = [each for each in (router.direct_port, router.direct_grpc_port) if each is not None]
-        if router.tls is None and direct and not is_loopback(router.direct_host):
+        own = [str(number) for _, number in router.own_ports]
+        if router.tls is None and own and not is_loopback(router.host):
             said.append(
-                f"args.router.direct_host: {router.direct_host} opens {' and '.join(map(str, direct))} to the network"
+                f"args.router.host: {router.host} opens {' and '.join(own)} to the network"
                 " without TLS; set router.tls, or 127.0.0.1"
             )
         if self.grpc_port is not None and is_loopback(host):
             said.append(
                 f"grpc_options: Serve listens for gRPC on all interfaces behind port {self.grpc_port}, whatever"
-                " http_options.host says; where there is one machine, leave it out and set args.router.direct_grpc_port"
+                " http_options.host says; where there is one machine, leave it out and set args.router.grpc.port"
             )
         if self.env_vars.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
             said += [

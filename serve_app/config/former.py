@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from serve_app.config.faults import misfit
+from serve_app.config.faults import Location, misfit, place
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,55 @@ def without_removed(given: Any, section: str, removed: Sequence[Removed]) -> Any
     return {key: value for key, value in given.items() if key not in dropped} if dropped else given
 
 
+class Renewed(NamedTuple):
+    """A document in which every setting stands where it belongs now.
+
+    Attributes:
+        data: The document.
+        written: Where those that have moved were written, by where they stand now.
+        faults: Settings that are given twice: where, and what is wrong.
+    """
+
+    data: Any
+    written: Mapping[Location, Location]
+    faults: Sequence[tuple[Location, str]]
+
+
+def with_new_places(data: Any, section: str, moved: Mapping[str, Location]) -> Renewed:
+    """Put the keys that a section of a document had where they are now. Each is told in the log.
+
+    Of a setting that is given twice the place where it is now counts, or else the first of two former keys.
+
+    Args:
+        data: As in the file. What is no mapping stays as it is, to be found by whoever checks it.
+        section: Key of the section in the document.
+        moved: Where they are now, below the section, by former key.
+    """
+    given = data.get(section) if isinstance(data, Mapping) else None
+    if not isinstance(given, Mapping) or moved.keys().isdisjoint(given):
+        return Renewed(data, {}, ())
+    kept = {key: value for key, value in given.items() if key not in moved}
+    renewed: dict[Any, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
+    written: dict[Location, Location] = {}
+    faults: list[tuple[Location, str]] = []
+    for key in (key for key in given if key in moved):
+        former, now = (section, key), (section, *moved[key])
+        *groups, name = moved[key]
+        holder: Any = renewed
+        for group in groups:
+            holder = holder.setdefault(group, {}) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict):
+            continue  # a group is no mapping, which is a fault of its own
+        if name in holder:
+            twice = f"{place(written[now])} gives, too" if now in written else "is given, too"
+            faults.append((former, f"is {place(now)} now, which {twice}: leave this one out"))
+            continue
+        _log.warning("%s is %s now; the former key works until version 0.2", place(former), place(now))
+        holder[name] = given[key]
+        written[now] = former
+    return Renewed({**data, section: renewed}, written, faults)
+
+
 def with_new_names(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
     """What was given for a section, with keys by the names that they have now. Each former one is told in the log.
 
@@ -62,12 +111,7 @@ def with_new_names(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
     Raises:
         ValidationError: A setting is given by both of its names.
     """
-    if not isinstance(given, Mapping) or renamed.keys().isdisjoint(given):
-        return given
-    found = [key for key in given if key in renamed]
-    twice = [key for key in found if renamed[key] in given]
-    if twice:
-        raise misfit([((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice])
-    for key in found:
-        _log.warning("%s.%s is called %s now; the former name works until version 0.2", section, key, renamed[key])
-    return {renamed.get(key, key): value for key, value in given.items()}
+    renewed = with_new_places({section: given}, section, {former: (name,) for former, name in renamed.items()})
+    if renewed.faults:
+        raise misfit([(location[1:], fault) for location, fault in renewed.faults])
+    return renewed.data[section]

@@ -63,7 +63,7 @@ class ResourcesConfig(Section):
     memory_limit: Size | None = None
     """Memory of the host that a replica may hold; above it the health check fails, and the replica is replaced.
 
-    It finishes its work first. What it shares with others, such as the router's `shared_memory`, does not count.
+    It finishes its work first. What it shares with others, such as `router.transport.shared_memory`, does not count.
     """
 
     threads: Positive = 1

@@ -1,4 +1,4 @@
-"""Settings of the router and of the three classes."""
+"""Settings of the router, in sections, and of the three classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_val
 
 from serve_app.config.cache import CacheConfig
 from serve_app.config.faults import Location, misfit
-from serve_app.config.former import with_new_names
 from serve_app.config.priorities import PriorityNumbers, priority_levels
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
@@ -17,60 +16,89 @@ from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
 
-_RENAMED: Final = {"rescue_share": "hedge_share", "decode_aside_above": "offload_above"}
+FORMER_KEYS: Final[Mapping[str, Location]] = {
+    "direct_host": ("host",),
+    "direct_port": ("http", "port"),
+    "connections": ("http", "connections"),
+    "connections_per_client": ("http", "connections_per_client"),
+    "direct_grpc_port": ("grpc", "port"),
+    "grpc_connections": ("grpc", "connections"),
+    "grpc_streams": ("grpc", "streams"),
+    "grpc_stream_idle_s": ("grpc", "stream_idle_s"),
+    "grpc_keepalive_s": ("grpc", "keepalive_s"),
+    "grpc_client_ping_s": ("grpc", "client_ping_s"),
+    "grpc_outputs": ("grpc", "outputs"),
+    "max_body": ("limits", "max_body"),
+    "max_request_rows": ("limits", "max_request_rows"),
+    "max_ongoing_requests": ("limits", "max_ongoing_requests"),
+    "headroom": ("limits", "headroom"),
+    "max_bytes": ("limits", "max_bytes"),
+    "high_headroom": ("limits", "high_headroom"),
+    "api_keys_file": ("access", "keys_file"),
+    "api_keys_check_s": ("access", "keys_check_s"),
+    "open_without_key": ("access", "open_without_key"),
+    "open_administration": ("access", "open_administration"),
+    "bundle_timeout_s": ("faults", "bundle_timeout_s"),
+    "replica_silence_s": ("faults", "replica_silence_s"),
+    "replica_kill_s": ("faults", "replica_kill_s"),
+    "hedge_share": ("faults", "hedge_share"),
+    "rescue_share": ("faults", "hedge_share"),
+    "shared_memory": ("transport", "shared_memory"),
+    "by_reference_above": ("transport", "by_reference_above"),
+    "offload_above": ("transport", "offload_above"),
+    "decode_aside_above": ("transport", "offload_above"),
+    "decode_threads": ("transport", "decode_threads"),
+}
+"""Keys that stood below ``router`` before it had sections, and where they are now; accepted until version 0.2."""
 
 
-class RouterConfig(Section):
-    """The router: takes every request, queues it and sends it on in bundles."""
+class HttpConfig(Section):
+    """HTTP on the routers' own port, and its connections."""
 
-    replicas: Positive = 1
-    """Router processes. Each has its own queues, so the order between requests of different routers is approximate."""
-
-    cpus: Cpus = 0.25
-    """CPUs that Ray reserves for each router process. It reserves only: nothing enforces it."""
-
-    direct_port: int | None = Field(default=None, ge=1, le=65535)
+    port: int | None = Field(default=None, ge=1, le=65535)
     """Port that the routers listen on by themselves, without Ray Serve's way in; the routers of a node share it."""
 
-    direct_host: str = Field(default="127.0.0.1", min_length=1)
-    """Address of this machine that `direct_port` and `direct_grpc_port` are opened on."""
-
-    direct_grpc_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
-
-    tls: TlsConfig | None = None
-    """TLS on `direct_port` and `direct_grpc_port`; plain without it. Ray Serve's own ports have none."""
-
     connections: Positive = 8192
-    """Connections to `direct_port` at once, in each router process.
+    """Connections to this port at once, in each router process.
 
     When there are more, those that ask nothing make room: first those that never sent a whole request.
     """
 
     connections_per_client: Positive | None = None
-    """Connections to `direct_port` at once from one address. Not behind a proxy: it is one address for all clients."""
+    """Connections to this port at once from one address. Not behind a proxy: it is one address for all clients."""
 
-    grpc_connections: Positive = 2048
-    """Connections to `direct_grpc_port` at once, in each router process; more are closed at once."""
 
-    grpc_streams: Positive = 1024
+class GrpcConfig(Section):
+    """gRPC: the routers' own port with its connections, and what holds on Serve's port as well."""
+
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
+
+    connections: Positive = 2048
+    """Connections to this port at once, in each router process; more are closed at once."""
+
+    keepalive_s: Seconds = 60.0
+    """A connection to this port on which nothing has come for this long is probed."""
+
+    client_ping_s: Seconds = 10.0
+    """How often a client of this port may probe; one that does it more often is disconnected."""
+
+    streams: Positive = 1024
     """Streams (`ModelStreamInfer`, `Watch`, reflection) open at once in each router process; more are refused. Where
     there are API keys, those without one have room of their own."""
 
-    grpc_stream_idle_s: Seconds = 3600.0
+    stream_idle_s: Seconds = 3600.0
     """A stream of requests on which nothing comes and nothing is in flight for this long ends."""
 
-    grpc_keepalive_s: Seconds = 60.0
-    """A connection to `direct_grpc_port` on which nothing has come for this long is probed."""
-
-    grpc_outputs: Literal["raw", "as_inputs"] = "raw"
-    """How gRPC answers carry tensors where the request does not choose by `binary_data_output`.
+    outputs: Literal["raw", "as_inputs"] = "raw"
+    """How answers carry tensors where the request does not choose by `binary_data_output`.
 
     `raw`: in `raw_output_contents`, as Triton does. `as_inputs`: typed where the inputs were, if all outputs can be.
     """
 
-    grpc_client_ping_s: Seconds = 10.0
-    """How often a client of `direct_grpc_port` may probe; one that does it more often is disconnected."""
+
+class LimitsConfig(Section):
+    """How much one request, and all requests of one router process together, may be."""
 
     max_body: Size = ByteSize(32 * 1024**2)
     """Largest request body, and largest gRPC message, that is read; a larger one is refused."""
@@ -93,26 +121,35 @@ class RouterConfig(Section):
     high_headroom: Share = 0.1
     """Part of `max_bytes` that only the class `high` may use."""
 
-    shared_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(256 * 1024**2)
-    """Memory in which one router process keeps large tensors where the replicas on its node can read them.
 
-    It is taken up as it is needed. Tensors that find no room are copied instead. 0 for none.
+class AccessConfig(Section):
+    """Who may ask."""
+
+    keys_file: str | None = Field(default=None, min_length=1)
+    """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
+
+    Relative paths start from SERVE_APP_HOME. A changed file counts once two looks in succession saw the same of it; one
+    that cannot be understood changes nothing.
     """
 
-    by_reference_above: Size = ByteSize(1024**2)
-    """Bundles larger than this travel to other nodes through the object store, smaller ones inside the call."""
+    keys_check_s: Seconds = 2.0
+    """Within this time a change of that file counts: the routers look at it twice as often."""
 
-    offload_above: Size = ByteSize(256 * 1024)
-    """Bodies larger than this are decoded in a thread, so that they do not hold up other requests."""
+    open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
+    """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.
 
-    decode_threads: Positive = 2
-    """Threads of a router process that decode large bodies."""
+    The questions for health never take one. Metrics and status, where they are not open, take one with `admin: true`.
+    """
+
+    open_administration: bool = False
+    """Whether everybody may change how much is logged, where there are no API keys."""
+
+
+class FaultsConfig(Section):
+    """What a router does about replicas that do not answer."""
 
     bundle_timeout_s: Seconds = 60.0
     """A replica that has not answered a bundle for this long gets no more work until it answers."""
-
-    drain_timeout_s: Seconds = 20.0
-    """How long what a router has accepted may take to be answered when it stops."""
 
     replica_silence_s: Seconds = 2.0
     """A replica on this node that has requests in flight and is unresponsive for so long gets no work until it answers.
@@ -129,48 +166,91 @@ class RouterConfig(Section):
     hedge_share: Share = 0.05
     """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
 
+    @model_validator(mode="after")
+    def _check(self) -> FaultsConfig:
+        if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
+            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
+        return self
+
+
+class TransportConfig(Section):
+    """How large bodies are decoded, and how tensors travel to the replicas."""
+
+    offload_above: Size = ByteSize(256 * 1024)
+    """Bodies larger than this are decoded in a thread, so that they do not hold up other requests."""
+
+    decode_threads: Positive = 2
+    """Threads of a router process that decode large bodies."""
+
+    shared_memory: Annotated[ByteSize, Field(ge=0)] = ByteSize(256 * 1024**2)
+    """Memory in which one router process keeps large tensors where the replicas on its node can read them.
+
+    It is taken up as it is needed. Tensors that find no room are copied instead. 0 for none.
+    """
+
+    by_reference_above: Size = ByteSize(1024**2)
+    """Bundles larger than this travel to other nodes through the object store, smaller ones inside the call."""
+
+
+class RouterConfig(Section):
+    """The router: takes every request, queues it and sends it on in bundles."""
+
+    replicas: Positive = 1
+    """Router processes. Each has its own queues, so the order between requests of different routers is approximate."""
+
+    cpus: Cpus = 0.25
+    """CPUs that Ray reserves for each router process. It reserves only: nothing enforces it."""
+
+    drain_timeout_s: Seconds = 20.0
+    """How long what a router has accepted may take to be answered when it stops."""
+
     network_ms: Milliseconds = 2.0
     """Time allowed for everything around an execution when predicting whether a deadline can be met."""
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address of this machine that the routers' own ports, `http.port` and `grpc.port`, are opened on."""
+
+    tls: TlsConfig | None = None
+    """TLS on the routers' own ports, `http.port` and `grpc.port`; plain without it. Ray Serve's own ports have none."""
+
+    http: HttpConfig = HttpConfig()
+    """HTTP on the routers' own port."""
+
+    grpc: GrpcConfig = GrpcConfig()
+    """gRPC: the routers' own port, and what holds on Serve's as well."""
+
+    limits: LimitsConfig = LimitsConfig()
+    """How large requests may be, and how many there may be at once."""
+
+    access: AccessConfig = AccessConfig()
+    """API keys, and what is open without one."""
+
+    faults: FaultsConfig = FaultsConfig()
+    """When a replica that does not answer is given up, and what is tried elsewhere."""
+
+    transport: TransportConfig = TransportConfig()
+    """Decoding of large bodies, and the memory and ways that tensors take to the replicas."""
 
     cache: CacheConfig = CacheConfig()
     """What the response caches of all models share. Which models have one is said there."""
 
-    api_keys_file: str | None = Field(default=None, min_length=1)
-    """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
-
-    Relative paths start from SERVE_APP_HOME. A changed file counts once two looks in succession saw the same of it; one
-    that cannot be understood changes nothing.
-    """
-
-    api_keys_check_s: Seconds = 2.0
-    """Within this time a change of that file counts: the routers look at it twice as often."""
-
-    open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
-    """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.
-
-    The questions for health never take one. Metrics and status, where they are not open, take one with `admin: true`.
-    """
-
-    open_administration: bool = False
-    """Whether everybody may change how much is logged, where there are no API keys."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_former_names(cls, given: Any) -> Any:
-        return with_new_names(given, "router", _RENAMED)
-
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:
-        if self.direct_grpc_port is not None and self.direct_grpc_port == self.direct_port:
-            raise misfit([(("direct_grpc_port",), "must be another port than direct_port")])
-        if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
-            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
-        if self.tls is not None and self.direct_port is None and self.direct_grpc_port is None:
-            raise misfit([(("tls",), "needs direct_port or direct_grpc_port: it is for the routers' own ports")])
-        if self.tls is not None and self.tls.minimum_version == "1.3" and self.direct_grpc_port is not None:
-            fault = "must be '1.2' with direct_grpc_port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
+        if self.grpc.port is not None and self.grpc.port == self.http.port:
+            raise misfit([(("grpc", "port"), "must be another port than router.http.port")])
+        if self.tls is not None and self.http.port is None and self.grpc.port is None:
+            fault = "needs router.http.port or router.grpc.port: it is for the routers' own ports"
+            raise misfit([(("tls",), fault)])
+        if self.tls is not None and self.tls.minimum_version == "1.3" and self.grpc.port is not None:
+            fault = "must be '1.2' with router.grpc.port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
             raise misfit([(("tls", "minimum_version"), fault)])
         return self
+
+    @property
+    def own_ports(self) -> tuple[tuple[str, int], ...]:
+        """The routers' own ports that are open: where each is set, below ``args``, and its number."""
+        ports = {"router.http.port": self.http.port, "router.grpc.port": self.grpc.port}
+        return tuple((setting, port) for setting, port in ports.items() if port is not None)
 
 
 class ClassConfig(Section):

@@ -14,7 +14,7 @@ from serve_app.domain.settings import TlsFiles
 
 
 class TlsConfig(Section):
-    """TLS on `direct_port` and `direct_grpc_port`. Files that change are read again for new connections."""
+    """TLS on the routers' own ports. Files that change are read again for new connections."""
 
     certificate: str = Field(min_length=1)
     """PEM file with the server's certificate, and after it those between it and its authority.

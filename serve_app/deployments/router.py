@@ -68,7 +68,7 @@ class RouterDeployment:
         self._model_of = {deployment_name(model): model for model in infos}
         self._node = ray.get_runtime_context().get_node_id()
         self._drain_timeout_s = config.router.drain_timeout_s
-        self._by_reference_above = config.router.by_reference_above
+        self._by_reference_above = config.router.transport.by_reference_above
         if (problem := config.haproxy_problem(os.environ)) is not None:
             logger.warning("Requests may wait in front of HAProxy, where no priority is known: %s", problem)
         # `options` also makes the handle start listening for its replicas, before the first request needs them.

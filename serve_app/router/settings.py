@@ -28,7 +28,7 @@ class HttpPort:
         port: 0 for a free one.
         limits: Of its connections.
         tls: Certificate and key; ``None``: without TLS.
-        setting: What error messages call it: the place in the configuration, e.g. ``args.router.direct_port``.
+        setting: What error messages call it: the place in the configuration, e.g. ``args.router.http.port``.
     """
 
     host: str

@@ -12,6 +12,7 @@ from serve_app.access.guard import Guard
 from serve_app.access.key_watch import KeyFile, KeyWatch
 from serve_app.composition.access import watched_keys
 from serve_app.config import RouterConfig
+from serve_app.config.router import AccessConfig
 from serve_app.domain.keys import Key
 from serve_app.errors import ConfigError, Unauthenticated
 from serve_app.telemetry.key_metrics import KeysCollector
@@ -30,7 +31,7 @@ def content(*names: str) -> str:
 
 def watch_of(file: Path) -> KeyWatch:
     """As a router makes it."""
-    watch = watched_keys(RouterConfig(api_keys_file=str(file)))
+    watch = watched_keys(RouterConfig(access=AccessConfig(keys_file=str(file))))
     assert watch is not None
     return watch
 
@@ -189,7 +190,7 @@ def test_a_server_does_not_start_without_its_keys(file: Path, broken: str | None
         file.unlink()
     else:
         put(file, broken)
-    with pytest.raises(ConfigError, match=r"^args.router.api_keys_file: .*keys.yaml: "):
+    with pytest.raises(ConfigError, match=r"^args.router.access.keys_file: .*keys.yaml: "):
         watch_of(file)
 
 

@@ -117,7 +117,7 @@ def test_the_simulator_has_as_many_routers_as_the_server() -> None:
     assert scenario_of(chosen, FILE, profile(), FREE).routers == 2
     args = with_routers(FILE.document, 2)["applications"][0]["args"]
     assert args["router"]["replicas"] == 2
-    assert args["router"]["direct_port"]
+    assert args["router"]["http"]["port"]
     assert "replicas" not in FILE.document["applications"][0]["args"]["router"]
 
 

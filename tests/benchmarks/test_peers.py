@@ -302,22 +302,22 @@ def test_a_direct_port_becomes_a_second_way_in() -> None:
     """On a free port; without one there is only the proxy."""
     document: dict[str, Any] = {
         "grpc_options": {"port": 9001},
-        "applications": [{"args": {"router": {"direct_port": 8001, "direct_grpc_port": 9101}}}],
+        "applications": [{"args": {"router": {"http": {"port": 8001}, "grpc": {"port": 9101}}}}],
     }
     server = Server(OURS, document, ())
     placed = server._on_free_ports()
     router = placed["applications"][0]["args"]["router"]
-    direct = router["direct_port"]
+    direct = router["http"]["port"]
     assert server.urls == {
         PROXY: f"http://127.0.0.1:{placed['http_options']['port']}",
         DIRECT: f"http://127.0.0.1:{direct}",
     }
     assert server.grpc == {
         PROXY: f"127.0.0.1:{placed['grpc_options']['port']}",
-        DIRECT: f"127.0.0.1:{router['direct_grpc_port']}",
+        DIRECT: f"127.0.0.1:{router['grpc']['port']}",
     }
-    assert (direct, router["direct_grpc_port"], placed["grpc_options"]["port"]) != (8001, 9101, 9001)
-    assert document["applications"][0]["args"]["router"] == {"direct_port": 8001, "direct_grpc_port": 9101}
+    assert (direct, router["grpc"]["port"], placed["grpc_options"]["port"]) != (8001, 9101, 9001)
+    assert document["applications"][0]["args"]["router"] == {"http": {"port": 8001}, "grpc": {"port": 9101}}
     assert list(ways_in(server)) == [OURS, OURS_PROXY]
     plain = Server(OURS, {"applications": [{"args": {}}]}, ())
     plain._on_free_ports()

@@ -105,16 +105,38 @@ def test_files_of_redis_are_looked_for_with_the_models(tmp_path: Path, monkeypat
 def test_a_file_of_keys_is_checked_where_it_is_here(tmp_path: Path) -> None:
     """It may be on the routers' nodes only; what stands in it is not shown."""
     keys = tmp_path / "keys.yaml"
-    text = VALID.replace("      models:", f"      router: {{api_keys_file: {keys}}}\n      models:")
+    text = VALID.replace("      models:", f"      router: {{access: {{keys_file: {keys}}}}}\n      models:")
 
     assert validate(tmp_path / "config.yaml", text, "--no-models")[0] == 0
-    missing = f"args.router.api_keys_file: {keys}: cannot be read: No such file or directory"
+    missing = f"args.router.access.keys_file: {keys}: cannot be read: No such file or directory"
     assert missing in validate(tmp_path / "config.yaml", text)[1]
     keys.write_text("keys:\n- {name: a, hash: something}\n")
     code, lines = validate(tmp_path / "config.yaml", text, "--no-models")
     assert code == 2
-    assert lines[0].startswith(f"args.router.api_keys_file: {keys}: line 2: keys[0].hash: must be sha256: and")
+    assert lines[0].startswith(f"args.router.access.keys_file: {keys}: line 2: keys[0].hash: must be sha256: and")
     assert "something" not in lines[0]
+
+
+def test_former_keys_are_told_once_each(tmp_path: Path) -> None:
+    """On stderr, where notes belong, and the file is valid all the same."""
+    path = tmp_path / "a.yaml"
+    keys = "router: {direct_port: 8100, max_body: 1MiB, hedge_share: 0.1}"
+    path.write_text(VALID.replace("      models:", f"      {keys}\n      models:"))
+    done = subprocess.run(
+        [sys.executable, "-m", "serve_app.cli", "validate", str(path), "--no-models"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.splitlines() == [
+        f"router.{key} is router.{now} now; the former key works until version 0.2"
+        for key, now in (
+            ("direct_port", "http.port"),
+            ("max_body", "limits.max_body"),
+            ("hedge_share", "faults.hedge_share"),
+        )
+    ]
+    assert done.stdout == f"{path}: valid; models: digits\n"
 
 
 def test_run_refuses_an_invalid_file_before_ray_starts(tmp_path: Path) -> None:

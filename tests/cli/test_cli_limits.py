@@ -57,7 +57,7 @@ def test_too_few_open_files_lower_the_limit_and_say_so() -> None:
         (
             "HAProxy holds 4000 connections: 9472 take 23680 open files and some, and a process here may open 10512,"
             " enough for 4000; raise that (ulimit -Hn, LimitNOFILE=, --ulimit nofile=). Until then clients of port 8000"
-            " beyond these wait without regard to priority; those of router.direct_port do not"
+            " beyond these wait without regard to priority; those of router.http.port do not"
         ),
     )
 

@@ -29,7 +29,7 @@ def port_of(server: socket.socket) -> int:
 
 def serve_file(http: int, direct: int | None = None, direct_grpc: int | None = None, /, **variables: str) -> ServeFile:
     """A Serve file that wants these ports."""
-    router = {"direct_port": direct, "direct_grpc_port": direct_grpc}
+    router = {"http": {"port": direct}, "grpc": {"port": direct_grpc}}
     return parse_document(
         {
             "http_options": {"host": "127.0.0.1", "port": http},
@@ -87,7 +87,7 @@ def test_the_routers_own_port_is_refused_even_where_it_could_be_shared() -> None
         shared.listen()
         unused, port = port_of(free), port_of(shared)
         free.close()
-        for ports, setting in (((port, None), "direct_port"), ((None, port), "direct_grpc_port")):
+        for ports, setting in (((port, None), "http.port"), ((None, port), "grpc.port")):
             assert busy_ports(serve_file(unused, *ports)) == [
                 f"port {port} (args.router.{setting}) is taken by {holder(port)}; end that, or choose another port"
             ]

@@ -42,8 +42,8 @@ def with_model(**keys: Any) -> dict[str, Any]:
         pytest.param(5, "args: must be a mapping, got 5", id="no mapping"),
         pytest.param({"models": []}, "args.models: needs at least one model", id="no model"),
         pytest.param(
-            with_model() | {"router": {"direct_port": 8100, "direct_grpc_port": 8100}},
-            "args.router.direct_grpc_port: must be another port than direct_port",
+            with_model() | {"router": {"http": {"port": 8100}, "grpc": {"port": 8100}}},
+            "args.router.grpc.port: must be another port than router.http.port",
             id="one port twice",
         ),
         pytest.param({"models": {}}, "args.models: must be a list, got {}", id="no list"),
@@ -224,7 +224,7 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model() | {"classes": {"high": {"queue_bytes": "1MiB"}}},
-            "args.classes.high.queue_bytes: 1.0MiB cannot hold one body of router.max_body 32.0MiB",
+            "args.classes.high.queue_bytes: 1.0MiB cannot hold one body of router.limits.max_body 32.0MiB",
             id="queue smaller than a body",
         ),
         pytest.param(
@@ -268,7 +268,7 @@ def test_values_for_the_scheduler_are_in_its_units() -> None:
     """Milliseconds become seconds and sizes become bytes."""
     args = parse_args(
         {
-            "router": {"max_bytes": "2GiB", "high_headroom": 0.25, "network_ms": 4},
+            "router": {"limits": {"max_bytes": "2GiB", "high_headroom": 0.25}, "network_ms": 4},
             "models": [model(batching={"policy": "eager", "max_rows": 8, "slo_ms": 50, "window": 3})],
         }
     )
@@ -375,11 +375,11 @@ def test_every_key_is_described() -> None:
 @pytest.mark.parametrize(
     ("router", "fault"),
     [
-        ({}, "args.router.tls: needs direct_port or direct_grpc_port: it is for the routers' own ports"),
+        ({}, "args.router.tls: needs router.http.port or router.grpc.port: it is for the routers' own ports"),
         (
-            {"direct_grpc_port": 9100, "tls": {"minimum_version": "1.3"}},
+            {"grpc": {"port": 9100}, "tls": {"minimum_version": "1.3"}},
             (
-                "args.router.tls.minimum_version: must be '1.2' with direct_grpc_port:"
+                "args.router.tls.minimum_version: must be '1.2' with router.grpc.port:"
                 " gRPC's library speaks 1.2 and 1.3, whatever is said here"
             ),
         ),
@@ -406,7 +406,7 @@ def test_the_request_log_s_folder_starts_where_models_do() -> None:
 
 def test_certificates_that_are_not_there_are_told_before_the_start() -> None:
     """With the place in the configuration, from the folder that relative paths start from."""
-    router = {"direct_port": 8100, "tls": {"certificate": "c.pem", "key": "k.pem"}}
+    router = {"http": {"port": 8100}, "tls": {"certificate": "c.pem", "key": "k.pem"}}
     args = parse_args({"models": [{"name": "tiny", "path": "models/tiny"}], "router": router})
     assert tls_problems(args.router, {"SERVE_APP_HOME": "/nowhere"}) == (
         "args.router.tls: /nowhere/c.pem: cannot be read: No such file or directory",

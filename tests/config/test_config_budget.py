@@ -26,7 +26,7 @@ def document(args: dict[str, Any], **variables: Any) -> dict[str, Any]:
 
 def test_a_budget_counts_queues_flights_and_headroom() -> None:
     """In flight are max_replicas x window x max_rows of every model: each row may be a request."""
-    budget = parse_args({"models": MODELS, "router": {"headroom": 100}}).budget()
+    budget = parse_args({"models": MODELS, "router": {"limits": {"headroom": 100}}}).budget()
     assert budget == Budget({"high": 256, "normal": 1024, "low": 1536}, {"a": 192, "b": 128}, 100)
     assert budget.requests == 3236
 
@@ -48,11 +48,11 @@ def test_limits_follow_the_models() -> None:
 
 def test_too_few_ongoing_requests_are_refused_with_the_numbers() -> None:
     """The message does the sum, and says what to change."""
-    args = {"models": MODELS, "classes": {"low": {"queue": 4096}}, "router": {"max_ongoing_requests": 4096}}
+    args = {"models": MODELS, "classes": {"low": {"queue": 4096}}, "router": {"limits": {"max_ongoing_requests": 4096}}}
     with pytest.raises(ConfigError) as caught:
         parse_args(args)
     assert caught.value.problems == (
-        "args.router.max_ongoing_requests: 4096 is too small: queues (256 high + 1024 normal + 4096 low)"
+        "args.router.limits.max_ongoing_requests: 4096 is too small: queues (256 high + 1024 normal + 4096 low)"
         " + in flight (192 a + 128 b) + headroom (256) = 5952 requests; raise it to at least 5952, " + REMEDY,
     )
 

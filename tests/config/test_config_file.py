@@ -112,10 +112,10 @@ def test_anchors_and_merges_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("http", "router", "said"),
     [
-        ({"host": "127.0.0.1"}, {"direct_port": 8100}, []),
-        ({"host": "0.0.0.0"}, {"direct_port": 8100}, []),
-        ({"host": "0.0.0.0"}, {"direct_port": 8100, "tls": {"certificate": "c", "key": "k"}}, ["http_options.host"]),
-        ({"host": "localhost"}, {"direct_port": 8100, "direct_host": "::"}, ["args.router.direct_host"]),
+        ({"host": "127.0.0.1"}, {"http": {"port": 8100}}, []),
+        ({"host": "0.0.0.0"}, {"http": {"port": 8100}}, []),
+        ({"host": "0.0.0.0"}, {"http": {"port": 8100}, "tls": {"certificate": "c", "key": "k"}}, ["http_options.host"]),
+        ({"host": "localhost"}, {"http": {"port": 8100}, "host": "::"}, ["args.router.host"]),
         ({"host": "::1", "ssl_keyfile": "k"}, {}, ["http_options.ssl_keyfile"]),
     ],
 )
@@ -142,4 +142,4 @@ def test_serves_grpc_opens_more_than_the_loopback_interface(host: str, told: boo
             {"import_path": "serve_app.app:build", "args": {"models": [{"name": "tiny", "path": "models/tiny"}]}}
         ],
     }
-    assert ["direct_grpc_port" in line for line in parse_document(document).open_ports()] == [True] * told
+    assert ["router.grpc.port" in line for line in parse_document(document).open_ports()] == [True] * told

@@ -244,7 +244,10 @@ def test_numbers_of_priorities_that_make_no_sense_are_faults(given: dict[Any, st
 
 def test_the_form_of_grpc_answers_is_raw_unless_set() -> None:
     """As Triton's."""
-    assert parse_args({"models": [model()]}).router.grpc_outputs == "raw"
-    assert parse_args({"models": [model()], "router": {"grpc_outputs": "as_inputs"}}).router.grpc_outputs == "as_inputs"
-    (fault,) = problems({"models": [model()], "router": {"grpc_outputs": "typed"}})
-    assert fault == "args.router.grpc_outputs: must be 'raw' or 'as_inputs', got 'typed'"
+    assert parse_args({"models": [model()]}).router.grpc.outputs == "raw"
+    assert (
+        parse_args({"models": [model()], "router": {"grpc": {"outputs": "as_inputs"}}}).router.grpc.outputs
+        == "as_inputs"
+    )
+    (fault,) = problems({"models": [model()], "router": {"grpc": {"outputs": "typed"}}})
+    assert fault == "args.router.grpc.outputs: must be 'raw' or 'as_inputs', got 'typed'"

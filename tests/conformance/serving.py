@@ -53,7 +53,7 @@ def server_args(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How a server of so many models is configured."""
     return {
         "models": [dict(model) for model in models],
-        "router": {"max_ongoing_requests": 1_000_000, "max_request_rows": 16_384},
+        "router": {"limits": {"max_ongoing_requests": 1_000_000, "max_request_rows": 16_384}},
         "classes": {"normal": {"timeout_ms": 60_000}},
     }
 

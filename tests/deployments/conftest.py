@@ -21,14 +21,14 @@ def client(server: ServeProcess) -> Iterator[httpx.Client]:
 def grpc_address(request: pytest.FixtureRequest, server: ServeProcess) -> str:
     """Where that server speaks gRPC: on the router's own port, and on Ray Serve's."""
     router = server.config["applications"][0]["args"]["router"]
-    return f"127.0.0.1:{router['direct_grpc_port'] if request.param == 'direct' else server.grpc_port}"
+    return f"127.0.0.1:{router['grpc']['port'] if request.param == 'direct' else server.grpc_port}"
 
 
 @pytest.fixture(scope="session")
 def direct(server: ServeProcess) -> Iterator[httpx.Client]:
     """An HTTP client of that server's router, past Ray Serve's way in."""
     args = server.config["applications"][0]["args"]
-    with httpx.Client(base_url=f"http://127.0.0.1:{args['router']['direct_port']}", timeout=30.0) as made:
+    with httpx.Client(base_url=f"http://127.0.0.1:{args['router']['http']['port']}", timeout=30.0) as made:
         yield made
 
 

@@ -96,7 +96,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         model["resources"] = {"cpus": 0.1}
         model["health"] = {"check_period_s": 1.0}
     direct_port, direct_grpc_port = free_ports(2)
-    router = {"cpus": 0.1, "direct_port": direct_port, "direct_grpc_port": direct_grpc_port}
+    router = {"cpus": 0.1, "http": {"port": direct_port}, "grpc": {"port": direct_grpc_port}}
     args = {
         "models": models,
         "classes": {"normal": {"timeout_ms": 60000}},
@@ -116,7 +116,7 @@ def ways_in(server: ServeProcess) -> tuple[list[int], list[int]]:
     """The ports for HTTP and those for gRPC: Serve's, where it has any, and the routers' own."""
     router = server.config["applications"][0]["args"]["router"]
     of_serve = [server.grpc_port] if "grpc_options" in server.config else []
-    return [server.port, router["direct_port"]], [*of_serve, router["direct_grpc_port"]]
+    return [server.port, router["http"]["port"]], [*of_serve, router["grpc"]["port"]]
 
 
 def replicas(url: str, model: str) -> int:
@@ -366,7 +366,7 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     args = {
         "models": models,
         "classes": {"low": {"queue": 512}},
-        "router": {"replicas": 2, "cpus": 0.1, "direct_port": direct_port, "direct_grpc_port": direct_grpc_port},
+        "router": {"replicas": 2, "cpus": 0.1, "http": {"port": direct_port}, "grpc": {"port": direct_grpc_port}},
     }
     server = ServeProcess(args, folder, env={"PYTHONPATH": f"{ROOT}:{folder}"}, graceful=True)
     del server.config["grpc_options"]  # as in configs/demo.yaml

@@ -90,7 +90,7 @@ GRPC_SCRIPTS = (
 def served(server: ServeProcess) -> Served:
     """The demo's models among others."""
     router = server.config["applications"][0]["args"]["router"]
-    return Served(server.url, f"http://127.0.0.1:{router['direct_port']}", f"127.0.0.1:{router['direct_grpc_port']}")
+    return Served(server.url, f"http://127.0.0.1:{router['http']['port']}", f"127.0.0.1:{router['grpc']['port']}")
 
 
 def run(command: list[str | Path], **env: str) -> str:

@@ -16,6 +16,7 @@ from ray._private import ray_constants
 
 from serve_app.cli.check import check_file
 from serve_app.config import AppArgs, ServeFile
+from serve_app.config.router import GrpcConfig, HttpConfig
 from serve_app.errors import ConfigError
 
 SCHEMAS = os.environ.get("KUBERAY_SCHEMAS")
@@ -75,10 +76,10 @@ def test_configuration_differs_from_the_demo_only_where_declared(root: Path, ser
     }
     document = copy.deepcopy(dict(demo.document))
     # The service leads to Serve's ports only, and to those of any node.
-    assert document["applications"][0]["args"].pop("router") == {"direct_port": 8100, "direct_grpc_port": 9000}
+    assert document["applications"][0]["args"].pop("router") == {"http": {"port": 8100}, "grpc": {"port": 9000}}
     document["grpc_options"] = serve_file.document["grpc_options"]
     assert dict(_differences(document, serve_file.document)) == differences
-    router = demo.args.router.model_copy(update={"direct_port": None, "direct_grpc_port": None})
+    router = demo.args.router.model_copy(update={"http": HttpConfig(), "grpc": GrpcConfig()})
     assert demo.args.model_copy(update={"router": router}) == serve_file.args
 
 

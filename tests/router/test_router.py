@@ -98,8 +98,8 @@ async def test_series_name_their_router_where_there_may_be_several(peers: Silent
 async def test_a_port_that_is_taken_is_named() -> None:
     """By the setting that says it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = HttpPort("127.0.0.1", other.getsockname()[1], setting="args.router.direct_port")
-        with pytest.raises(ConfigError, match=r"args\.router\.direct_port: cannot listen on 127\.0\.0\.1:"):
+        port = HttpPort("127.0.0.1", other.getsockname()[1], setting="args.router.http.port")
+        with pytest.raises(ConfigError, match=r"args\.router\.http\.port: cannot listen on 127\.0\.0\.1:"):
             Router(replace(_nothing_served(), http_port=port), no_replicas)
 
 

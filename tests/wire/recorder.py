@@ -94,11 +94,11 @@ def _servers(folder: Path) -> Iterator[tuple[dict[Server, LocalServer], dict[str
     file = folder / "keys.yaml"
     keys = {name: add(file, name, wishes) for name, wishes in KEYS.items()}
     settings = HttpSettings(max_body=MOST_BYTES, offload_above=4096)
-    router = {"max_body": MOST_BYTES}
+    router = {"limits": {"max_body": MOST_BYTES}}
     # Nobody is to be late because this machine is busy.
     args["classes"] = {name: {"timeout_ms": 60_000} for name in ("high", "normal", "low")}
     args["classes"]["low"]["queue_bytes"] = MOST_BYTES
-    guarded = args | {"router": {**router, "api_keys_file": str(file)}}
+    guarded = args | {"router": {**router, "access": {"keys_file": str(file)}}}
     log = logging.getLogger("serve_app")
     level = log.level
     log.setLevel(logging.WARNING)  # requests show it, and change it

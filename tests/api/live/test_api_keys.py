@@ -53,7 +53,7 @@ def keys(file: Path) -> dict[str, str]:
 def guarded(file: Path, keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server that knows them."""
     args = every_kind_of_model(tmp_path_factory.mktemp("models"))
-    args["router"] = {"api_keys_file": str(file), "api_keys_check_s": 0.02}
+    args["router"] = {"access": {"keys_file": str(file), "keys_check_s": 0.02}}
     with LocalServer(args) as running:
         yield running
 
