@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -12,12 +13,36 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    "path": "the contents of the files count, wherever they are",
+    "version": "the version that was found counts, with its files",
+    "variants.__all__.path": "the contents of the files count, wherever they are",
+    "fallbacks": "an answer of a fallback is not kept",
+    "cache": "says what is kept and for how long",
+    "profile": "predicts how long batches take",
+    "autoscaling": "all replicas are alike",
+    "breaker": "says which replicas and builds are asked, and all of a kind are alike",
+    "batching.policy": "which requests share a run varies with the load as well",
+    "batching.size_fairness": "which requests share a run varies with the load as well",
+    "batching.slo_ms": "which requests share a run varies with the load as well",
+    "batching.window": "which requests share a run varies with the load as well",
+    "health.check_period_s": "watches replicas",
+    "health.check_timeout_s": "watches replicas",
+    "health.stall_timeout_s": "watches replicas",
+    "health.drain_timeout_s": "ends replicas",
+    "resources.cpus": "is a reservation",
+    "resources.memory_limit": "watches replicas",
+    "resources.memory_per_row": "says when a batch may start",
+    "resources.preprocess_threads": "each picture, sound or text is converted by one thread",
+}
+"""Settings of a model that cannot change its answers, and why. All others count, those to come as well."""
+
 
 def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, str]:
     """What tells this state of a model from any other that would answer differently, by variant.
 
     The contents of its files count, wherever and whenever they were copied, so that all routers and every redeploy of
-    the same agree; so do the settings that its answers depend on, and the version of this package.
+    the same agree; so do its settings but for `WITHOUT_EFFECT`, and the version of this package.
 
     Args:
         model: The model.
@@ -26,11 +51,8 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
     Raises:
         ConfigError: A file cannot be read.
     """
-    processor = None if model.processor is None else model.processor.model_dump(mode="json", exclude_unset=True)
-    resources = model.resources
-    joining = model.batching.model_dump(mode="json", include={"join", "axis", "tolerance", "unverified"})
-    settings = (__version__, model.task, processor, resources.tensorrt, resources.tensorrt_fp16, joining)
-    begun = hashlib.sha256(msgspec.json.encode(settings, order="sorted"))
+    settings = model.model_dump(mode="json", exclude=_nested(WITHOUT_EFFECT))
+    begun = hashlib.sha256(msgspec.json.encode((__version__, settings), order="sorted"))
     try:
         exact = _digest(locations[""])
         found = {}
@@ -41,6 +63,18 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
             found[variant] = digest.hexdigest()
     except OSError as error:
         raise ConfigError((f"model {model.name!r}: {error}",)) from None
+    return found
+
+
+def _nested(places: Mapping[str, str]) -> dict[str, Any]:
+    """The same places the way pydantic takes them."""
+    found: dict[str, Any] = {}
+    for place in places:
+        *sections, key = place.split(".")
+        node = found
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[key] = True
     return found
 
 

@@ -1,18 +1,13 @@
-"""Settings of the response cache, and what tells one state of a model from another."""
+"""Settings of the response cache."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnx_models
 import pytest
 from api.authority import Authority
 
-from serve_app.composition.identity import identities
-from serve_app.composition.model import find_files
 from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
 
@@ -125,74 +120,8 @@ def test_a_variable_is_the_routers_own() -> None:
     assert parse().redis_problems({}) == ()
 
 
-def _identities(folder: Path, **changes: Any) -> dict[str, str]:
-    model = {
-        "name": "m",
-        "path": str(folder),
-        "variants": [{"name": "light", "path": str(folder.parent / "light")}],
-        **changes,
-    }
-    config = parse_args({"models": [model]}).models[0]
-    return identities(config, find_files(config))
-
-
-def test_identities_are_of_contents(tmp_path: Path) -> None:
-    """Whoever copied them when; any other weights, labels or settings make another."""
-    folder = tmp_path / "m"
-    onnx_models.make(folder / "1" / "model.onnx", "add_one")
-    onnx_models.make(tmp_path / "light" / "1" / "model.onnx", "add_one")
-    (folder / "notes").mkdir()
-    (folder / "notes" / "a.txt").write_text("a")
-    first = _identities(folder)
-    assert first[""] != first["light"]
-
-    copy = tmp_path / "elsewhere" / "m"
-    shutil.copytree(folder, copy)
-    shutil.copytree(tmp_path / "light", tmp_path / "elsewhere" / "light")
-    (copy / "1" / "model.onnx").touch()
-    assert _identities(copy) == first
-
-    found = [first]
-    (copy / "notes" / "a.txt").write_text("b")
-    found.append(_identities(copy))
-    shutil.copytree(copy / "1", copy / "2")
-    found.append(_identities(copy))
-    found.append(_identities(copy, resources={"tensorrt": True, "tensorrt_fp16": True, "device": "cuda", "gpus": 1}))
-    joining: list[Any] = ["none", {"axis": 1}, {"tolerance": 0.5}, {"unverified": "allow"}]
-    found += [_identities(copy, batching=batching) for batching in joining]
-    onnx_models.make(copy.parent / "light" / "1" / "model.onnx", "bfloat16")
-    found.append(_identities(copy))
-    assert len({each["light"] for each in found}) == len(found)
-    assert len({each[""] for each in found}) == len(found) - 1
-
-
 def test_a_socket_has_its_database_in_the_query() -> None:
     """There is no other place for it."""
     settings = parse({"redis": {"url": "unix:///run/redis.sock?db=1"}}).cache_settings({})
     assert settings.redis is not None
     assert settings.redis.url == "unix:///run/redis.sock?db=1"
-
-
-def _identity(path: Path, **changes: Any) -> str:
-    config = parse_args({"models": [{"name": "m", "path": str(path), **changes}]}).models[0]
-    return identities(config, find_files(config))[""]
-
-
-def test_the_identity_of_a_file_is_of_what_belongs_to_it(tmp_path: Path) -> None:
-    """Its weights elsewhere and the files that processors read count; what else lies around it does not."""
-    folder = tmp_path / "m"
-    model = onnx.load(onnx_models.make(folder / "a.onnx", "image_logits"))
-    onnx.save(model, folder / "a.onnx", save_as_external_data=True, location="a.bin", size_threshold=0)
-    first = _identity(folder / "a.onnx")
-    assert _identity(folder) == first  # the only model of a flat folder
-
-    onnx_models.make(folder / "b.onnx", "add_one")
-    (folder / "photo.jpg").write_bytes(b"x")
-    assert _identity(folder / "a.onnx") == first
-
-    found = [first]
-    for name in ("a.bin", "tokenizer.json", "names.txt"):
-        with (folder / name).open("ab") as file:
-            file.write(b"more")
-        found.append(_identity(folder / "a.onnx", labels="names.txt"))
-    assert len(set(found)) == len(found)
