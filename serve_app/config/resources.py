@@ -67,7 +67,8 @@ class ResourcesConfig(Section):
     """
 
     threads: Positive = 1
-    """Threads that the session computes with on the CPU."""
+    """Threads that compute one run on the CPU, the calling one included: in replicas, in the proof that requests may
+    share runs, and in `serve-app profile`. Every variant has as many, and one of them runs at a time."""
 
     preprocess_threads: Positive = 2
     """Threads that decode and convert media while the session runs."""

@@ -273,22 +273,17 @@ def test_an_operator_that_does_not_exist_is_a_config_error(tmp_path: Path) -> No
 def test_threads_are_explicit() -> None:
     """ONNX Runtime's own choice, 0, would be every core of the host in every replica."""
     with pytest.raises(ConfigError) as caught:
-        OnnxSettings("m", Path("model.onnx"), intra_op_threads=0, inter_op_threads=-1, gpu_memory_bytes=0)
+        OnnxSettings("m", Path("model.onnx"), intra_op_threads=0, gpu_memory_bytes=0)
 
     assert caught.value.problems == (
         "model 'm': intra_op_threads must be at least 1, not 0",
-        "model 'm': inter_op_threads must be at least 1, not -1",
         "model 'm': gpu_memory_bytes must be at least 1, not 0",
     )
 
 
 def test_several_threads_give_the_same_answer(make_model: MakeModel) -> None:
-    """Pools inside and between operators change the speed only."""
-    backend = OnnxBackend(
-        OnnxSettings(
-            "m", make_model("image_logits"), intra_op_threads=2, inter_op_threads=2, allow_spinning=True, device="cpu"
-        )
-    )
+    """They change the speed only."""
+    backend = OnnxBackend(OnnxSettings("m", make_model("image_logits"), intra_op_threads=2, device="cpu"))
     backend.load()
     pixels = np.zeros((2, 3, 32, 32), np.float32)
     pixels[:, 1] = 1

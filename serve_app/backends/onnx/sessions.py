@@ -174,13 +174,10 @@ class _Maker:
         settings = self._settings
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = settings.intra_op_threads
-        options.inter_op_num_threads = settings.inter_op_threads
-        if settings.inter_op_threads > 1:
-            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+        options.inter_op_num_threads = 1
         options.log_severity_level = _ERROR
         if settings.only_for_convolutions:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        spinning = "1" if settings.allow_spinning else "0"
-        options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-        options.add_session_config_entry("session.inter_op.allow_spinning", spinning)
+        # Idle threads that spin gain a little latency and take a core from the router and from other replicas.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return options

@@ -26,10 +26,8 @@ class OnnxSettings:
         only_for_convolutions: Use ``row_sizes`` only for a model with convolutions on CUDA whose memory is not limited.
             There it pays: ONNX Runtime prepares each convolution for the exact shape of its input, and again whenever
             that changes. A limit would have to be divided, and may then be too low for batches that fitted into it.
-        intra_op_threads: Threads that share the work of one operator, the calling one included. At least 1: ONNX
-            Runtime's own choice would be every core of the host, in every replica.
-        inter_op_threads: Threads that run operators side by side. More than 1 switches to parallel execution.
-        allow_spinning: Let idle threads burn their core for a little less latency.
+        intra_op_threads: Threads that compute one run, the calling one included: they share the work of one operator
+            after the other. At least 1: ONNX Runtime's own choice would be every core of the host, in every replica.
         max_rows: Most rows of a batch, where that is known.
         tensorrt: ``True`` insists on TensorRT for the GPU, ``auto`` takes it where its libraries are.
         tensorrt_fp16: Let TensorRT compute in FP16.
@@ -45,8 +43,6 @@ class OnnxSettings:
     row_sizes: tuple[int, ...] = ()
     only_for_convolutions: bool = False
     intra_op_threads: int = 1
-    inter_op_threads: int = 1
-    allow_spinning: bool = False
     max_rows: int | None = None
     tensorrt: bool | Literal["auto"] = False
     tensorrt_fp16: bool = False
@@ -58,7 +54,6 @@ class OnnxSettings:
             f"model {self.model!r}: {name} must be at least 1, not {value}"
             for name, value in (
                 ("intra_op_threads", self.intra_op_threads),
-                ("inter_op_threads", self.inter_op_threads),
                 ("gpu_memory_bytes", 1 if self.gpu_memory_bytes is None else self.gpu_memory_bytes),
                 *(("row_sizes", size) for size in self.row_sizes),
             )
