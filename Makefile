@@ -121,6 +121,10 @@ proto: env ## Compile the definition of the gRPC interface again
 goldens: env ## Write again what clients see: the answers that tests/wire compares with
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python -m wire
 
+.PHONY: architecture
+architecture: env ## Draw again what imports what, in docs/architecture.md
+	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests" $(BIN)/python tests/layers_picture.py
+
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 .PHONY: models

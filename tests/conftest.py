@@ -29,6 +29,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # when Hypothesis has marked its tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A property test that fails has the time to say what failed: see `effort.TIMEOUT_S`."""
     for item in items:

@@ -129,14 +129,15 @@ def make_gate(
     in_burst: bool = False,
     profile: Iterable[tuple[int, int, float]] = AFFINE,
     now: float = 0.0,
+    **settings: Any,
 ) -> Gate:
     """A gate where these wait, whose predictions hold; the classes below ``high`` have the same guaranteed share.
 
     ``in_burst``: for four seconds requests have come in rows of sixteen, 0.5 ms apart, the last of them just now, so
     that with ``auto`` a batch waits.
     """
-    settings = ModelScheduling("m", max_rows, slo_s, policy=policy, fallbacks=fallbacks)
-    gate = Gate(settings, {HIGH: 0.0, NORMAL: share, LOW: share}, planned=planned)
+    model = ModelScheduling("m", max_rows, slo_s, policy=policy, fallbacks=fallbacks, **settings)
+    gate = Gate(model, {HIGH: 0.0, NORMAL: share, LOW: share}, planned=planned)
     gate.seed([(*point, "") for point in profile])
     for step in range(64 if in_burst else 0):
         gate.add(one := make_entry(), now - (63 - step) // 16 - 0.0005 * (16 - step % 16))

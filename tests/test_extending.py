@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +15,15 @@ from typing import Any
 import httpx
 import pytest
 from api.protocol_service import NumpyService
+from serve_process import ROOT
 
 from serve_app.api.http_app import APIS, create_app
 
-PAGE = Path(__file__).parents[1] / "docs/extending.md"
+PAGE = ROOT / "docs/extending.md"
+
+
+def _section(heading: str) -> str:
+    return PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
 @pytest.fixture
@@ -23,7 +31,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Makes a module of the code below a heading."""
 
     def make(heading: str) -> Any:
-        section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        section = _section(heading)
         module = ModuleType("example")
         monkeypatch.setitem(sys.modules, "example", module)
         for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
@@ -57,3 +65,48 @@ async def test_an_api(example: Callable[[str], Any], model: str, body: dict[str,
         assert reply.headers["x-priority"] == "low"
     else:
         assert len(service.refusals) == 1
+
+
+@pytest.mark.parametrize(
+    ("heading", "others"),
+    [
+        ("Add a metric", ()),
+        ("Add a setting", ("simulation/test_scenario.py::test_every_setting_of_batching_reaches_the_simulator",)),
+        ("Add a reason to wait", ()),
+    ],
+)
+def test_a_change_of_the_product(heading: str, others: tuple[str, ...], tmp_path: Path) -> None:
+    """Applied to a copy of the package, the section's edits make its tests pass, and these others."""
+    section = _section(heading)
+    shutil.copytree(ROOT / "serve_app", tmp_path / "serve_app")
+    for edits in re.findall(r"```diff\n(.*?)```", section, re.DOTALL):
+        _apply(edits, tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (tmp_path / "test_example.py").write_text(code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    files = ["test_example.py", *(str(ROOT / "tests" / name) for name in others)]
+    paths = [tmp_path, ROOT, ROOT / "client", ROOT / "tests"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "--noconftest", "-p", "no:cacheprovider", *files],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def _apply(edits: str, folder: Path) -> None:
+    """Apply a unified diff without line numbers: what a part leaves and takes away is in its file once."""
+    for change in edits.split("--- ")[1:]:
+        name, *parts = change.split("@@\n")
+        file = folder / name.strip()
+        text = file.read_text()
+        for part in parts:
+            lines = [line or " \n" for line in part.splitlines(keepends=True)]
+            before, after = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" -", " +"))
+            assert text.count(before) == 1, f"{name.strip()} has {text.count(before)} times:\n{before}"
+            text = text.replace(before, after)
+        file.write_text(text)

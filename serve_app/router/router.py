@@ -24,10 +24,11 @@ from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.telemetry.connection_metrics import ConnectionsCollector
-from serve_app.telemetry.key_metrics import KeysCollector
+from serve_app.telemetry.connection_metrics import CONNECTIONS
+from serve_app.telemetry.key_metrics import KEYS
 from serve_app.telemetry.line_writer import LineWriter
 from serve_app.telemetry.metrics import RouterMetrics, merge_pages
+from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
@@ -115,7 +116,7 @@ class Router:
         keys = settings.keys
         self._guard = None if keys is None else keys.guard
         if keys is not None:
-            self.metrics.registry.register(KeysCollector(keys.guard))
+            self.metrics.registry.register(Readings(KEYS, lambda: keys.guard))
             keys.start()
         self.app = self._http_app()
         grpc = settings.grpc
@@ -148,7 +149,7 @@ class Router:
             raise _cannot_listen(port, error) from error
         app = create_app(self.service, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
         listener = Listener(app, sock, port.limits, _certificates(port.tls, "http/1.1"), app.errors_of)
-        self.metrics.registry.register(ConnectionsCollector(listener))
+        self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
 
     def _listen_grpc(self, port: GrpcPort) -> GrpcListener:

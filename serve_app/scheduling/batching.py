@@ -5,8 +5,9 @@ The formulas, their sources and what each part is worth: docs/scheduling.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from serve_app.scheduling.arrivals import ArrivalPattern
 from serve_app.scheduling.latency import LatencyModel
@@ -43,39 +44,51 @@ class Waiting(NamedTuple):
 def open_at(waiting: Waiting) -> float:
     """When the batch shall go if nothing changes until then, seconds; now or the past: at once.
 
-    It goes at once, unless the next request is likely to come so soon that waiting for it saves server time. One more
-    entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. That is so for
-    two reasons, whose probabilities are added. It may be alone: after it nothing comes for as long as the batch takes.
-    Or there may be no room for it: with less of the same deadline left, this batch and the next one hold fewer rows
-    than one that is full, by the part ``1 - (b + b') / limit``. Else it goes with the next batch for the same cost.
-    Waiting costs one server second per second. So the batch waits as long as the expected
-    gain grows, by the hazard of the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the
-    burst and not longer. Where requests do not come in bursts, it waits only for what is due at over one and a half
-    times the mean rate.
-
-    It never waits past the moment when the head could bear no further row, nor for more rows than the head bears. A
-    model without fixed cost saves nothing by batching and never waits.
+    When no reason to wait (`REASONS`) holds it any more. It never waits past the moment when the head could bear no
+    further row, nor for more rows than the head bears.
     """
-    now, rows, more = waiting.now, waiting.rows, waiting.head_rows
-    if rows >= waiting.limit:
-        return now
-    latency, bucket = waiting.latency, waiting.bucket
-    together = latency.predict(rows + more, bucket)
-    latest = waiting.latest_end - together
-    if latest <= now:
-        return now
+    if waiting.rows >= waiting.limit:
+        return waiting.now
+    together_s = waiting.latency.predict(waiting.rows + waiting.head_rows, waiting.bucket)
+    latest = waiting.latest_end - together_s
+    if latest <= waiting.now:
+        return waiting.now
+    return min(max([reason(waiting, together_s) for reason in REASONS]), latest)
+
+
+def save_a_run(waiting: Waiting, together_s: float) -> float:
+    """Wait for the next request where that is likely to come so soon that waiting for it saves server time.
+
+    One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. That is
+    so for two reasons, whose probabilities are added. It may be alone: after it nothing comes for as long as the batch
+    takes. Or there may be no room for it: with less of the same deadline left, this batch and the next one hold fewer
+    rows than one that is full, by the part ``1 - (b + b') / limit``. Else it goes with the next batch for the same
+    cost. Waiting costs one server second per second. So the batch waits as long as the expected gain grows, by the
+    hazard of the gaps between arrivals (`ArrivalPattern.worth_waiting_until`): in a burst, for the burst and not
+    longer. Where requests do not come in bursts, it waits only for what is due at over one and a half times the mean
+    rate. A model without fixed cost saves nothing by batching and never waits.
+    """
+    now, rows, bucket = waiting.now, waiting.rows, waiting.bucket
+    latency, arrivals = waiting.latency, waiting.arrivals
     run_s = latency.predict(rows, bucket)
-    saved = run_s + latency.predict(more, bucket) - together
+    saved = run_s + latency.predict(waiting.head_rows, bucket) - together_s
     if saved <= 0.0:
         return now
-    arrivals = waiting.arrivals
     alone = 1.0 if arrivals.last is None else 1.0 - arrivals.probability_within(arrivals.last, run_s)
     later = latency.rows_within(waiting.latest_end - now - run_s, bucket, waiting.limit)
     without_room = max(0.0, 1.0 - (rows + later) / waiting.limit)
     worth = saved * min(1.0, alone + without_room)
     if not arrivals.in_bursts and arrivals.rate > 0.0:
         worth = min(worth, 1.0 / (_BURST * arrivals.rate))
-    return min(arrivals.worth_waiting_until(now, worth), latest)
+    return arrivals.worth_waiting_until(now, worth)
+
+
+REASONS: Final[tuple[Callable[[Waiting, float], float], ...]] = (save_a_run,)
+"""Each says until when it would wait if nothing changes, seconds; now or the past: not at all.
+
+It is given what waits, and how long that and one more entry like the head are predicted to take. A moment that it names
+must not move while nothing comes: it is counted from an arrival, and not from now.
+"""
 
 
 def target_s(latency: LatencyModel, settings: ModelScheduling, rows: int, bucket: int, slack_s: float) -> float:

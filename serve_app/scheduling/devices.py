@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.composition import Room, compose, execution_s
+from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.settings import DeviceGroup
@@ -382,38 +382,56 @@ class Shared:
     def _try(
         self, candidate: _Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
     ) -> NextBundle | None:
-        model, priority, head, paid = candidate.model, candidate.priority, candidate.head, candidate.paid
-        settings = model.settings
+        """Take a candidate's bundle; ``None`` where it is held back, finds no memory, or cannot be in time."""
         longest_s = self._claims.bound_s(now)
-        alone_s = candidate.alone_s
-        if not paid and alone_s > longest_s and self._claims.likely_blocks(priority, alone_s, now):
-            if self._held_since is not None:
-                self.shares.held_back(priority, min(alone_s, now - self._held_since))
-            self._held_since = now
-            self.open_at = min(self.open_at, now + _HOLD * alone_s)
+        if self._holds_back(candidate, longest_s, now):
             return None
+        most = self._most_rows(candidate)
+        if not most:
+            return None  # when something that runs has ended
+        taken = self._take(candidate, most, longest_s, now)
+        given_up += taken.given_up
+        return self._account(candidate, waiting, taken) if taken.entries else None
+
+    def _holds_back(self, candidate: _Candidate, longest_s: float, now: float) -> bool:
+        """Whether it would be likely to block what is more urgent; then it is looked at again a little later."""
+        priority, alone_s = candidate.priority, candidate.alone_s
+        if candidate.paid or alone_s <= longest_s or not self._claims.likely_blocks(priority, alone_s, now):
+            return False
+        if self._held_since is not None:
+            self.shares.held_back(priority, min(alone_s, now - self._held_since))
+        self._held_since = now
+        self.open_at = min(self.open_at, now + _HOLD * alone_s)
+        return True
+
+    def _most_rows(self, candidate: _Candidate) -> int:
+        """Most rows that the device's memory has room for beside what runs; 0 where the head has none."""
+        settings = candidate.model.settings
         most = settings.max_rows
-        if self._group.memory_bytes and settings.bytes_per_row:
-            free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
-            fitting = free // settings.bytes_per_row
-            if fitting < min(head.rows, most):
-                return None  # when something that runs has ended
-            most = min(most, fitting)
+        if not self._group.memory_bytes or not settings.bytes_per_row:
+            return most
+        free = self._memory_bytes - sum(running.nbytes for running in self._running.values())
+        fitting = free // settings.bytes_per_row
+        return 0 if fitting < min(candidate.head.rows, most) else min(most, fitting)
+
+    def _take(self, candidate: _Candidate, most: int, longest_s: float, now: float) -> Composition:
+        """Take entries from the queue: one that is tried again goes alone."""
+        model, priority, head = candidate.model, candidate.priority, candidate.head
         if head.attempts:
             model.queue.retry[priority - 1].pop()
-            entries, rows, bucket, variant = [head], head.rows, head.bucket, head.variant
-        else:
-            room = Room(now + model.overhead.seconds, most, longest_s, candidate.owed)
-            composition = compose(model.queue, priority, settings, model.latencies, room)
-            given_up += composition.given_up
-            entries, rows, bucket, variant = composition[:4]
-            if not entries:
-                return None
-        predicted_s = execution_s(model.latencies.of(variant), rows, bucket, settings.max_rows)
+            return Composition([head], head.rows, head.bucket, head.variant, [])
+        room = Room(now + model.overhead.seconds, most, longest_s, candidate.owed)
+        return compose(model.queue, priority, model.settings, model.latencies, room)
+
+    def _account(self, candidate: _Candidate, waiting: list[Priority], taken: Composition) -> NextBundle:
+        """Charge classes and tenants for what was taken."""
+        model, priority = candidate.model, candidate.priority
+        entries, rows, bucket, variant, _ = taken
+        predicted_s = execution_s(model.latencies.of(variant), rows, bucket, model.settings.max_rows)
         self._held_since = None
         riders = riders_of(entries, rows, priority)
-        self.shares.dispatched(predicted_s, waiting, priority, riders, paid=paid)
-        if not head.attempts:
+        self.shares.dispatched(predicted_s, waiting, priority, riders, paid=candidate.paid)
+        if not candidate.head.attempts:
             model.queue.served(entries, predicted_s, priority, riders)
         return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
 

@@ -21,6 +21,7 @@ from serve_app.scheduling.batching import Waiting, open_at, target_s
 from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.overhead import Overhead
 from serve_app.scheduling.queue import ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
@@ -314,26 +315,16 @@ class Gate:
 
     def _opens_at(self, head: Entry, ready: Sequence[Priority], now: float) -> float:
         """When the next batch goes, seconds; now or the past: at once."""
-        latency = self.latencies.of(head.variant)
-        settings, queue, most = self._settings, self._queue, self._settings.max_rows
-        if settings.policy == "eager" or not latency.known or head.rows >= most:
-            return now
-        if latency.predict(head.rows, head.bucket) <= _SHORT_S:
+        latency, most = self.latencies.of(head.variant), self._settings.max_rows
+        if self._goes_at_once(head, latency):
             return now
         # As in `compose`: what may not join is not waited for.
-        target = target_s(latency, settings, head.rows, head.bucket, head.deadline - now)
+        target = target_s(latency, self._settings, head.rows, head.bucket, head.deadline - now)
         if head.priority is not _HIGH:
             target = min(target, self._claims.bound_s(now))
-        rows, latest = queue.fresh_rows, inf
-        for priority in ready:
-            other = queue.fresh[priority - 1].head()
-            if other is not None and other is not head:
-                # It rides along while the whole batch and one more like it could be in time for it.
-                last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
-                latest = min(latest, other.deadline - last_s)
         waiting = Waiting(
             now,
-            rows,
+            self._queue.fresh_rows,
             latency.rows_within(target, head.bucket, most),
             head.rows,
             head.bucket,
@@ -341,7 +332,28 @@ class Gate:
             latency,
             self._arrivals,
         )
-        return min(open_at(waiting), latest)
+        opens = open_at(waiting)
+        return opens if opens <= now else min(opens, self._others_bear_until(head, ready, latency))
+
+    def _goes_at_once(self, head: Entry, latency: LatencyModel) -> bool:
+        """Whether nothing is ever waited for behind this head."""
+        settings = self._settings
+        return (
+            settings.policy == "eager"
+            or not latency.known
+            or head.rows >= settings.max_rows
+            or latency.predict(head.rows, head.bucket) <= _SHORT_S
+        )
+
+    def _others_bear_until(self, head: Entry, ready: Sequence[Priority], latency: LatencyModel) -> float:
+        """Until when the other classes' heads are in time for the whole batch and one more like them, seconds."""
+        rows, latest = self._queue.fresh_rows, inf
+        for priority in ready:
+            other = self._queue.fresh[priority - 1].head()
+            if other is not None and other is not head:
+                last_s = self._timer_s + latency.predict(rows + other.rows, other.bucket)
+                latest = min(latest, other.deadline - last_s)
+        return latest
 
     def _spare_s(self, now: float) -> float:
         """How long something else may take first, so that all that waits in class `high` can follow in time."""

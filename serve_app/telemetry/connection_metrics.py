@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import Final
 
 from serve_app.http.listener import Listener
+from serve_app.telemetry.readings import Gauge, Total
 
-
-class ConnectionsCollector(Collector):
-    """Reads a listener's counts when Prometheus asks."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield how many connections were turned away, and how many had to go for others."""
-        yield CounterMetricFamily(
-            "serve_app_connections_refused",
-            "Connections to direct_port turned away: too many, in all or of one address.",
-            value=self._listener.refused,
-        )
-        yield CounterMetricFamily(
-            "serve_app_connections_evicted",
-            "Connections to direct_port that asked nothing and were closed to make room for others.",
-            value=self._listener.evicted,
-        )
+CONNECTIONS: Final[tuple[Gauge[Listener], ...]] = (
+    Total(
+        "serve_app_connections_refused",
+        "Connections to direct_port turned away: too many, in all or of one address.",
+        (),
+        lambda listener: [((), listener.refused)],
+    ),
+    Total(
+        "serve_app_connections_evicted",
+        "Connections to direct_port that asked nothing and were closed to make room for others.",
+        (),
+        lambda listener: [((), listener.evicted)],
+    ),
+)
+"""Read of a `Listener`."""

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import Final
 
 from serve_app.access.guard import Guard
+from serve_app.telemetry.readings import Gauge, Total
 
-
-class KeysCollector(Collector):
-    """Reads a guard's counts when Prometheus asks."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield uses by key, and how reading the keys went."""
-        guard = self._guard
-        uses = CounterMetricFamily(
-            "serve_app_key_requests",
-            "Requests by the name of their API key: admitted, rate_limited, or unauthenticated (without a name).",
-            labels=("key", "outcome"),
-        )
-        for labels, count in guard.counts.items():
-            uses.add_metric(labels, count)
-        reloads = CounterMetricFamily(
-            "serve_app_key_reloads", "Attempts to read changed API keys: ok or failed.", labels=("outcome",)
-        )
-        for outcome, count in guard.reloads.items():
-            reloads.add_metric((outcome,), count)
-        yield from (uses, reloads)
-        yield GaugeMetricFamily("serve_app_keys", "API keys that count.", value=guard.number)
-        yield GaugeMetricFamily(
-            "serve_app_keys_loaded_timestamp_seconds", "When the API keys that count were read.", value=guard.loaded_at
-        )
+KEYS: Final[tuple[Gauge[Guard], ...]] = (
+    Total(
+        "serve_app_key_requests",
+        "Requests by the name of their API key: admitted, rate_limited, or unauthenticated (without a name).",
+        ("key", "outcome"),
+        lambda guard: guard.counts.items(),
+    ),
+    Total(
+        "serve_app_key_reloads",
+        "Attempts to read changed API keys: ok or failed.",
+        ("outcome",),
+        lambda guard: [((outcome,), count) for outcome, count in guard.reloads.items()],
+    ),
+    Gauge("serve_app_keys", "API keys that count.", (), lambda guard: [((), guard.number)]),
+    Gauge(
+        "serve_app_keys_loaded_timestamp_seconds",
+        "When the API keys that count were read.",
+        (),
+        lambda guard: [((), guard.loaded_at)],
+    ),
+)
+"""Read of a `Guard`."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from serve_app.payloads import BundleResult
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.telemetry.breaker_metrics import BreakerCollector
-from serve_app.telemetry.series import Count, Counter, Distribution, Histogram
+from serve_app.telemetry.breaker_metrics import BREAKERS
+from serve_app.telemetry.readings import Readings
+from serve_app.telemetry.scheduler_metrics import SCHEDULER
+from serve_app.telemetry.series import Count, Counter, Distribution, Family, Histogram, histogram
 from serve_app.telemetry.tenant_metrics import TenantCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -25,82 +25,48 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_Metric = TypeVar("_Metric", Counter, Histogram, Family[Any])
 
 
-class SchedulerCollector(Collector):
-    """Reads the scheduler's state when Prometheus asks, so that the request path pays nothing for gauges."""
+@dataclass(slots=True)
+class _Answered:
+    """What an answered request of one model and class adds to."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield queue, slot and replica gauges, and what hedges there were."""
-        entries = GaugeMetricFamily(
-            "serve_app_queue_entries", "Entries waiting in the router.", labels=("model", "priority")
+    number: Count
+    statistics: ModelStatistics
+    latency: Distribution = field(
+        metadata=histogram(
+            "serve_app_request_seconds",
+            "From the arrival at the scheduler to the answer, answered requests.",
+            ("model", "priority"),
+            _LATENCY_BUCKETS,
         )
-        rows = GaugeMetricFamily("serve_app_queue_rows", "Rows waiting in the router.", labels=("model", "priority"))
-        nbytes = GaugeMetricFamily(
-            "serve_app_queue_bytes", "Bytes waiting in the router.", labels=("model", "priority")
+    )
+    queue_time: Distribution = field(
+        metadata=histogram(
+            "serve_app_queue_seconds",
+            "Waiting in the router, answered requests.",
+            ("model", "priority"),
+            _LATENCY_BUCKETS,
         )
-        running = GaugeMetricFamily("serve_app_running_rows", "Rows sent to replicas.", labels=("model",))
-        replicas = GaugeMetricFamily("serve_app_replicas", "Replicas within reach of the router.", labels=("model",))
-        slots = GaugeMetricFamily("serve_app_slots_in_use", "Bundles in flight.", labels=("model",))
-        held = GaugeMetricFamily(
-            "serve_app_replicas_held",
-            "Replicas without work for now: failed, overdue or silent.",
-            labels=("model",),
-        )
-        silent = GaugeMetricFamily(
-            "serve_app_replicas_silent", "Unresponsive replicas that have requests in flight.", labels=("model",)
-        )
-        hedges = CounterMetricFamily(
-            "serve_app_hedges", "Requests also tried elsewhere, since their replica did not answer.", labels=("model",)
-        )
-        won = CounterMetricFamily(
-            "serve_app_hedges_won", "Hedged requests that the other replica answered first.", labels=("model",)
-        )
-        duplicates = CounterMetricFamily(
-            "serve_app_duplicates",
-            "Requests answered while another replica had them, too.",
-            labels=("model",),
-        )
-        wasted = CounterMetricFamily("serve_app_wasted_rows", "Rows executed for nobody.", labels=("model",))
-        for model, state in self._scheduler.snapshot().items():
-            for label, queue in state["queues"].items():
-                entries.add_metric((model, label), queue["entries"])
-                rows.add_metric((model, label), queue["rows"])
-                nbytes.add_metric((model, label), queue["bytes"])
-            running.add_metric((model,), state["running_rows"])
-            replicas.add_metric((model,), len(state["replicas"]))
-            slots.add_metric((model,), state["slots_in_use"])
-            held.add_metric((model,), len(state["held_replicas"]))
-            silent.add_metric((model,), len(state["silent_replicas"]))
-            hedges.add_metric((model,), state["hedges"]["made"])
-            won.add_metric((model,), state["hedges"]["won"])
-            duplicates.add_metric((model,), state["hedges"]["duplicates"])
-            wasted.add_metric((model,), state["wasted_rows"])
-        yield from (entries, rows, nbytes, running, replicas, slots, held, silent, hedges, won, duplicates, wasted)
-        yield from (_by_former_name("serve_app_rescues", hedges), _by_former_name("serve_app_rescues_won", won))
+    )
 
 
-def _by_former_name(name: str, family: CounterMetricFamily) -> CounterMetricFamily:
-    """The same series by the name that they had in version 0.1."""
-    former = CounterMetricFamily(name, f"Former name of {family.name}_total, until version 0.2.", labels=("model",))
-    for sample in family.samples:
-        former.add_metric(tuple(sample.labels.values()), sample.value)
-    return former
+@dataclass(slots=True)
+class _Bundles:
+    """What a bundle of one model, and the runs that carried it, add to."""
 
-
-class TaskCollector(Collector):
-    """Counts the asyncio tasks of the event loop that asks: what is never awaited to its end shows as growth."""
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the gauge; nothing outside an event loop."""
-        try:
-            count = len(asyncio.all_tasks())
-        except RuntimeError:
-            return
-        yield GaugeMetricFamily("serve_app_tasks", "Tasks of the router's event loop.", count)
+    batch_rows: Distribution = field(
+        metadata=histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
+    )
+    execution: Distribution = field(
+        metadata=histogram("serve_app_execution_seconds", "One run of the model.", ("model",), _LATENCY_BUCKETS)
+    )
+    entries: Distribution = field(
+        metadata=histogram(
+            "serve_app_bundle_entries", "Entries per call to a replica that were run.", ("model",), _ROWS_BUCKETS
+        )
+    )
 
 
 class RouterMetrics:
@@ -110,67 +76,48 @@ class RouterMetrics:
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.requests = Counter(
-            "serve_app_requests",
-            "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time any"
-            " more), poisoned (two replicas failed with it), or the error's code.",
-            ("model", "priority", "outcome"),
-        )
-        self.fallbacks = Counter(
-            "serve_app_fallback_answers",
-            "Requests for the exact model that one of its fallbacks answered.",
-            ("model", "priority", "variant"),
-        )
-        self.latency = Histogram(
-            "serve_app_request_seconds",
-            "From the arrival at the scheduler to the answer, answered requests.",
-            ("model", "priority"),
-            _LATENCY_BUCKETS,
-        )
-        self.queue_time = Histogram(
-            "serve_app_queue_seconds",
-            "Waiting in the router, answered requests.",
-            ("model", "priority"),
-            _LATENCY_BUCKETS,
-        )
-        self.batch_rows = Histogram("serve_app_batch_rows", "Rows per run of the model.", ("model",), _ROWS_BUCKETS)
-        self.execution = Histogram("serve_app_execution_seconds", "One run of the model.", ("model",), _LATENCY_BUCKETS)
-        self.bundle_entries = Histogram(
-            "serve_app_bundle_entries", "Entries per call to a replica that were run.", ("model",), _ROWS_BUCKETS
-        )
-        self.lost = Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",))
-        self.silent = Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",))
-        self.recovery = Histogram(
-            "serve_app_recovery_seconds",
-            "From the loss of a replica, dead or silent, until as many are usable as before.",
-            ("model",),
-            _RECOVERY_BUCKETS,
-        )
-        self._of_models = (
-            self.requests,
-            self.fallbacks,
-            self.latency,
-            self.queue_time,
-            self.batch_rows,
-            self.execution,
-            self.bundle_entries,
-            self.lost,
-            self.silent,
-            self.recovery,
-        )
-        self._tenants = TenantCollector()
         self.registry = CollectorRegistry()
-        for collector in (
-            SchedulerCollector(scheduler),
-            BreakerCollector(scheduler),
-            self._tenants,
-            TaskCollector(),
-            *self._of_models,
-        ):
-            self.registry.register(collector)
+        self.registry.register(Readings(SCHEDULER, scheduler.snapshot))
+        self.registry.register(Readings(BREAKERS, scheduler.breakers))
+        self._tenants = TenantCollector()
+        self.registry.register(self._tenants)
+        self._of_models: list[Counter | Histogram | Family[Any]] = []
+        self.requests = self._shown(
+            Counter(
+                "serve_app_requests",
+                "Requests by how they ended: ok, cancelled, given_up (dropped unexecuted, since it could not be in time"
+                " any more), poisoned (two replicas failed with it), or the error's code.",
+                ("model", "priority", "outcome"),
+            )
+        )
+        self._fallbacks = self._shown(
+            Counter(
+                "serve_app_fallback_answers",
+                "Requests for the exact model that one of its fallbacks answered.",
+                ("model", "priority", "variant"),
+            )
+        )
+        self._lost = self._shown(Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",)))
+        self._silent = self._shown(Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",)))
+        self._recovery = self._shown(
+            Histogram(
+                "serve_app_recovery_seconds",
+                "From the loss of a replica, dead or silent, until as many are usable as before.",
+                ("model",),
+                _RECOVERY_BUCKETS,
+            )
+        )
+        self._answers = self._shown(Family(_Answered))
+        self._bundles = self._shown(Family(_Bundles))
         self._answered: dict[tuple[str, Priority], _Answered] = {}
-        self._per_model: dict[str, tuple[Distribution, Distribution, Distribution]] = {}
+        self._per_model: dict[str, _Bundles] = {}
         self._statistics: dict[str, ModelStatistics] = {}
+
+    def _shown(self, metric: _Metric) -> _Metric:
+        """Show a metric, and forget its series with the model that is their first label."""
+        self.registry.register(metric)
+        self._of_models.append(metric)
+        return metric
 
     def forget(self, model: str) -> None:
         """Drop all series and numbers of a model that was removed and of which nothing is under way."""
@@ -257,25 +204,21 @@ class RouterMetrics:
 
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
-        self.fallbacks.of(entry.model, entry.priority.label, entry.variant).value += 1
+        self._fallbacks.of(entry.model, entry.priority.label, entry.variant).value += 1
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""
-        children = self._per_model.get(model)
-        if children is None:
-            children = self._per_model[model] = (
-                self.bundle_entries.of(model),
-                self.batch_rows.of(model),
-                self.execution.of(model),
-            )
-        children[0].observe(entries)
+        bundles = self._per_model.get(model)
+        if bundles is None:
+            bundles = self._per_model[model] = self._bundles.of(model)
+        bundles.entries.observe(entries)
         statistics = self.statistics(model)
         statistics.preprocess_s += result.preprocess_s * entries
         statistics.postprocess_s += result.postprocess_s * entries
         for execution in result.executions:
             if result.counts:
-                children[1].observe(execution.rows)
-                children[2].observe(execution.seconds)
+                bundles.batch_rows.observe(execution.rows)
+                bundles.execution.observe(execution.seconds)
             statistics.execute_s += execution.seconds * entries
             # A replica may run several bundles at once, and each of them tells of the run: together they count it once.
             part = min(1.0, rows / execution.rows)
@@ -294,15 +237,15 @@ class RouterMetrics:
 
     def replica_lost(self, model: str) -> None:
         """Count a bundle whose replica died."""
-        self.lost.of(model).value += 1
+        self._lost.of(model).value += 1
 
     def replica_silent(self, model: str) -> None:
         """Count a replica that was unresponsive."""
-        self.silent.of(model).value += 1
+        self._silent.of(model).value += 1
 
     def recovered(self, model: str, seconds: float) -> None:
         """Note how long a model was short of replicas."""
-        self.recovery.of(model).observe(seconds)
+        self._recovery.of(model).observe(seconds)
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""
@@ -315,11 +258,8 @@ class RouterMetrics:
         answered = self._answered.get((model, priority))
         if answered is None:
             label = priority.label
-            answered = self._answered[model, priority] = _Answered(
-                self.requests.of(model, label, "ok"),
-                self.latency.of(model, label),
-                self.queue_time.of(model, label),
-                self.statistics(model),
+            answered = self._answered[model, priority] = self._answers.of(
+                model, label, number=self.requests.of(model, label, "ok"), statistics=self.statistics(model)
             )
         return answered
 
@@ -385,15 +325,6 @@ class ModelStatistics:
         self.rows = 0
         self.batches: dict[int, BatchStatistics] = {}
         self.last_arrival: float | None = None
-
-
-class _Answered(NamedTuple):
-    """What an answered request of one model and class adds to."""
-
-    number: Count
-    latency: Distribution
-    queue_time: Distribution
-    statistics: ModelStatistics
 
 
 def merge_pages(pages: Iterable[tuple[str, str]]) -> str:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import partial
 from itertools import accumulate
 from math import inf
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+_Declared = TypeVar("_Declared")
 
 
 class Count:
@@ -110,3 +115,43 @@ class Histogram(Collector):
             buckets = list(zip(self._names, map(float, accumulate(series.counts)), strict=True))
             family.add_metric(labels, buckets, series.total)
         yield family
+
+
+def histogram(name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]) -> dict[str, Any]:
+    """Metadata of a dataclass's field: a `Histogram`, of which a `Family` sets the field to one `Distribution`."""
+    return {"histogram": partial(Histogram, name, documentation, labels, buckets)}
+
+
+class Family(Collector, Generic[_Declared]):
+    """Histograms that have the same labels and are observed together.
+
+    Args:
+        declared: A dataclass whose fields declare them: ``field(metadata=histogram(...))``.
+    """
+
+    def __init__(self, declared: type[_Declared]) -> None:
+        self._declared = declared
+        self._metrics: dict[str, Histogram] = {
+            each.name: each.metadata["histogram"]()
+            for each in fields(declared)  # type: ignore[arg-type]
+            if "histogram" in each.metadata
+        }
+
+    def of(self, *labels: str, **others: Any) -> _Declared:
+        """The series with these labels; to be kept by whoever adds to them often.
+
+        Args:
+            labels: Values of the labels.
+            others: Fields of the dataclass that declare nothing.
+        """
+        return self._declared(**{name: metric.of(*labels) for name, metric in self._metrics.items()}, **others)
+
+    def forget(self, first: str) -> None:
+        """Drop the series whose first label is this; whoever has kept one adds to nothing that is shown."""
+        for metric in self._metrics.values():
+            metric.forget(first)
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector`."""
+        for metric in self._metrics.values():
+            yield from metric.collect()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from serve_app.router.cache.store import CacheStore
+from serve_app.telemetry.readings import Gauge, Readings, Samples, Total
 from serve_app.telemetry.series import Count, Counter, Histogram
 
 _REDIS_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
@@ -32,7 +31,7 @@ class CacheMetrics:
     def register(self, registry: CollectorRegistry, stores: Mapping[str, CacheStore]) -> None:
         """Show them, and the state of the stores by model, on a page of metrics."""
         registry.register(self.answers)
-        registry.register(_Stores(stores))
+        registry.register(Readings(_STORES, lambda: stores))
 
 
 class RedisMetrics:
@@ -59,41 +58,39 @@ class RedisMetrics:
         self.dropped = self._errors.of("dropped")
         registry.register(self.seconds)
         registry.register(self._errors)
-        registry.register(_Gauge("serve_app_cache_redis_up", "Whether Redis is asked (1) or down (0).", self.up))
+        registry.register(Readings(_REDIS, lambda: self))
 
     def failed(self, operation: str) -> None:
         """Count a call that failed."""
         self._errors.of(operation).value += 1
 
 
-class _Gauge(Collector):
-    def __init__(self, name: str, documentation: str, count: Count) -> None:
-        self._described = (name, documentation)
-        self._count = count
+_REDIS: Final[tuple[Gauge[RedisMetrics], ...]] = (
+    Gauge(
+        "serve_app_cache_redis_up",
+        "Whether Redis is asked (1) or down (0).",
+        (),
+        lambda redis: [((), redis.up.value)],
+    ),
+)
 
-    def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(*self._described, value=self._count.value)
+
+def _of_store(read: Callable[[CacheStore], float]) -> Callable[[Mapping[str, CacheStore]], Samples]:
+    return lambda stores: [((model,), read(store)) for model, store in stores.items()]
 
 
-class _Stores(Collector):
-    """Reads the stores when Prometheus asks."""
-
-    def __init__(self, stores: Mapping[str, CacheStore]) -> None:
-        self._stores = stores
-
-    def collect(self) -> Iterator[Metric]:
-        gauges: tuple[tuple[str, str, Callable[[CacheStore], float]], ...] = (
-            ("serve_app_cache_bytes", "Memory that cached answers take in the router.", lambda store: store.nbytes),
-            ("serve_app_cache_entries", "Cached answers in the router.", len),
-        )
-        for name, documentation, read in gauges:
-            gauge = GaugeMetricFamily(name, documentation, labels=("model",))
-            for model, store in self._stores.items():
-                gauge.add_metric((model,), read(store))
-            yield gauge
-        evictions = CounterMetricFamily(
-            "serve_app_cache_evictions", "Cached answers that had to make room for others.", labels=("model",)
-        )
-        for model, store in self._stores.items():
-            evictions.add_metric((model,), store.evictions)
-        yield evictions
+_STORES: Final = (
+    Gauge(
+        "serve_app_cache_bytes",
+        "Memory that cached answers take in the router.",
+        ("model",),
+        _of_store(lambda store: store.nbytes),
+    ),
+    Gauge("serve_app_cache_entries", "Cached answers in the router.", ("model",), _of_store(len)),
+    Total(
+        "serve_app_cache_evictions",
+        "Cached answers that had to make room for others.",
+        ("model",),
+        _of_store(lambda store: store.evictions),
+    ),
+)

@@ -1,0 +1,86 @@
+"""What the scheduler has, in Prometheus' terms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from serve_app.telemetry.readings import Gauge, Samples, Total
+
+_Models = Mapping[str, Mapping[str, Any]]
+
+
+def _of_model(read: Callable[[Mapping[str, Any]], float]) -> Callable[[_Models], Samples]:
+    return lambda models: [((model,), read(state)) for model, state in models.items()]
+
+
+def _of_queue(key: str) -> Callable[[_Models], Samples]:
+    return lambda models: [
+        ((model, label), queue[key]) for model, state in models.items() for label, queue in state["queues"].items()
+    ]
+
+
+def _tasks(_: _Models) -> Samples:
+    """Of the event loop that asks, nothing outside one: what is never awaited to its end shows as growth."""
+    try:
+        return [((), len(asyncio.all_tasks()))]
+    except RuntimeError:
+        return ()
+
+
+SCHEDULER: Final = (
+    Gauge("serve_app_queue_entries", "Entries waiting in the router.", ("model", "priority"), _of_queue("entries")),
+    Gauge("serve_app_queue_rows", "Rows waiting in the router.", ("model", "priority"), _of_queue("rows")),
+    Gauge("serve_app_queue_bytes", "Bytes waiting in the router.", ("model", "priority"), _of_queue("bytes")),
+    Gauge(
+        "serve_app_running_rows",
+        "Rows sent to replicas.",
+        ("model",),
+        _of_model(lambda state: state["running_rows"]),
+    ),
+    Gauge(
+        "serve_app_replicas",
+        "Replicas within reach of the router.",
+        ("model",),
+        _of_model(lambda state: len(state["replicas"])),
+    ),
+    Gauge("serve_app_slots_in_use", "Bundles in flight.", ("model",), _of_model(lambda state: state["slots_in_use"])),
+    Gauge(
+        "serve_app_replicas_held",
+        "Replicas without work for now: failed, overdue or silent.",
+        ("model",),
+        _of_model(lambda state: len(state["held_replicas"])),
+    ),
+    Gauge(
+        "serve_app_replicas_silent",
+        "Unresponsive replicas that have requests in flight.",
+        ("model",),
+        _of_model(lambda state: len(state["silent_replicas"])),
+    ),
+    Total(
+        "serve_app_hedges",
+        "Requests also tried elsewhere, since their replica did not answer.",
+        ("model",),
+        _of_model(lambda state: state["hedges"]["made"]),
+        former="serve_app_rescues",
+    ),
+    Total(
+        "serve_app_hedges_won",
+        "Hedged requests that the other replica answered first.",
+        ("model",),
+        _of_model(lambda state: state["hedges"]["won"]),
+        former="serve_app_rescues_won",
+    ),
+    Total(
+        "serve_app_duplicates",
+        "Requests answered while another replica had them, too.",
+        ("model",),
+        _of_model(lambda state: state["hedges"]["duplicates"]),
+    ),
+    Total(
+        "serve_app_wasted_rows", "Rows executed for nobody.", ("model",), _of_model(lambda state: state["wasted_rows"])
+    ),
+    Gauge("serve_app_tasks", "Tasks of the router's event loop.", (), _tasks),
+)
+"""Read of `Scheduler.snapshot`."""

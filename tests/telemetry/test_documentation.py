@@ -1,0 +1,36 @@
+"""The documentation tells of the metrics that there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from serve_process import ROOT
+
+_COUNTERS = {"Counter", "Total", "CounterMetricFamily"}
+_NO_METRICS = {"ContextVar"}
+
+
+def _declared() -> Iterator[str]:
+    """Every metric's name as Prometheus shows it: a call with a name like ours first declares one."""
+    for file in (ROOT / "serve_app").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                kind = ast.unparse(node.func)
+                former = [
+                    each.value.value
+                    for each in node.keywords
+                    if each.arg == "former" and isinstance(each.value, ast.Constant)
+                ]
+                for name in map(str, (node.args[0].value, *former)):
+                    if name.startswith("serve_app_") and kind not in _NO_METRICS:
+                        yield f"{name}_total" if kind in _COUNTERS else name
+
+
+def test_every_metric_is_documented_and_no_other() -> None:
+    """By the name that a page of metrics shows, in some page of the documentation."""
+    text = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    named = set(re.findall(r"\bserve_app_\w+", text)) - {"serve_app_client"}
+
+    assert named == set(_declared())
