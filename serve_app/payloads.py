@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from serve_app.errors import DeadlineExceeded
+from serve_app.scheduling import decisions
 
 Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 """Tensors by name. Of a model that has rows, axis 0 is rows, and all tensors of one payload have as many."""
@@ -290,7 +291,7 @@ class Failure(NamedTuple):
 
 EntryResult: TypeAlias = Success | Failure
 
-RETURNED = Failure("returned", "not run here; it goes back to its router")
+RETURNED = Failure(decisions.RETURNED, "not run here; it goes back to its router")
 """The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
 one that its router has recalled."""
 

@@ -1,10 +1,10 @@
-"""The dispatcher: does what the scheduler decides.
+"""The dispatcher: drives the router's core (`serve_app.scheduling.core`) by the event loop.
 
-It owns everything that the pure core may not touch: the clock, futures, one timer, and the calls to replicas. Every
+It owns everything that the core may not touch: the clock, futures, one timer, and the calls to replicas. Every
 accepted entry's future ends exactly once: by its result, its error, its deadline, or its client leaving.
 
-Decisions are taken once per turn of the event loop: arrivals of one turn are queued first and dispatched together,
-so a burst that the loop read at once also travels in one bundle.
+Arrivals of one turn of the event loop are queued first and dispatched together, so a burst that the loop read at once
+also travels in one bundle.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import contextvars
 import itertools
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serve_app.domain.service import Answer
 from serve_app.errors import DeadlineExceeded, InferenceFailed, ModelUnavailable, ServeAppError, error_from_code
@@ -26,16 +26,16 @@ from serve_app.payloads import (
     Bundle,
     BundleResult,
     EntryResult,
-    Failure,
     Origin,
     Payload,
     Success,
     WireEntry,
 )
+from serve_app.router.breaker_log import log_changes
 from serve_app.router.lateness import slower_than_classes, too_late
 from serve_app.router.recovery import Recovery
-from serve_app.router.verdict import log_changes, verdict_of, verdict_of_error
-from serve_app.scheduling.decisions import Dispatch, Rejection, Requeue
+from serve_app.scheduling.core import RouterCore, Why
+from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
@@ -47,8 +47,6 @@ from serve_app.transport.ties import TieTable
 logger = logging.getLogger(__name__)
 
 _NOT_RUN = frozenset({RETURNED.code, DeadlineExceeded.code})
-_PATIENCE = 4
-"""A bundle may take this many times its predicted execution on top of the time-out before its replica is given up."""
 
 
 class Work(NamedTuple):
@@ -68,14 +66,13 @@ class Work(NamedTuple):
 
 
 class Dispatcher:
-    """Drives one `Scheduler` from the event loop.
+    """Drives one `RouterCore` from the event loop: its `serve_app.scheduling.core.Driver`.
 
     Args:
         scheduler: Decides. Nobody else may call it.
         send: Carries one bundle to a replica and brings its result.
         observer: Is told what happens.
-        bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
-            go elsewhere once, and it gets no more until it answers.
+        bundle_timeout_s: See `RouterCore`.
         recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
         ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
     """
@@ -89,31 +86,25 @@ class Dispatcher:
         recall: Recall | None = None,
         ties: TieTable | None = None,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._core = RouterCore(scheduler, self, bundle_timeout_s, ties)
         self._scheduler = scheduler
         self._send = send
         self._observer = observer
-        self._bundle_timeout_s = bundle_timeout_s
         self._recall = recall
-        self._ties = ties
-        self._places: dict[int, list[int]] = {}  # of a tied entry its place, and how many bundles carry it
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex
-        self._loop = asyncio.get_running_loop()
         self._context = contextvars.Context()
-        self._pump_scheduled = False
         self._timer: asyncio.Handle | None = None
-        self._timer_at = 0.0
         self._dispatched_at: dict[int, float] = {}
-        self._wake_ups: dict[str, Dispatch] = {}
-        self._bundles: dict[asyncio.Task[None], Dispatch] = {}
-        self._sent: dict[int, tuple[Dispatch, Bundle]] = {}
+        self._calls: dict[asyncio.Task[None], Dispatch] = {}
         self._told_slow: set[str] = set()
         self._recovery = Recovery(scheduler.usable, observer.recovered)
         self.broken = False
         """Whether a decision has raised, which is a bug that no later decision can be trusted after."""
 
     def __repr__(self) -> str:
-        return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._bundles)} bundles in flight>"
+        return f"<Dispatcher {len(self._dispatched_at)} entries and {len(self._core)} bundles in flight>"
 
     @property
     def scheduler(self) -> Scheduler:
@@ -183,20 +174,17 @@ class Dispatcher:
             tenant=tenant,
             weight=weight,
         )
-        rejection = self._scheduler.on_arrival(entry, now)
+        rejection = self._core.arrive(entry, now)
         if rejection is not None:
             self._observer.rejected(model, entry.priority, rejection.code)
             raise refused(rejection)
-        self._schedule_pump()
         if queued is not None:
             queued(entry)
         try:
             return await future
         except asyncio.CancelledError:
-            if entry.state is not EntryState.DONE:  # else it ended in this very turn, and has been counted
-                self._scheduler.on_cancel(entry, monotonic())
+            if self._core.cancel(entry, monotonic()):  # else it ended in this very turn, and has been counted
                 self._end(entry, "cancelled")
-                self._schedule_pump()
             raise
         finally:
             # An error's traceback has this frame: it would keep the future, which keeps the error, and with them the
@@ -209,17 +197,15 @@ class Dispatcher:
         Returns:
             Whether it had not ended by itself, and its client has not left: that ends it when its task runs.
         """
-        if entry.state is EntryState.DONE or entry.payload.future.done():
+        if entry.payload.future.done() or not self._core.cancel(entry, monotonic()):
             return False
-        self._scheduler.on_cancel(entry, monotonic())
         self._dispatched_at.pop(entry.id, None)
-        self._schedule_pump()
         entry.payload.future.set_result(answer)
         return True
 
     def add_model(self, settings: ModelScheduling, group: str | None = None) -> None:
         """See `Scheduler.add_model`."""
-        self._scheduler.add_model(settings, group)
+        self._core.add_model(settings, group)
 
     def remove_model(self, model: str, successor: str | None = None) -> Awaitable[None]:
         """Take no more entries of a model.
@@ -233,10 +219,10 @@ class Dispatcher:
         Returns:
             Waits until nothing of it is under way.
         """
-        self._scheduler.remove_model(model, monotonic(), successor)
+        self._core.remove_model(model, monotonic(), successor)
         self._told_slow.discard(model)
         self._recovery.forget(model)
-        sent = [(task, dispatch) for task, dispatch in self._bundles.items() if dispatch.model == model]
+        sent = [(task, dispatch) for task, dispatch in self._calls.items() if dispatch.model == model]
         for task, dispatch in sent:
             if dispatch.replica is None:
                 task.cancel()  # it waits for a replica of which nothing is needed any more
@@ -250,11 +236,8 @@ class Dispatcher:
 
     def on_replicas(self, model: str, replicas: Sequence[str]) -> None:
         """Tell the scheduler which replicas of a model can be reached now."""
-        self._scheduler.on_replicas(model, replicas, monotonic())
+        self._core.on_replicas(model, replicas, monotonic())
         self._tell_slowness(model)
-        if replicas and (wake_up := self._wake_ups.pop(model, None)) is not None:
-            self._end_wake_up(wake_up)
-        self._schedule_pump()
 
     def _tell_slowness(self, model: str) -> None:
         """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
@@ -267,87 +250,129 @@ class Dispatcher:
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Tell the scheduler whether a replica shares the table of ties."""
-        if not self._scheduler.serves(model):
-            return
-        self._scheduler.on_linked(model, replica, linked=linked and self._ties is not None)
+        self._core.on_linked(model, replica, linked=linked)
 
     def on_silent(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
-        if not self._scheduler.serves(model):
-            return
-        logger.error("Replica %s of %s is unresponsive: what it has is tried elsewhere", replica, model)
-        self._observer.replica_silent(model)
         now, before = monotonic(), self._scheduler.listed(model)
-        self._scheduler.on_silent(model, replica, now)
-        self._recovery.lost(model, before, now)
-        self._schedule_pump()
+        if self._core.on_silent(model, replica, now):
+            logger.error("Replica %s of %s is unresponsive: what it has is tried elsewhere", replica, model)
+            self._observer.replica_silent(model)
+            self._recovery.lost(model, before, now)
 
     def on_heard(self, model: str, replica: str) -> None:
         """Tell the scheduler that a silent replica speaks again."""
-        if not self._scheduler.serves(model):
-            return
-        logger.warning("Replica %s of %s is back", replica, model)
-        self._scheduler.on_heard(model, replica, monotonic())
-        self._schedule_pump()
+        if self._core.on_heard(model, replica, monotonic()):
+            logger.warning("Replica %s of %s is back", replica, model)
 
-    def _schedule_pump(self) -> None:
-        if not self._pump_scheduled:
-            self._pump_scheduled = True
-            self._loop.call_soon(self._pump)
-
-    def _pump(self) -> None:
-        self._pump_scheduled = False
+    def _pump(self, *, timer: bool = False) -> None:
+        now = monotonic()
         try:
-            self._decide_and_do()
+            if timer:
+                self._core.fire(now)
+            else:
+                self._core.pump(now)
+            if self._recovery.pending:
+                self._recovery.check(now)
         except Exception:
             # Nothing would be dispatched or expire any more, and nobody would be told. The health check tells.
             self.broken = True
             logger.exception("The scheduler failed: this router must be replaced")
 
-    def _decide_and_do(self) -> None:
-        now = monotonic()
-        decisions = self._scheduler.decide(now)
-        for entry in decisions.expired:
-            self._fail(entry, self._why_late(entry, _late))
-        for entry in decisions.given_up:
-            self._fail(entry, self._why_late(entry, _given_up), "given_up")
-        for entry, why in decisions.refused:
-            self._fail(entry, error_from_code(why.code, why.message, why.retry_after_s))
-        if decisions.changes:
-            log_changes(logger, decisions.changes)
-        for dispatch in decisions.dispatches:
-            if dispatch.replica is None:
-                self._wake_ups[dispatch.model] = dispatch
-                work = self._wake_up(dispatch)
-            else:
-                for entry in dispatch.entries:
-                    self._dispatched_at[entry.id] = now
-                tied = dispatch.entries if len(dispatch.entries[0].bundles) > 1 else ()
-                if tied and self._ties is not None:
-                    for entry in tied:
-                        self._places.setdefault(entry.id, [0, 0])[1] += 1
-                work = self._carry(dispatch, now, tied)
-            # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
-            # cancel everybody's bundle when that one client leaves.
-            task = self._loop.create_task(work, context=self._context.copy())
-            self._bundles[task] = dispatch
-            task.add_done_callback(self._bundles.pop)
-        if decisions.recalls and self._recall is not None:
-            self._recall_all(decisions.recalls, self._recall)
-        if self._recovery.pending:
-            self._recovery.check(now)
-        self._set_timer()
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._pump(timer=True)
 
-    def _recall_all(self, recalls: Mapping[int, Sequence[Entry]], recall: Recall) -> None:
-        """Ask replicas for entries back."""
-        for bundle_id, entries in recalls.items():
-            if (sent := self._sent.get(bundle_id)) is not None:
-                dispatch, bundle = sent
-                recall(bundle, dispatch.replica, [dispatch.entries.index(entry) for entry in entries])
+    # ------------------------------------------------------------ as `Driver`
+
+    def pump_soon(self) -> None:
+        """See `Driver.pump_soon`."""
+        self._loop.call_soon(self._pump)
+
+    def set_timer(self, at: float) -> None:
+        """See `Driver.set_timer`. It may fire a millisecond early; the core then asks for it again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = call_at(self._loop, at, self._on_timer)
+
+    def wake_up(self, dispatch: Dispatch) -> None:
+        """See `Driver.wake_up`."""
+        self._call(dispatch, self._wake_up(dispatch))
+
+    def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> Bundle:
+        """See `Driver.send`."""
+        overhead_s = dispatch.overhead_s
+        wire: list[WireEntry] = []
+        nbytes = 0
+        for entry, place in zip(dispatch.entries, places or itertools.repeat(0)):  # noqa: B905 - nothing is tied
+            self._dispatched_at[entry.id] = now
+            nbytes += entry.nbytes
+            work: Work = entry.payload
+            wire.append(
+                WireEntry(
+                    entry.priority,
+                    entry.deadline - now - (0.0 if entry.probe else overhead_s),
+                    entry.rows,
+                    dispatch.variant,
+                    work.payload,
+                    work.origin,
+                    entry.exact or dispatch.exact,
+                    entry.probe,
+                    entry.tenant,
+                    entry.weight,
+                    entry.attempts > 1,
+                    place,
+                )
+            )
+        bundle = Bundle(wire, self._name)
+        self._call(dispatch, self._carry(dispatch, bundle, nbytes))
+        return bundle
+
+    def recall(self, sent: Bundle, dispatch: Dispatch, entries: Collection[Entry]) -> None:
+        """See `Driver.recall`."""
+        if self._recall is not None:
+            self._recall(sent, dispatch.replica, [dispatch.entries.index(entry) for entry in entries])
+
+    def fail(self, entry: Entry, why: Why, refusal: Rejection | None = None) -> None:
+        """See `Driver.fail`."""
+        outcome = None
+        if why is Why.EXPIRED:
+            error = self._why_late(entry, _late)
+        elif why is Why.GIVEN_UP:
+            error, outcome = self._why_late(entry, _given_up), "given_up"
+        elif why is Why.POISONED:
+            outcome = "poisoned"
+            error = InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time")
+        else:
+            assert refusal is not None
+            error = error_from_code(refusal.code, refusal.message, refusal.retry_after_s)
+        self._fail(entry, error, outcome)
+
+    def timed_out(self, dispatch: Dispatch) -> None:
+        """See `Driver.timed_out`."""
+        logger.error(
+            "Replica %s of %s does not answer a bundle of %d rows: it gets no more work until it does",
+            dispatch.replica,
+            dispatch.model,
+            dispatch.rows,
+        )
+
+    def changed(self, changes: Sequence[Change]) -> None:
+        """See `Driver.changed`."""
+        log_changes(logger, changes)
+
+    def _call(self, dispatch: Dispatch, work: Coroutine[Any, Any, None]) -> None:
+        # An empty context: Serve would otherwise tie the bundle to the request whose turn it happens to be and
+        # cancel everybody's bundle when that one client leaves.
+        task = self._loop.create_task(work, context=self._context.copy())
+        self._calls[task] = dispatch
+        task.add_done_callback(self._calls.pop)
+
+    # ------------------------------------------------------------------- ends
 
     def _why_late(self, entry: Entry, message: Callable[[Entry], str]) -> ServeAppError:
         """Say whose fault it is that nothing was done about an entry in time."""
-        if entry.attempts == 0 and self._scheduler.usable(entry.model) == 0:
+        if self._core.unreached(entry):
             return ModelUnavailable(f"no replica of model {entry.model} could take the request in time", 1.0)
         return self._late(message(entry), entry)
 
@@ -355,21 +380,6 @@ class Dispatcher:
         """The error of an accepted entry whose deadline was not met: what came of it, and what to do."""
         alone_s = self._scheduler.alone_s(entry.model, entry.rows, entry.bucket, entry.variant)
         return DeadlineExceeded(too_late(what, entry, alone_s))
-
-    def _set_timer(self) -> None:
-        wake_at = self._scheduler.wake_at
-        if wake_at is None:
-            return
-        if self._timer is not None:
-            if self._timer_at <= wake_at:
-                return  # it will be set again when it fires
-            self._timer.cancel()
-        self._timer_at = wake_at  # by the clock of the decisions, which the handle does not know
-        self._timer = call_at(self._loop, wake_at, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._pump()
 
     async def _wake_up(self, dispatch: Dispatch) -> None:
         """Ask for a replica of a model that has none, and give the entries back to the queue when there is one.
@@ -381,9 +391,9 @@ class Dispatcher:
             await self._send(dispatch.model, Bundle([]), None, 0)
         except ReplicaLost as lost:
             logger.warning("No replica of %s could be woken up: %s", dispatch.model, lost)
-            self._end_wake_up(dispatch)
+            self._core.woken(dispatch, monotonic())
         except asyncio.CancelledError:
-            self._end_wake_up(dispatch)
+            self._core.woken(dispatch, monotonic())
             raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
@@ -391,77 +401,22 @@ class Dispatcher:
             logger.exception("No replica of %s could be woken up", dispatch.model)
             self._on_error(dispatch, ModelUnavailable(f"no replica of model {dispatch.model} could be started", 1.0))
         else:
-            self._end_wake_up(dispatch)
-        finally:
-            if self._wake_ups.get(dispatch.model) is dispatch:
-                del self._wake_ups[dispatch.model]
-            self._schedule_pump()
+            self._core.woken(dispatch, monotonic())
 
-    def _end_wake_up(self, dispatch: Dispatch) -> None:
-        """Queue the entries of a wake-up again, if this has not been done yet."""
-        now = monotonic()
-        if self._scheduler.usable(dispatch.model):
-            requeue = self._scheduler.on_timeout(dispatch.bundle_id, now)
-        else:
-            # There is still none: the next wake-up is held back for a while, so that this is no tight loop.
-            requeue = self._scheduler.on_failed(dispatch.bundle_id, now, False)
-        self._deal_with(requeue)
-
-    def _place(self, entry: Entry) -> int:
-        """The place of a tied entry in the table of ties; 0 where it has none."""
-        if self._ties is None or (place := self._places.get(entry.id)) is None:
-            return 0
-        place[0] = place[0] or self._ties.place()
-        return place[0]
-
-    def _free_places(self, tied: Sequence[Entry]) -> None:
-        """One bundle with tied entries has ended."""
-        if self._ties is None:
-            return
-        for entry in tied:
-            place = self._places[entry.id]
-            place[1] -= 1
-            if not place[1]:
-                self._ties.free(place[0])
-                del self._places[entry.id]
-
-    async def _carry(self, dispatch: Dispatch, sent_at: float, tied: Sequence[Entry]) -> None:
+    async def _carry(self, dispatch: Dispatch, bundle: Bundle, nbytes: int) -> None:
         """Send one bundle and deal out what comes back."""
-        entries = list(dispatch.entries)
-        bundle = Bundle(
-            [
-                WireEntry(
-                    entry.priority,
-                    entry.deadline - sent_at - (0.0 if entry.probe else dispatch.overhead_s),
-                    entry.rows,
-                    dispatch.variant,
-                    entry.payload.payload,
-                    entry.payload.origin,
-                    entry.exact or dispatch.exact,
-                    entry.probe,
-                    entry.tenant,
-                    entry.weight,
-                    entry.attempts > 1,
-                    self._place(entry) if tied else 0,
-                )
-                for entry in entries
-            ],
-            self._name,
-        )
-        self._sent[dispatch.bundle_id] = dispatch, bundle
-        nbytes = sum(entry.nbytes for entry in entries)
-        watchdog = self._watch(dispatch)
+        core = self._core
         try:
             result = await self._send(dispatch.model, bundle, dispatch.replica, nbytes)
         except ReplicaLost as lost:
             self._observer.replica_lost(dispatch.model)
-            logger.warning("A bundle of %d entries for %s failed: %s", len(entries), dispatch.model, lost)
+            logger.warning("A bundle of %d entries for %s failed: %s", len(bundle.entries), dispatch.model, lost)
             now, before = monotonic(), self._scheduler.listed(dispatch.model)
-            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, now, True, reached=lost.reached))
+            core.lost(dispatch, now, replica_lost=True, reached=lost.reached)
             self._recovery.lost(dispatch.model, before, now)
         except asyncio.CancelledError:
             # The call was cancelled, here or in the replica. Its entries are not: they get their other try.
-            self._deal_with(self._scheduler.on_failed(dispatch.bundle_id, monotonic(), False))
+            core.lost(dispatch, monotonic(), replica_lost=False)
             raise
         except ServeAppError as error:
             self._on_error(dispatch, error)
@@ -469,72 +424,47 @@ class Dispatcher:
             logger.exception("A bundle for %s failed", dispatch.model)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
         else:
-            self._on_result(dispatch, entries, result)
-        finally:
-            watchdog.cancel()
-            del self._sent[dispatch.bundle_id]
-            self._free_places(tied)
-            self._schedule_pump()
+            self._on_result(dispatch, result)
 
-    def _watch(self, dispatch: Dispatch) -> asyncio.TimerHandle:
-        """Set the bundle's time-out."""
-        # Its own execution, and what runs or waits at the replica before it, are not the replica's silence.
-        patience_s = self._bundle_timeout_s + _PATIENCE * dispatch.predicted_s
-        return self._loop.call_later(patience_s, self._on_bundle_timeout, dispatch)
-
-    def _on_result(self, dispatch: Dispatch, entries: Sequence[Entry], result: BundleResult) -> None:
-        allowed = (
-            {dispatch.variant} if dispatch.exact else {dispatch.variant, *self._scheduler.fallbacks(dispatch.model)}
-        )
-        if (misfit := _misfit(dispatch, result, allowed)) is not None:
+    def _on_result(self, dispatch: Dispatch, result: BundleResult) -> None:
+        entries = dispatch.entries
+        if (misfit := self._core.misfit(dispatch, len(result.results), result.executions)) is not None:
             logger.error("Replica %s of %s %s", dispatch.replica, dispatch.model, misfit)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
             return
-        now = monotonic()
-        variant = result.executions[0].variant if result.executions else dispatch.variant
-        self._scheduler.on_verdict(dispatch.bundle_id, variant, verdict_of(result), now)
-        pairs = list(zip(entries, result.results, strict=True))
-        returned = [entry for entry, answer in pairs if _failed_as(answer, RETURNED.code)]
-        for entry, answer in pairs:
-            if entry.id in self._dispatched_at and (len(entry.bundles) == 1 or _has_run(answer)):
-                self._dispatched_at[entry.id] += result.wait_s  # it was queued there, too
-        alive = self._scheduler.on_done(
-            dispatch.bundle_id,
-            result.executions,
-            now,
-            result.wait_s,
-            result.runs_s,
-            result.backlog_s,
-            returned,
-            [entry for entry, answer in pairs if _failed_as(answer, DeadlineExceeded.code)],
+        now, dispatched_at, wait_s = monotonic(), self._dispatched_at, result.wait_s
+        codes: list[str | None] = []
+        ran = rows = 0
+        for entry, answer in zip(entries, result.results, strict=True):
+            code = None if type(answer) is Success else answer[0]
+            codes.append(code)
+            has_run = code not in _NOT_RUN
+            if has_run:
+                ran += 1
+                rows += entry.rows
+            if entry.id in dispatched_at and (has_run or len(entry.bundles) == 1):
+                dispatched_at[entry.id] += wait_s  # it was queued there, too
+        alive = self._core.answered(
+            dispatch, codes, result.executions, now, wait_s, result.runs_s, result.backlog_s, result.model_works
         )
-        for entry in returned:
-            if entry.state is EntryState.QUEUED:
-                self._dispatched_at.pop(entry.id, None)
-        for entry in alive:
-            entry.variant = variant
+        if len(alive) < len(entries):
+            for entry, code in zip(entries, codes, strict=True):
+                if code == RETURNED.code and entry.state is EntryState.QUEUED:
+                    dispatched_at.pop(entry.id, None)
         try:
-            self._deal_out(dispatch, entries, result, alive, now)
+            self._observer.bundle_done(dispatch.model, rows, ran, result)
+            self._deal_out(entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
             logger.exception("An answer of %s could not be dealt out", dispatch.model)
             for entry in alive:
-                self._dispatched_at.pop(entry.id, None)
+                dispatched_at.pop(entry.id, None)
                 if not entry.payload.future.done():
                     entry.payload.future.set_exception(
                         InferenceFailed(f"model {dispatch.model} failed on this request")
                     )
 
-    def _deal_out(
-        self,
-        dispatch: Dispatch,
-        entries: Sequence[Entry],
-        result: BundleResult,
-        alive: Sequence[Entry],
-        now: float,
-    ) -> None:
+    def _deal_out(self, entries: Sequence[Entry], result: BundleResult, alive: Sequence[Entry], now: float) -> None:
         """Give each entry that is still waited for its answer."""
-        ran = [entry.rows for entry, answer in zip(entries, result.results, strict=True) if _has_run(answer)]
-        self._observer.bundle_done(dispatch.model, sum(ran), len(ran), result)
         self._observer.served(alive, result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
         if len(alive) < len(entries):
@@ -572,31 +502,8 @@ class Dispatcher:
 
     def _on_error(self, dispatch: Dispatch, error: ServeAppError) -> None:
         """The replica answered, and what it said concerns every entry."""
-        now = monotonic()
-        self._scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict_of_error(error.code), now)
-        for entry in self._scheduler.on_done(dispatch.bundle_id, (), now):
+        for entry in self._core.refused(dispatch, error.code, monotonic()):
             self._fail(entry, error_from_code(error.code, error.message, error.retry_after_s))
-
-    def _on_bundle_timeout(self, dispatch: Dispatch) -> None:
-        logger.error(
-            "Replica %s of %s does not answer a bundle of %d rows: it gets no more work until it does",
-            dispatch.replica,
-            dispatch.model,
-            dispatch.rows,
-        )
-        self._deal_with(self._scheduler.on_timeout(dispatch.bundle_id, monotonic()))
-        self._schedule_pump()
-
-    def _deal_with(self, requeue: Requeue) -> None:
-        """Answer those entries of a failed bundle that do not get another try."""
-        for entry in requeue.poisoned:
-            self._fail(
-                entry,
-                InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time"),
-                "poisoned",
-            )
-        for entry in requeue.expired:
-            self._fail(entry, self._why_late(entry, _late))
 
     def _fail(self, entry: Entry, error: ServeAppError, outcome: str | None = None) -> None:
         if outcome is not None:
@@ -624,23 +531,6 @@ def refused(rejection: Rejection) -> ServeAppError:
     error = error_from_code(rejection.code, rejection.message, rejection.retry_after_s)
     error.counted = True
     return error
-
-
-def _failed_as(answer: EntryResult, code: str) -> bool:
-    return type(answer) is Failure and answer.code == code
-
-
-def _misfit(dispatch: Dispatch, result: BundleResult, allowed: set[str]) -> str | None:
-    """Why an answer cannot be one to this bundle, or ``None``."""
-    if len(result.results) != len(dispatch.entries):
-        return f"gave {len(result.results)} answers to {len(dispatch.entries)} entries"
-    if ran := {execution.variant for execution in result.executions} - allowed:
-        return f"ran {', '.join(map(repr, sorted(ran)))} for entries that were to run on {dispatch.variant!r}"
-    return None
-
-
-def _has_run(answer: EntryResult) -> bool:
-    return isinstance(answer, Success) or answer.code not in _NOT_RUN
 
 
 def _late(entry: Entry) -> str:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from serve_app.scheduling.entry import Entry
 
+RETURNED = "returned"
+"""The code of an entry that a replica has not run, and that goes back to its router."""
+
 
 class Rejection(NamedTuple):
     """An entry was not accepted.

@@ -12,13 +12,13 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 from serve_app.simulation.replica import SimulatedReplica
 from serve_app.simulation.router import SimulatedRouter
 from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.system import Request, World
+from serve_app.simulation.ties import SimulatedTies
 
 _TOTAL_BYTES = 1 << 60
 
@@ -67,7 +67,7 @@ class ServeApp:
         self._replicas: dict[str, SimulatedReplica] = {}
         self._routers: list[SimulatedRouter] = []
         self._seeded: set[tuple[str, int]] = set()
-        self._taken: set[Entry] = set()
+        self._ties = SimulatedTies()
 
     def start(self, world: World) -> None:
         """See `System.start`."""
@@ -87,7 +87,7 @@ class ServeApp:
                 self._replicas,
                 self._bundle_timeout_s,
                 self._newest_frame_wins,
-                self._taken,
+                self._ties,
             )
             for _ in range(scenario.routers)
         ]
@@ -102,7 +102,7 @@ class ServeApp:
                     self._settings(known.scheduling),
                     name,
                     {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
-                    self._taken,
+                    self._ties,
                     planned=known.device is not None and self._co_schedule,
                 )
                 for of, bucket in self._seeded:

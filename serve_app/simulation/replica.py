@@ -6,16 +6,18 @@ whose entries are in it are answered after it, and what else they brought goes b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import inf
 
-from serve_app.scheduling.decisions import Dispatch
+from serve_app.errors import DeadlineExceeded
+from serve_app.scheduling.decisions import RETURNED, Dispatch
 from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.gate import Gate, Turn
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.system import Execution, Request, Timer, World
+from serve_app.simulation.ties import SimulatedTies
 
 Observed = tuple[int, int, float, str]
 """Rows, bucket, seconds and variant of one execution, as `Scheduler.on_done` takes it."""
@@ -29,11 +31,10 @@ class Sent:
         done: Takes it when its answer is back at the router.
         failed: Takes it when the router learns that it failed with its replica.
         at: When it was sent.
-        due: When it counts as not answered.
+        places: Of its entries in the table of ties; empty where they are not tied.
         waiting: Its entries at the gate, by their ids there.
         executions: What ran for it.
-        dropped: Entries of it that were not run and will not be.
-        returned: Entries of it that were not run and go back to the router's queue.
+        codes: Of entries without an answer, why; see `RouterCore.answered`.
         left: When its answer left the replica.
         reaches: When it is at the replica.
         waited_s: How long it was here before its execution began, seconds.
@@ -42,27 +43,26 @@ class Sent:
     """
 
     __slots__ = (
-        "at", "dispatch", "done", "dropped", "due", "executions", "failed", "left", "reaches", "returned", "runs_s",
-        "told_s", "waited_s", "waiting",
+        "at", "codes", "dispatch", "done", "executions", "failed", "left", "places", "reaches", "runs_s", "told_s",
+        "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
         self,
         dispatch: Dispatch,
         at: float,
-        due: float,
+        places: Sequence[int],
         done: Callable[[Sent], None],
         failed: Callable[[Sent], None],
     ) -> None:
         self.dispatch = dispatch
         self.at = at
-        self.due = due
+        self.places = places
         self.done = done
         self.failed = failed
         self.waiting: dict[int, Entry] = {}
         self.executions: list[Observed] = []
-        self.dropped: list[Entry] = []
-        self.returned: list[Entry] = []
+        self.codes: dict[Entry, str] = {}
         self.left = 0.0
         self.reaches = 0.0
         self.runs_s = 0.0
@@ -79,7 +79,7 @@ class SimulatedReplica:
         settings: ModelScheduling,
         name: str,
         min_share: Mapping[Priority, float],
-        taken: set[Entry],
+        ties: SimulatedTies,
         *,
         planned: bool,
     ) -> None:
@@ -90,15 +90,15 @@ class SimulatedReplica:
         self.gate = Gate(settings, min_share, planned=planned)
         self._ids = count(1)
         self._here: dict[int, Sent] = {}
-        self._taken = taken
-        self._tied: dict[int, Entry] = {}
+        self._ties = ties
+        self._tied: dict[Entry, int] = {}  # what other replicas have, too, with its place among the ties
         self._busy = False
         self._reopening: Timer | None = None
 
     def arrive(self, sent: Sent) -> None:
         """A bundle has reached the replica. What travels is the budget left, so that the way does not count."""
         now = self._world.now
-        for entry in sent.dispatch.entries:
+        for index, entry in enumerate(sent.dispatch.entries):
             here = Entry(
                 next(self._ids),
                 entry.model,
@@ -118,8 +118,8 @@ class SimulatedReplica:
                 here.lane = ALONE
             sent.waiting[here.id] = here
             self._here[here.id] = sent
-            if len(entry.bundles) > 1:
-                self._tied[here.id] = here
+            if sent.places:
+                self._tied[here] = sent.places[index]
             self.gate.add(here, now)
         self._open()
 
@@ -135,9 +135,9 @@ class SimulatedReplica:
     def _take_out(self, sent: Sent, here: Entry, *, elsewhere: bool = False) -> None:
         """An entry goes back to its router."""
         self.gate.remove(here, elsewhere=elsewhere)
-        self._tied.pop(here.id, None)
+        self._tied.pop(here, None)
         del self._here[here.id], sent.waiting[here.id]
-        sent.returned.append(here.payload)
+        sent.codes[here.payload] = RETURNED
 
     def _open(self) -> None:
         """Let the next batch begin if the session is free."""
@@ -147,17 +147,17 @@ class SimulatedReplica:
             self._reopen_at(ready)
             return
         ended: dict[Sent, None] = {}
-        for here in [here for here in self._tied.values() if here.payload in self._taken]:
+        for here in [here for here, place in self._tied.items() if self._ties.taken(place)]:
             sent = self._here[here.id]
             self._take_out(sent, here, elsewhere=True)
             if not sent.waiting:
                 ended[sent] = None
         turn = self.gate.next(self._world.now)
         for here in turn.dropped:
-            self._tied.pop(here.id, None)
+            self._tied.pop(here, None)
             sent = self._here.pop(here.id)
             del sent.waiting[here.id]
-            sent.dropped.append(here.payload)
+            sent.codes[here.payload] = DeadlineExceeded.code
             if not sent.waiting:
                 ended[sent] = None
         if turn.entries:
@@ -187,8 +187,8 @@ class SimulatedReplica:
             del sent.waiting[here.id]
             bundles[sent] = None
             requests.append(here.payload.payload)
-            if self._tied.pop(here.id, None) is not None:
-                self._taken.add(here.payload)
+            if (place := self._tied.pop(here, None)) is not None:
+                self._ties.take(place)
         for sent in bundles:
             sent.waited_s = now - sent.reaches
             sent.executions.append((0, 0, 0.0, ""))  # it is answered after the run

@@ -93,30 +93,3 @@ async def _clock() -> None:
     for _ in range(20):
         before = monotonic()
         assert before <= dispatcher.now() <= monotonic()
-
-
-async def test_the_timer_moves_to_a_nearer_moment() -> None:
-    """A bundle that can wait for long must not hold back the more urgent one that joins it."""
-    transport = Transport()
-    scheduler, dispatcher = make(transport, ModelScheduling(MODEL, max_rows=4, slo_s=1.0))
-    patient = submit(dispatcher, 0, 300.0)
-    await settle()
-    far = armed_for(dispatcher)
-    assert scheduler.wake_at is not None
-    assert scheduler.wake_at <= far < scheduler.wake_at + 10.0
-    urgent = submit(dispatcher, 1, 30.0)
-    await settle()
-    near = armed_for(dispatcher)
-    assert scheduler.wake_at <= near < scheduler.wake_at + 10.0
-    assert near < far - 200.0
-    for task in (patient, urgent):
-        task.cancel()
-    assert await asyncio.gather(patient, urgent, return_exceptions=True)
-    assert scheduler.asked < 6
-
-
-def armed_for(dispatcher: Dispatcher) -> float:
-    """When the timer goes off."""
-    timer = dispatcher._timer
-    assert isinstance(timer, asyncio.TimerHandle)
-    return timer.when()

@@ -1,0 +1,21 @@
+"""How changes of circuit breakers are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from serve_app.scheduling.breaker import State
+from serve_app.scheduling.decisions import Change
+
+
+def log_changes(logger: logging.Logger, changes: Iterable[Change]) -> None:
+    """Tell operators what circuit breakers did."""
+    for change in changes:
+        build = f"{change.model}, variant {change.variant}" if change.variant else change.model
+        if change.replica is not None:
+            logger.warning("Replica %s of %s fails alone: no work for %.0f s", change.replica, build, change.for_s)
+        elif change.state == State.OPEN.value:
+            logger.error("The circuit breaker of %s opens for %.0f s: %s", build, change.for_s, change.reason)
+        else:
+            logger.warning("The circuit breaker of %s is %s", build, change.state.replace("_", "-"))
