@@ -27,9 +27,8 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
         ConfigError: A file cannot be read.
     """
     processor = None if model.processor is None else model.processor.model_dump(mode="json", exclude_unset=True)
-    resources = model.resources
     joining = model.batching.model_dump(mode="json", include={"join", "axis", "tolerance", "unverified"})
-    settings = (__version__, model.task, processor, resources.tensorrt, resources.tensorrt_fp16, joining)
+    settings = (__version__, model.task, processor, locations[""].kind.name, model.backend_options, joining)
     begun = hashlib.sha256(msgspec.json.encode(settings, order="sorted"))
     try:
         exact = _digest(locations[""])

@@ -12,6 +12,7 @@ import onnx_models
 import pytest
 
 from serve_app import processors
+from serve_app.backends.onnx.kind import ONNX
 from serve_app.composition.locate import ModelLocation, missing_models, resolve_model
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
@@ -54,7 +55,7 @@ def test_the_highest_version_is_the_default(tmp_path: Path) -> None:
         make_version(folder, version)
     (folder / "11").mkdir()
     found = resolve_model("models/digits", None, environ(tmp_path))
-    assert found == ModelLocation(folder / "10", "10", ("2", "9", "10"))
+    assert found == ModelLocation(folder / "10", "10", ("2", "9", "10"), "model.onnx", ONNX)
     assert found.model_file == folder / "10" / "model.onnx"
 
 
@@ -195,7 +196,7 @@ def test_what_is_no_model_without_versions_is_named(tmp_path: Path) -> None:
     assert problem("two", None, variables) == (
         "two: holds several models and no model.onnx: name one in the path (a.onnx, b.onnx)"
     )
-    assert problem("two/labels.txt", None, variables) == "two/labels.txt: is a file, and not an ONNX model (*.onnx)"
+    assert problem("two/labels.txt", None, variables) == "two/labels.txt: is a file, and not a model (*.onnx)"
     assert problem("two/c.onnx", None, variables) == f"two/c.onnx: no such file (looked for {tmp_path}/two/c.onnx)"
     for path, file in (("flat", "model.onnx"), ("two/a.onnx", "a.onnx")):
         assert problem(path, 2, variables) == (
