@@ -77,22 +77,36 @@ def read_options(model: ModelConfig, kind: AnyKind) -> BackendOptions:
     return options
 
 
-def described_schema(schema: Mapping[str, Any], ref_template: str) -> dict[str, Any]:
-    """The JSON Schema of a model with the backends that there are, and which options each of them has.
+def with_backends(definitions: Mapping[str, Any], ref_template: str) -> dict[str, Any]:
+    """Definitions of the JSON Schema of a configuration, with the backends that there are and the options of each.
 
     Args:
-        schema: That of `ModelConfig`.
-        ref_template: Where the definitions of options stand.
+        definitions: Those of `serve_app.config.AppArgs`, by name.
+        ref_template: How they refer to each other.
     """
-    options = {name: kind.options.model_json_schema(ref_template=ref_template) for name, kind in BACKENDS.items()}
-    properties = dict(schema["properties"])
-    properties["backend"] = {**properties["backend"], "enum": [*BACKENDS, None]}
-    properties["backend_options"] = {**properties["backend_options"], "anyOf": list(options.values())}
-    tied = [
-        {
-            "if": {"properties": {"backend": {"const": name}}, "required": ["backend"]},
-            "then": {"properties": {"backend_options": each}},
-        }
-        for name, each in options.items()
-    ]
-    return {**schema, "properties": properties, "allOf": [*schema.get("allOf", ()), *tied]}
+    found = dict(definitions)
+    options = {}
+    for name, kind in BACKENDS.items():
+        options[name] = kind.options.model_json_schema(ref_template=ref_template)
+        found |= options[name].pop("$defs", {})
+    model = found["ModelConfig"]
+    backend, backend_options = (model["properties"][key] for key in ("backend", "backend_options"))
+    found["ModelConfig"] = {
+        **model,
+        "properties": {
+            **model["properties"],
+            "backend": {**backend, "enum": [*BACKENDS, None]},
+            "backend_options": {**backend_options, "anyOf": list(options.values())},
+        },
+        "allOf": [
+            *model.get("allOf", ()),
+            *(
+                {
+                    "if": {"properties": {"backend": {"const": name}}, "required": ["backend"]},
+                    "then": {"properties": {"backend_options": each}},
+                }
+                for name, each in options.items()
+            ),
+        ],
+    }
+    return found

@@ -150,19 +150,31 @@ def missing_models(models: Sequence[ModelConfig], environ: Mapping[str, str] | N
         models: The models of a configuration.
         environ: Environment variables; by default those of this process.
     """
-    problems: list[str] = []
-    for number, model in enumerate(models):
-        try:
-            kinds_of(model.backend)
-        except ConfigError as error:
-            problems += (f"args.models[{number}].backend: {problem}" for problem in error.problems)
+    return tuple(
+        f"args.models[{number}].{problem}"
+        for number, model in enumerate(models)
+        for problem in _missing(model, environ)
+    )
+
+
+def _missing(model: ModelConfig, environ: Mapping[str, str] | None) -> Iterator[str]:
+    backend = model.backend
+    try:
+        kinds_of(backend)
+    except ConfigError as error:
+        yield from (f"backend: {problem}" for problem in error.problems)
+        return
+    wanted = [("path", model.path, model.version)]
+    wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
+    for key, path, version in wanted:
+        if is_remote(path):
             continue
-        wanted = [("path", model.path, model.version)]
-        wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
-        for key, path, version in wanted:
-            if not is_remote(path):
-                problems += _missing(f"args.models[{number}].{key}", path, version, environ, model.backend)
-    return tuple(problems)
+        try:
+            found = resolve_model(path, version, environ, backend=backend)
+        except ConfigError as error:
+            yield from (f"{key}: {problem}" for problem in error.problems)
+        else:
+            backend = backend or found.kind.name  # that of the model runs its variants, too
 
 
 def _flat(folder: Path, file: str, kind: AnyKind, beside: tuple[str, ...]) -> ModelLocation:
@@ -348,13 +360,3 @@ def _without_versions(path: str, file: str, version: int | None, kind: AnyKind) 
             (f"{path}: has no versions, only {file}; leave version out, or put the file into {version}/{kind.file}",)
         )
     return file, kind
-
-
-def _missing(
-    place: str, path: str, version: int | None, environ: Mapping[str, str] | None, backend: str | None
-) -> list[str]:
-    try:
-        resolve_model(path, version, environ, backend=backend)
-    except ConfigError as error:
-        return [f"{place}: {problem}" for problem in error.problems]
-    return []
