@@ -19,7 +19,8 @@ from benchmarks.failure import BenchmarkError
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
 from serve_app.backends.joining.records import Records, record_key
-from serve_app.composition.model import find_files, make_backend, make_processor, make_samples
+from serve_app.composition.backend import make_backend
+from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import ModelConfig
 from serve_app.deployments.model import ModelDeployment  # noqa: F401 - what a replica has to import
 from serve_app.payloads import Joinable, Tensors
@@ -116,7 +117,9 @@ def measure(work: Work) -> list[BuildTimes]:
     found = []
     for variant, location in locations.items():
         began = time.perf_counter()
-        key = record_key(location.model_file, model.batching.max_rows, model.batching.tolerance)
+        key = record_key(
+            location.model_file, location.kind.versions(), model.batching.max_rows, model.batching.tolerance
+        )
         keyed = time.perf_counter()
         proofs = Proofs(
             model.name,

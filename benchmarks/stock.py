@@ -17,7 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
-from serve_app.composition.model import find_files, onnx_settings
+from serve_app.backends.onnx.kind import OnnxOptions, onnx_settings
+from serve_app.composition.backend import build_settings
+from serve_app.composition.model import find_files
 from serve_app.config import ModelConfig
 
 Array = npt.NDArray[np.float32]
@@ -76,7 +78,8 @@ class Ingress:
 def build(args: dict[str, Any]) -> serve.Application:
     """Build the application from what stands under ``args:`` of the Serve file."""
     config = ModelConfig.model_validate(args["model"])
-    settings = onnx_settings(config, find_files(config)[""].model_file, gpu_available=False)
+    build = build_settings(config, find_files(config)[""].model_file, gpu_available=False)
+    settings = onnx_settings(build, OnnxOptions())
     # Serve only counts CPUs; with less than one each, both also fit on a small machine.
     options = {
         "ray_actor_options": {"num_cpus": config.resources.cpus},

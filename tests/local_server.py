@@ -25,7 +25,8 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.composition import identities, model_info, read_models, router_settings
-from serve_app.composition.model import find_files, make_backend, make_processor, make_samples
+from serve_app.composition.backend import make_backend
+from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining

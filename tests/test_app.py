@@ -103,7 +103,7 @@ def profiled(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "files": {"": sha256(file), "gone": sha256(file)},
         "device": "cpu",
         "threads": 1,
-        "machine": Machine(cpu="a", cores=2, system="Linux", python="3.12", onnxruntime="1.23"),
+        "machine": Machine(cpu="a", cores=2, system="Linux", python="3.12", runtime="1.23"),
         "memory": Memory(),
         "points": tuple(points),
         "fits": fit_points(points),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -13,11 +14,23 @@ from types import ModuleType
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from api.protocol_service import NumpyService
+from local_server import LocalServer
+from rich.console import Console
 from serve_process import ROOT
 
 from serve_app.api.http_app import APIS, create_app
+from serve_app.backends.registry import BACKENDS
+from serve_app.cli.check import file_schema
+from serve_app.cli.profile import ProfileOptions, profile_model
+from serve_app.composition.backend import read_options
+from serve_app.config import parse_args
+from serve_app.config.processor import PROCESSOR_OPTIONS
+from serve_app.errors import ConfigError
+from serve_app.processors.registry import PROCESSORS
+from serve_app.testing.backends import NotConforming
 
 PAGE = ROOT / "docs/extending.md"
 
@@ -110,3 +123,116 @@ def _apply(edits: str, folder: Path) -> None:
             assert text.count(before) == 1, f"{name.strip()} has {text.count(before)} times:\n{before}"
             text = text.replace(before, after)
         file.write_text(text)
+
+
+# --- A backend and a processor ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linear(example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the backend, whose kind is registered."""
+    module = example("Add a backend")
+    monkeypatch.setitem(BACKENDS, "linear", module.LINEAR)
+    return module
+
+
+def linear_model(folder: Path, weight: list[list[float]], bias: list[float]) -> Path:
+    """A model of one version; returns its file."""
+    file = folder / "1" / "model.npz"
+    file.parent.mkdir(parents=True)
+    np.savez(file, weight=np.array(weight, np.float32), bias=np.array(bias, np.float32))
+    return file
+
+
+@pytest.mark.parametrize("keys", [{}, {"backend": "linear", "backend_options": {"precision": "FP64"}}])
+def test_a_backend(linear: Any, tmp_path: Path, keys: dict[str, Any]) -> None:
+    """A model is found by its file, described, loaded and asked, and clients are told what runs it."""
+    linear_model(tmp_path / "line", [[1, 2], [3, 4], [5, 6]], [10, 20])
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 0, 0, 1, 1, 1]}]}
+    args = {"models": [{"name": "line", "path": str(tmp_path / "line"), **keys}]}
+    with LocalServer(args) as server, httpx.Client(base_url=server.url) as client:
+        reply = client.post("/v2/models/line/infer", json=body)
+        told = client.get("/v2/models/line").json()
+        config = client.get("/v2/models/line/config").json()
+
+    assert reply.status_code == 200, reply.text
+    (output,) = reply.json()["outputs"]
+    assert (output["name"], output["shape"], output["data"]) == ("y", [2, 2], [11.0, 22.0, 19.0, 32.0])
+    assert (told["platform"], told["parameters"]["joinable"]) == ("numpy_linear", "exact")
+    assert (config["backend"], config["default_model_filename"]) == ("linear", "model.npz")
+
+
+def test_a_backend_is_few_files() -> None:
+    """Of the product: a module and a row. What the page names besides are tests."""
+    section = PAGE.read_text().split("\n## Add a backend\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(serve_app/[\w/]+\.py)`", section)) == {
+        "serve_app/backends/linear.py",
+        "serve_app/backends/registry.py",
+    }
+
+
+def test_a_backend_is_profiled(linear: Any, tmp_path: Path) -> None:
+    """As all are, with the version of what runs it."""
+    linear_model(tmp_path / "line", [[1.0], [2.0]], [0.5])
+    (model,) = parse_args({"models": [{"name": "line", "path": str(tmp_path / "line")}]}).models
+    profile = profile_model(model, ProfileOptions(seconds=0.001, rows=(1, 4)), Console(file=io.StringIO()))
+
+    assert profile.machine.runtime == f"numpy {np.__version__}"
+    assert [point.rows for point in profile.shapes] == [1, 4]
+
+
+def test_a_backend_has_its_options_in_the_schema(linear: Any) -> None:
+    """So that editors know them."""
+    model = file_schema()["$defs"]["serve_app.ModelConfig"]
+
+    assert model["properties"]["backend"]["enum"] == ["onnx", "linear", None]
+    tied = [part["then"] for part in model["allOf"] if part["if"]["properties"].get("backend") == {"const": "linear"}]
+    assert [part["properties"]["backend_options"]["title"] for part in tied] == ["LinearOptions"]
+
+
+def test_a_backend_keeps_what_backends_promise(linear: Any, tmp_path: Path) -> None:
+    """And the checks would tell."""
+    file = linear_model(tmp_path / "line", [[1.5, 2], [3, 4], [5, 6]], [10, 20])
+    linear.check_linear(file)
+    linear.LinearBackend.device = "tpu"
+    with pytest.raises(NotConforming, match="device is cpu, and it runs on 'tpu'"):
+        linear.check_linear(file)
+
+
+def test_backends_beside_each_other(linear: Any, tmp_path: Path) -> None:
+    """Each has options of its own; a folder with models of two needs to be told which."""
+    file = linear_model(tmp_path / "line", [[1.0]], [0.0])
+    (file.parent / "model.onnx").touch()
+    line = {"name": "line", "path": str(tmp_path / "line")}
+
+    def problem(**keys: Any) -> str:
+        with pytest.raises(ConfigError) as caught, LocalServer({"models": [{**line, **keys}]}):
+            pass
+        return "; ".join(caught.value.problems)
+
+    (config,) = parse_args({"models": [{**line, "backend_options": {"tensorrt": True}}]}).models
+    with pytest.raises(ConfigError, match=r"backend_options.tensorrt: unknown key; known here: precision"):
+        read_options(config, linear.LINEAR)
+    assert problem() == f"{line['path']}, version 1: onnx and linear could run it: say which of them by backend"
+    assert problem(backend="liner") == f"{line['path']}: unknown backend 'liner'; did you mean linear?"
+    assert problem(backend="x") == f"{line['path']}: unknown backend 'x'; there is onnx, linear"
+
+
+def test_a_processor(
+    linear: Any, example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Texts are answered by the model of another backend, as any API of texts asks."""
+    module = example("Add a processor")
+    task = module.TextLengthProcessor.task
+    monkeypatch.setitem(PROCESSOR_OPTIONS, task, module.TextLengthOptions)
+    monkeypatch.setitem(PROCESSORS, task, module.TextLengthProcessor.create)
+    linear_model(tmp_path / "price", [[2.0]], [0.5])
+    model = {"name": "price", "task": task, "path": str(tmp_path / "price"), "processor": {"unit": "words"}}
+    with LocalServer({"models": [model]}) as server, httpx.Client(base_url=server.url) as client:
+        several = client.post("/v1/models/price/predict", json={"inputs": ["one two three", ""]})
+        hugging_face = client.post("/models/price", json={"inputs": "one two"})
+        nothing = client.post("/v1/models/price/predict", content=b"\x00", headers={"content-type": "image/png"})
+
+    assert (several.status_code, several.json()) == (200, [[6.5], [0.5]])
+    assert (hugging_face.status_code, hugging_face.json()) == (200, [[4.5]])
+    assert nothing.status_code == 415, nothing.text

@@ -124,7 +124,7 @@ def rows_of(tensors: Tensors) -> int:
 def most_rows(tensors: Tensors) -> tuple[int, bool]:
     """The most rows that a tensor of an entry has, and whether all have as many, so that it can be joined to others.
 
-    As ONNX's operators do, a model may take inputs of different rows. Such an entry is run by itself.
+    A model may take inputs of different rows. Such an entry is run by itself.
 
     Raises:
         InvalidRequest: There is no tensor, or one cannot have rows.

@@ -35,7 +35,7 @@ class DeclaredShapes:
     """Compares outputs with the trailing dimensions that the model's file fixes. Dimension 0 is the rows'.
 
     In a run that requests share, one of them may have changed the shape for all. What a request gets by itself is its
-    answer, as it is with ONNX Runtime alone; the log tells it once for each output.
+    answer, as it is where nobody shares runs; the log tells it once for each output.
 
     Args:
         model: The model's name, for the log.

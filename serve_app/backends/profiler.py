@@ -195,7 +195,7 @@ def waited_s() -> float | None:
 def gpu_bytes() -> int:
     """Memory in use on the first GPU that this process sees, by whomever. Makes a CUDA context where there is none.
 
-    ONNX Runtime does not tell Python what its arena holds, so the driver is asked what is left of the device.
+    Backends do not tell what their allocators hold, so the driver is asked what is left of the device.
 
     Raises:
         InferenceFailed: The driver does not answer.

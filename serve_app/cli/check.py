@@ -11,11 +11,14 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.composition import describe_models
 from serve_app.composition.access import key_problems, tls_problems
+from serve_app.composition.backend import with_backends
 from serve_app.composition.locate import missing_models
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.faults import problems_of
 from serve_app.config.files import is_remote
 from serve_app.errors import ConfigError
+
+_OURS = "#/$defs/serve_app.{model}"
 
 
 def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
@@ -70,10 +73,12 @@ def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 def file_schema() -> dict[str, Any]:
     """JSON Schema of a whole configuration file: Serve's without unknown keys, and ours for our application's args."""
-    ours = AppArgs.model_json_schema(ref_template="#/$defs/serve_app.{model}")
+    ours = AppArgs.model_json_schema(ref_template=_OURS)
     serve = _without_unknown_keys(ServeDeploySchema.model_json_schema())
     definitions = serve.pop("$defs")
-    definitions |= {f"serve_app.{name}": definition for name, definition in ours.pop("$defs").items()}
+    definitions |= {
+        f"serve_app.{name}": definition for name, definition in with_backends(ours.pop("$defs"), _OURS).items()
+    }
     definitions["serve_app.AppArgs"] = ours
     definitions["ServeApplicationSchema"] |= {
         "if": {"properties": {"import_path": {"const": IMPORT_PATH}}, "required": ["import_path"]},

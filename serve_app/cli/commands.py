@@ -110,7 +110,7 @@ def doctor(
     ] = None,
 ) -> None:
     """Look at versions, devices, ports and models, and say what is wrong; exit code 1 if anything is."""
-    from serve_app.cli.doctor import examine  # noqa: PLC0415 - brings ONNX Runtime and Ray
+    from serve_app.cli.doctor import examine  # noqa: PLC0415 - brings backends and Ray
 
     findings = examine(config)
     for finding in findings:
@@ -154,7 +154,7 @@ def profile(
     ] = None,
 ) -> None:
     """Measure what batches of models of CONFIG cost on this machine, and write it for the server and the simulator."""
-    from serve_app.cli.profile import ProfileOptions, profile_file  # noqa: PLC0415 - brings ONNX Runtime
+    from serve_app.cli.profile import ProfileOptions, profile_file  # noqa: PLC0415 - brings backends
 
     options = ProfileOptions(
         seconds=seconds,

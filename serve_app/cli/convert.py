@@ -8,7 +8,8 @@ from pathlib import Path
 
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.int8.convert import convert_to_int8
-from serve_app.composition.locate import SUFFIX, ModelLocation, resolve_model
+from serve_app.backends.onnx.kind import ONNX
+from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.errors import ConfigError
 
 
@@ -32,8 +33,8 @@ def convert_model(
     Raises:
         ConfigError: The model is not there or cannot be converted, or the folder is there already.
     """
-    location = resolve_model(path, None, environ)
-    is_file = not location.numbered and path.lower().endswith(SUFFIX)
+    location = resolve_model(path, None, environ, backend=ONNX.name)
+    is_file = not location.numbered and ONNX.recognises(path)
     whole = location.root
     name = location.model_file.stem if is_file else whole.name
     folder = output or (whole / f"{name}-int8" if is_file else whole.with_name(f"{name}-int8"))

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from serve_app import __version__
+from serve_app.backends.registry import BACKENDS
 from serve_app.cli.check import check_file
 from serve_app.cli.run import busy_ports, unusable_folder
-from serve_app.composition.model import find_files, make_backend, read_builds
+from serve_app.composition.backend import make_backend
+from serve_app.composition.model import find_files, read_builds
 from serve_app.config import ModelConfig, ServeFile
 from serve_app.config.files import is_remote
 from serve_app.errors import ConfigError
@@ -23,7 +25,6 @@ from serve_app.errors import ConfigError
 Level = Literal["ok", "note", "error"]
 
 _COLOURS: dict[Level, str] = {"ok": "green", "note": "yellow", "error": "red"}
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _GPU_DEVICES = "nvidia[0-9]*"
 
 
@@ -84,18 +85,19 @@ def _pinned(requirement: str) -> str | None:
 
 
 def _runtimes() -> Iterator[Finding]:
-    installed = {name: version for name in _RUNTIMES if (version := _version(name)) is not None}
-    if len(installed) > 1:
-        yield Finding(
-            "error",
-            "onnxruntime",
-            f"{' and '.join(installed)} are both installed and overwrite each other's files;"
-            f" uninstall both, then install serve-app again",
-        )
-    for name, version in installed.items():
-        yield Finding("ok", name, version)
-    if not installed:
-        yield Finding("error", "onnxruntime", "not installed; install serve-app again")
+    """What the backends need."""
+    for kind in BACKENDS.values():
+        installed = kind.versions()
+        if len(installed) > 1:
+            yield Finding(
+                "error",
+                kind.distributions[0],
+                f"{' and '.join(installed)} are both installed and overwrite each other's files;"
+                f" uninstall both, then install serve-app again",
+            )
+        yield from (Finding("ok", name, version) for name, version in installed.items())
+        if kind.distributions and not installed:
+            yield Finding("error", kind.distributions[0], "not installed; install serve-app again")
 
 
 def _haproxy() -> Iterator[Finding]:
@@ -131,12 +133,12 @@ def has_gpu() -> bool:
 
 
 def _cuda_distributions() -> list[str]:
-    """The wheels that ``onnxruntime-gpu`` itself names for its extras."""
-    if _version("onnxruntime-gpu") is None:
-        return []
+    """The wheels that what backends need names itself for its extras."""
     names = [
         name[0]
-        for line in importlib.metadata.requires("onnxruntime-gpu") or ()
+        for kind in BACKENDS.values()
+        for distribution in kind.versions()
+        for line in importlib.metadata.requires(distribution) or ()
         if re.search(r"extra\s*==\s*['\"](cuda|cudnn)['\"]", line) and (name := re.match(r"[A-Za-z0-9_.-]+", line))
     ]
     return sorted(set(names))

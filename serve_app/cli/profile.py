@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
-import onnxruntime
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
@@ -21,12 +20,14 @@ from serve_app import __version__
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.onnx.device import resolve_device
+from serve_app.backends.device import resolve_device
+from serve_app.backends.kind import AnyKind
 from serve_app.backends.profiler import Measurement, Progress, gpu_bytes, resident_bytes, sweep, sweep_rows, waited_s
 from serve_app.backends.warm_up import MakeInputs, first_that_runs
 from serve_app.cli.profile_report import draw, summary, table
+from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_backend, make_processor, make_samples, read_builds
+from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
 from serve_app.composition.profile import sha256
 from serve_app.config import ModelConfig, load_file
 from serve_app.config.faults import nearest, shown
@@ -158,7 +159,7 @@ def profile_model(model: ModelConfig, options: ProfileOptions, out: Console) -> 
         files={variant: sha256(location.model_file) for variant, location in locations.items()},
         device=device,
         threads=model.resources.threads,
-        machine=_machine(device),
+        machine=_machine(device, locations[""].kind),
         memory=memory,
         held_up=None if waited is None or waited_in_all is None else max(0.0, waited_in_all - waited) / elapsed,
         points=points,
@@ -285,14 +286,14 @@ def _has_gpu() -> bool:
     return has_gpu()
 
 
-def _machine(device: str) -> Machine:
+def _machine(device: str, kind: AnyKind) -> Machine:
     return Machine(
         cpu=_after_colon(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         gpu=_gpu_name() if device == "cuda" else None,
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        onnxruntime=onnxruntime.__version__,
+        runtime=", ".join(f"{name} {version}" for name, version in kind.versions().items()) or kind.name,
     )
 
 

@@ -89,6 +89,8 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
         levels=config.classes.levels(),
         file=exact.file,
         numbered=exact.numbered,
+        platform=exact.kind.platform,
+        backend=exact.kind.triton_name or exact.kind.name,
         **_said_of_tensors(model, builds[""], exact),
     )
 

@@ -52,7 +52,7 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
         ConfigError: A file cannot be read.
     """
     settings = model.model_dump(mode="json", exclude=_nested(WITHOUT_EFFECT))
-    begun = hashlib.sha256(msgspec.json.encode((__version__, settings), order="sorted"))
+    begun = hashlib.sha256(msgspec.json.encode((__version__, locations[""].kind.name, settings), order="sorted"))
     try:
         exact = _digest(locations[""])
         found = {}

@@ -1,6 +1,7 @@
-"""Where a model's files are, here or behind any fsspec URI: a folder of versions, a flat folder, or one ONNX file.
+"""Where a model's files are, here or behind any fsspec URI: a folder of versions, a flat folder, or one file.
 
-A folder of versions holds one folder per version, named by a number, with ``model.onnx`` inside:
+A folder of versions holds one folder per version, named by a number, with the model's file inside, called as a backend
+calls it:
 
     models/digits/
       1/model.onnx
@@ -9,9 +10,11 @@ A folder of versions holds one folder per version, named by a number, with ``mod
 Files beside the versions belong to all of them. A remote folder is copied into a cache once per version, with those
 files; a version never changes under the same number.
 
-A flat folder holds ``model.onnx``, or one other file that ends in ``.onnx``; a file is that file. Both are version 1,
+A flat folder holds a file of that name, or one other file that a backend runs; a file is that file. Both are version 1,
 and of what lies beside the file only what the model needs belongs to it: files with its weights, and those that
 processors look for. A remote one is copied again when it has changed.
+
+Which backend runs a model is told by the name of its file, unless the configuration names one.
 """
 
 from __future__ import annotations
@@ -20,27 +23,25 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, TypeAlias
 
 import fsspec
 
-from serve_app.backends.onnx.external_data import external_data
+from serve_app.backends.kind import AnyKind
+from serve_app.backends.registry import kinds_of
 from serve_app.config.faults import shown
 from serve_app.config.files import cache_folder, home, is_remote
 from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SIDECARS, ModelFolder
 
-MODEL_FILE = "model.onnx"
-"""The file in a version's folder that makes it a version."""
-
-SUFFIX: Final = ".onnx"
-
 _ONLY = "1"
 """The version of a model without versions."""
+
+_Kinds: TypeAlias = Sequence[AnyKind]
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class ModelLocation:
         folder: The folder that holds the model's file and what lies beside it; of the version in use, if it has any.
         version: The version in use, a decimal string.
         versions: Every version there is, ascending.
-        file: Name of the ONNX file in the folder.
+        file: Name of the model's file in the folder.
+        kind: What runs it.
         numbered: Whether the model is a folder of versions, whose files above the versions belong to all.
         beside: Further files that belong to a model without versions, where they are there, relative to the folder.
     """
@@ -61,13 +63,14 @@ class ModelLocation:
     folder: Path
     version: str
     versions: tuple[str, ...]
-    file: str = MODEL_FILE
+    file: str
+    kind: AnyKind
     numbered: bool = True
     beside: tuple[str, ...] = ()
 
     @property
     def model_file(self) -> Path:
-        """The ONNX file."""
+        """The model's file."""
         return self.folder / self.file
 
     @property
@@ -83,11 +86,11 @@ class ModelLocation:
         """Everything that belongs to the model.
 
         Raises:
-            ConfigError: The ONNX file is none.
+            ConfigError: The file is none that its backend runs.
             OSError: It cannot be read.
         """
         if not self.numbered:
-            names = (self.file, *external_data(self.model_file), *self.beside)
+            names = (self.file, *self.kind.further_files(self.model_file), *self.beside)
             yield from (self.folder / name for name in dict.fromkeys(names) if (self.folder / name).is_file())
             return
         for item in (self.folder, *(item for item in self.root.iterdir() if not item.name.isdecimal())):
@@ -95,38 +98,49 @@ class ModelLocation:
 
 
 def resolve_model(
-    path: str, version: int | None = None, environ: Mapping[str, str] | None = None, beside: Iterable[str] = ()
+    path: str,
+    version: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    beside: Iterable[str] = (),
+    backend: str | None = None,
 ) -> ModelLocation:
     """Find a model's files, copying them here first where they are remote.
 
     Args:
         path: Relative to ``SERVE_APP_HOME``, absolute, or an fsspec URI such as ``s3://bucket/models/digits``: a folder
-            of versions, a flat folder, or an ONNX file.
+            of versions, a flat folder, or a file.
         version: The version to use; ``None`` for the highest there is.
         environ: Environment variables; by default those of this process.
         beside: Files that belong to the model besides those that processors look for.
+        backend: What runs it; ``None``: whatever runs files of such a name.
 
     Raises:
-        ConfigError: When what the path names, or the version in it, is not there or cannot be read; names the path.
+        ConfigError: There is no such backend, or what the path names, or the version in it, is not there or cannot be
+            read; names the path.
     """
     environ = os.environ if environ is None else environ
     beside = tuple(dict.fromkeys((*SIDECARS, *beside)))
+    try:
+        kinds = kinds_of(backend)
+    except ConfigError as error:
+        raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
     if is_remote(path):
-        return _resolve_remote(path, version, environ, beside)
+        return _resolve_remote(path, version, environ, beside, kinds)
     place = home(environ) / path
     if place.is_file():
-        return _flat(place.parent, _checked_file(path, place.name, version), beside)
+        return _flat(place.parent, *_checked_file(path, place.name, version, kinds), beside)
     if not place.is_dir():
-        what = "file" if _is_onnx(path) else "folder"
-        raise ConfigError((f"{path}: no such {what} (looked for {place})",))
+        raise ConfigError((f"{path}: no such {_what(path, kinds)} (looked for {place})",))
     names = [item.name for item in place.iterdir()]
-    versions = _sorted_versions(name for name in names if (place / name / MODEL_FILE).is_file())
-    files = [name for name in names if _is_onnx(name) and (place / name).is_file()]
+    inside = {name: [kind for kind in kinds if (place / name / kind.file).is_file()] for name in names}
+    versions = _sorted_versions(name for name, found in inside.items() if found)
+    files = [name for name in names if _is_model(name, kinds) and (place / name).is_file()]
     if not versions:
-        return _flat(place, _choose_file(path, version, files), beside)
+        return _flat(place, *_choose_file(path, version, files, kinds), beside)
     _tell_ignored(path, files)
     chosen = _choose(path, version, versions)
-    return ModelLocation(place / chosen, chosen, versions)
+    kind = _only(f"{path}, version {chosen}", inside[chosen])
+    return ModelLocation(place / chosen, chosen, versions, kind.file, kind)
 
 
 def missing_models(models: Sequence[ModelConfig], environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -136,39 +150,61 @@ def missing_models(models: Sequence[ModelConfig], environ: Mapping[str, str] | N
         models: The models of a configuration.
         environ: Environment variables; by default those of this process.
     """
-    problems: list[str] = []
-    for number, model in enumerate(models):
-        wanted = [("path", model.path, model.version)]
-        wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
-        for key, path, version in wanted:
-            if not is_remote(path):
-                problems += _missing(f"args.models[{number}].{key}", path, version, environ)
-    return tuple(problems)
+    return tuple(
+        f"args.models[{number}].{problem}"
+        for number, model in enumerate(models)
+        for problem in _missing(model, environ)
+    )
 
 
-def _flat(folder: Path, file: str, beside: tuple[str, ...]) -> ModelLocation:
-    return ModelLocation(folder, _ONLY, (_ONLY,), file, numbered=False, beside=beside)
+def _missing(model: ModelConfig, environ: Mapping[str, str] | None) -> Iterator[str]:
+    backend = model.backend
+    try:
+        kinds_of(backend)
+    except ConfigError as error:
+        yield from (f"backend: {problem}" for problem in error.problems)
+        return
+    wanted = [("path", model.path, model.version)]
+    wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
+    for key, path, version in wanted:
+        if is_remote(path):
+            continue
+        try:
+            found = resolve_model(path, version, environ, backend=backend)
+        except ConfigError as error:
+            yield from (f"{key}: {problem}" for problem in error.problems)
+        else:
+            backend = backend or found.kind.name  # that of the model runs its variants, too
+
+
+def _flat(folder: Path, file: str, kind: AnyKind, beside: tuple[str, ...]) -> ModelLocation:
+    return ModelLocation(folder, _ONLY, (_ONLY,), file, kind, numbered=False, beside=beside)
 
 
 def _resolve_remote(
-    path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...]
+    path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...], kinds: _Kinds
 ) -> ModelLocation:
     try:
         filesystem, root = fsspec.url_to_fs(path)
-        if _is_onnx(root) and filesystem.isfile(root):
+        if _is_model(root, kinds) and filesystem.isfile(root):
             folder, _, name = root.rpartition("/")
-            return _copy_flat(filesystem, path, folder, _checked_file(path, name, version), beside, environ)
+            chosen_file = _checked_file(path, name, version, kinds)
+            return _copy_flat(filesystem, path, folder, *chosen_file, beside, environ)
         listing = filesystem.ls(root, detail=False)
         names = {PurePosixPath(item).name: item for item in listing}
-        versions = _sorted_versions(
-            name for name, item in names.items() if name.isdecimal() and filesystem.isfile(f"{item}/{MODEL_FILE}")
-        )
-        files = [name for name, item in names.items() if _is_onnx(name) and filesystem.isfile(item)]
+        inside = {
+            name: [kind for kind in kinds if filesystem.isfile(f"{item}/{kind.file}")]
+            for name, item in names.items()
+            if name.isdecimal()
+        }
+        versions = _sorted_versions(name for name, found in inside.items() if found)
+        files = [name for name, item in names.items() if _is_model(name, kinds) and filesystem.isfile(item)]
         if not versions:
-            file = _choose_file(path, version, files)
-            return _copy_flat(filesystem, path, root.rstrip("/"), file, beside, environ)
+            chosen_file = _choose_file(path, version, files, kinds)
+            return _copy_flat(filesystem, path, root.rstrip("/"), *chosen_file, beside, environ)
         _tell_ignored(path, files)
         chosen = _choose(path, version, versions)
+        kind = _only(f"{path}, version {chosen}", inside[chosen])
         copy = _cache(environ) / _digest(path, chosen)
         if not copy.is_dir():
             wanted = {name: item for name, item in names.items() if name == chosen or not name.isdecimal()}
@@ -176,14 +212,20 @@ def _resolve_remote(
     except ConfigError:
         raise
     except FileNotFoundError:
-        raise ConfigError((f"{path}: no such {'file' if _is_onnx(path) else 'folder'}",)) from None
+        raise ConfigError((f"{path}: no such {_what(path, kinds)}",)) from None
     except Exception as error:  # every filesystem behind fsspec has errors of its own
         raise ConfigError((f"{path}: cannot be read: {type(error).__name__}: {error}",)) from error
-    return ModelLocation(copy / chosen, chosen, versions)
+    return ModelLocation(copy / chosen, chosen, versions, kind.file, kind)
 
 
 def _copy_flat(
-    filesystem: Any, path: str, folder: str, file: str, beside: tuple[str, ...], environ: Mapping[str, str]
+    filesystem: Any,
+    path: str,
+    folder: str,
+    file: str,
+    kind: AnyKind,
+    beside: tuple[str, ...],
+    environ: Mapping[str, str],
 ) -> ModelLocation:
     """Copy a model's file and what belongs to it, unless that was done since they last changed."""
 
@@ -194,8 +236,8 @@ def _copy_flat(
     states = [part for name in found for part in (name, *_state(filesystem, at(name)))]
     copy = _cache(environ) / _digest(path, *states)
     if not copy.is_dir():
-        _copy(filesystem, {name: at(name) for name in found}, copy, path, file)
-    return _flat(copy, file, beside)
+        _copy(filesystem, {name: at(name) for name in found}, copy, path, (file, kind))
+    return _flat(copy, file, kind, beside)
 
 
 def _state(filesystem: Any, item: str) -> tuple[str, str]:
@@ -207,7 +249,9 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _copy(filesystem: Any, items: Mapping[str, str], target: Path, label: str, model_file: str = "") -> None:
+def _copy(
+    filesystem: Any, items: Mapping[str, str], target: Path, label: str, model: tuple[str, AnyKind] | None = None
+) -> None:
     """Copy remote files and folders so that the target appears whole or not at all, whoever else copies it too.
 
     Args:
@@ -215,7 +259,7 @@ def _copy(filesystem: Any, items: Mapping[str, str], target: Path, label: str, m
         items: Their paths there, by their names in the target.
         target: The folder to make.
         label: What it is, for the log.
-        model_file: Name of an ONNX file among them whose weights in other files are to be copied too.
+        model: Name of a model's file among them whose further files are to be copied too, and what runs it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copying-") as staging:
@@ -225,9 +269,10 @@ def _copy(filesystem: Any, items: Mapping[str, str], target: Path, label: str, m
         _log.info("Copying %s (%.1f MiB) to %s", label, mebibytes, target)
         for name, item in items.items():
             _get(filesystem, item, copy / name)
-        if model_file:
-            for name in external_data(copy / model_file):
-                _get(filesystem, items[model_file][: -len(model_file)] + name, copy / name)
+        if model is not None:
+            file, kind = model
+            for name in kind.further_files(copy / file):
+                _get(filesystem, items[file][: -len(file)] + name, copy / name)
         try:
             copy.rename(target)
         except OSError:
@@ -245,8 +290,28 @@ def _cache(environ: Mapping[str, str]) -> Path:
     return cache_folder(environ) / "models"
 
 
-def _is_onnx(name: str) -> bool:
-    return name.lower().endswith(SUFFIX)
+def _is_model(name: str, kinds: _Kinds) -> bool:
+    return any(kind.recognises(name) for kind in kinds)
+
+
+def _what(path: str, kinds: _Kinds) -> str:
+    return "file" if _is_model(path, kinds) else "folder"
+
+
+def _only(place: str, kinds: _Kinds) -> AnyKind:
+    """The one kind that runs what is there."""
+    if len(kinds) > 1:
+        names = " and ".join(kind.name for kind in kinds)
+        raise ConfigError((f"{place}: {names} could run it: say which of them by backend",))
+    return kinds[0]
+
+
+def _listed(kinds: _Kinds, of: Callable[[AnyKind], Iterable[str]]) -> str:
+    return " or ".join(dict.fromkeys(name for kind in kinds for name in of(kind)))
+
+
+def _suffixes(kinds: _Kinds) -> str:
+    return _listed(kinds, lambda kind: (f"*{suffix}" for suffix in kind.suffixes))
 
 
 def _sorted_versions(names: Iterable[str]) -> tuple[str, ...]:
@@ -266,33 +331,32 @@ def _choose(path: str, version: int | None, versions: tuple[str, ...]) -> str:
     return str(version)
 
 
-def _choose_file(path: str, version: int | None, files: list[str]) -> str:
-    """The one model of a folder without versions."""
+def _choose_file(path: str, version: int | None, files: list[str], kinds: _Kinds) -> tuple[str, AnyKind]:
+    """The one model of a folder without versions, and what runs it."""
+    usual = _listed(kinds, lambda kind: (kind.file,))
     if not files:
-        raise ConfigError((f"{path}: holds no <version>/{MODEL_FILE}, no {MODEL_FILE} and no other file *{SUFFIX}",))
-    if MODEL_FILE not in files and len(files) > 1:
+        versioned = _listed(kinds, lambda kind: (f"<version>/{kind.file}",))
+        raise ConfigError((f"{path}: holds no {versioned}, no {usual} and no other file {_suffixes(kinds)}",))
+    called_so = [kind for kind in kinds if kind.file in files]
+    if not called_so and len(files) > 1:
         listed = ", ".join(sorted(files))
-        raise ConfigError((f"{path}: holds several models and no {MODEL_FILE}: name one in the path ({listed})",))
-    return _without_versions(path, MODEL_FILE if MODEL_FILE in files else files[0], version)
+        raise ConfigError((f"{path}: holds several models and no {usual}: name one in the path ({listed})",))
+    if called_so:
+        kind = _only(path, called_so)
+        return _without_versions(path, kind.file, version, kind)
+    return _checked_file(path, files[0], version, kinds)
 
 
-def _checked_file(path: str, name: str, version: int | None) -> str:
-    if not _is_onnx(name):
-        raise ConfigError((f"{path}: is a file, and not an ONNX model (*{SUFFIX})",))
-    return _without_versions(path, name, version)
+def _checked_file(path: str, name: str, version: int | None, kinds: _Kinds) -> tuple[str, AnyKind]:
+    fitting = [kind for kind in kinds if kind.recognises(name)]
+    if not fitting:
+        raise ConfigError((f"{path}: is a file, and not a model ({_suffixes(kinds)})",))
+    return _without_versions(path, name, version, _only(path, fitting))
 
 
-def _without_versions(path: str, file: str, version: int | None) -> str:
+def _without_versions(path: str, file: str, version: int | None, kind: AnyKind) -> tuple[str, AnyKind]:
     if version is not None:
         raise ConfigError(
-            (f"{path}: has no versions, only {file}; leave version out, or put the file into {version}/{MODEL_FILE}",)
+            (f"{path}: has no versions, only {file}; leave version out, or put the file into {version}/{kind.file}",)
         )
-    return file
-
-
-def _missing(place: str, path: str, version: int | None, environ: Mapping[str, str] | None) -> list[str]:
-    try:
-        resolve_model(path, version, environ)
-    except ConfigError as error:
-        return [f"{place}: {problem}" for problem in error.problems]
-    return []
+    return file, kind

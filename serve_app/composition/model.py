@@ -1,21 +1,15 @@
-"""The parts of one model, made from its configuration: files, what they say, backends, processor and samples."""
+"""The parts of one model, made from its configuration: files, what they say, processor and samples."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description, describe_build
-from serve_app.backends.layout import ROWS_FIRST, Layout
-from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.samples import Samples
 from serve_app.backends.samples import make_samples as samples_of
-from serve_app.backends.warm_up import spaced_rows
+from serve_app.composition.backend import read_options
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.config import ModelConfig
-from serve_app.config.files import home
 from serve_app.config.tensors import label_files
 from serve_app.config.warm_up import DecodeRequest
 from serve_app.errors import ConfigError
@@ -24,68 +18,26 @@ from serve_app.processors import create_processor
 from serve_app.processors.processor import Processor
 
 
-def make_backend(model: ModelConfig, location: ModelLocation, build: Description, *, gpu_available: bool) -> Backend:
-    """Make what runs one build of a model, its own or a variant; `Backend.load` is the caller's.
-
-    Args:
-        model: The model.
-        location: The build's files, one of `find_files`.
-        build: What they say, one of `read_builds`.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-    """
-    return OnnxBackend(onnx_settings(model, location.model_file, gpu_available=gpu_available, layout=build.layout))
-
-
-def onnx_settings(
-    model: ModelConfig, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST
-) -> OnnxSettings:
-    """The values for one session of a replica: the model's own or that of a variant, which share the GPU memory.
-
-    Args:
-        model: The model.
-        model_file: The ONNX file, from `serve_app.config.resolve_model`.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        layout: Where its rows are, from `read_builds`.
-    """
-    memory = model.resources.gpu_memory
-    cache = model.resources.tensorrt_cache
-    row_sizes = model.resources.row_sizes
-    sizes = spaced_rows(model.batching.max_rows) if row_sizes == "auto" else row_sizes
-    return OnnxSettings(
-        model=model.name,
-        model_file=model_file,
-        device=model.resources.device,
-        gpu_available=gpu_available,
-        gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(model.variants))),
-        row_sizes=() if sizes == "any" else sizes,
-        only_for_convolutions=row_sizes == "auto",
-        intra_op_threads=model.resources.threads,
-        max_rows=model.batching.max_rows,
-        tensorrt=model.resources.tensorrt,
-        tensorrt_fp16=model.resources.tensorrt_fp16,
-        tensorrt_cache=None if cache is None else home(os.environ) / cache,
-        layout=layout,
-    )
-
-
 def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> dict[str, Description]:
-    """Read the files of the model and of its variants, and decide by their graphs what may share runs.
+    """Read the files of the model and of its variants, and decide by what they say whether requests may share runs.
 
     Args:
         model: The model.
         locations: The model's files, from `find_files`.
 
     Raises:
-        ConfigError: One cannot be served, or a variant takes or gives other tensors than the model itself.
+        ConfigError: One cannot be served, a variant takes or gives other tensors than the model itself, or the
+            configuration says of their backend what it does not know.
     """
-    settings = model.batching.joining()
-    exact = describe_build(locations[""].model_file, model=model.name, settings=settings)
+    settings, kind = model.batching.joining(), locations[""].kind
+    read_options(model, kind)
+    exact = describe_build(kind, locations[""].model_file, model=model.name, settings=settings)
     described = {"": exact}
     problems = []
     for variant, location in locations.items():
         if not variant:
             continue
-        other = describe_build(location.model_file, model=model.name, settings=settings, exact=exact)
+        other = describe_build(kind, location.model_file, model=model.name, settings=settings, exact=exact)
         described[variant] = other
         if other.signature != exact.signature:
             problems.append(
@@ -110,8 +62,11 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
     Raises:
         ConfigError: Something is not there; names the path.
     """
-    exact = resolve_model(model.path, model.version, environ, _named_files(model))
-    return {"": exact} | {variant.name: resolve_model(variant.path, None, environ) for variant in model.variants}
+    exact = resolve_model(model.path, model.version, environ, _named_files(model), model.backend)
+    # One backend runs all builds, so that the model's options are those of each.
+    return {"": exact} | {
+        variant.name: resolve_model(variant.path, None, environ, backend=exact.kind.name) for variant in model.variants
+    }
 
 
 def _named_files(model: ModelConfig) -> tuple[str, ...]:

@@ -115,3 +115,39 @@ def with_new_names(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
     if renewed.faults:
         raise misfit([(location[1:], fault) for location, fault in renewed.faults])
     return renewed.data[section]
+    if not isinstance(given, Mapping) or renamed.keys().isdisjoint(given):
+        return given
+    found = [key for key in given if key in renamed]
+    twice = [key for key in found if renamed[key] in given]
+    if twice:
+        raise misfit([((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice])
+    for key in found:
+        _log.warning("%s.%s is called %s now; the former name works until version 0.2", section, key, renamed[key])
+    return {renamed.get(key, key): value for key, value in given.items()}
+
+
+def with_moved(given: Any, source: str, target: str, keys: Sequence[str]) -> Any:
+    """What was given, with keys of one of its sections in another. Each that was moved is told in the log.
+
+    Args:
+        given: As in the file; returned as it is where it, or the section, is not a mapping.
+        source: The section where the keys were.
+        target: The section where they are.
+        keys: Their names, the same in both.
+
+    Raises:
+        ValidationError: A setting is given in both places.
+    """
+    section = given.get(source) if isinstance(given, Mapping) else None
+    after = given.get(target, {}) if isinstance(section, Mapping) else None
+    if not isinstance(section, Mapping) or not isinstance(after, Mapping):
+        return given
+    found = [key for key in keys if key in section]
+    if twice := [key for key in found if key in after]:
+        raise misfit([((source, key), f"is {target}.{key} now, which is given, too: leave it out") for key in twice])
+    for key in found:
+        _log.warning("%s.%s is %s.%s now; the former place works until version 0.2", source, key, target, key)
+    if not found:
+        return given
+    kept = {key: value for key, value in section.items() if key not in found}
+    return {**given, source: kept, target: {**after, **{key: section[key] for key in found}}}

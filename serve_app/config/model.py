@@ -22,6 +22,7 @@ from serve_app.config.batching import ModelBatchingConfig, fallback_faults
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.faults import Location, misfit, nearest, shown
+from serve_app.config.former import with_moved
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
 from serve_app.config.processor import PROCESSOR_OPTIONS, AudioOptions, ImageOptions
 from serve_app.config.resources import ResourcesConfig
@@ -38,6 +39,8 @@ from serve_app.config.warm_up import WarmUpConfig
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
+
+_MOVED = ("tensorrt", "tensorrt_fp16", "tensorrt_cache")
 
 
 class HealthConfig(Section):
@@ -94,10 +97,16 @@ class ModelConfig(Section):
     """`tensors`, or the Hugging Face task whose media it takes, e.g. `image-classification`."""
 
     path: str = Field(min_length=1)
-    """Folder that holds `<version>/model.onnx`, or `model.onnx` itself, or an `.onnx` file.
+    """Folder that holds `<version>/FILE`, or FILE itself, or a file: of a kind that a backend runs.
 
     Relative to `SERVE_APP_HOME`, absolute, or any fsspec URI.
     """
+
+    backend: str | None = Field(default=None, min_length=1)
+    """What runs the model and its variants; by default the backend that runs files of such a name."""
+
+    backend_options: dict[str, Any] = Field(default_factory=dict)
+    """How the backend runs it; which keys there are depends on the backend."""
 
     version: Positive | None = None
     """Version to serve, of a folder of versions; by default the highest there is."""
@@ -150,6 +159,11 @@ class ModelConfig(Section):
 
     profile: str | None = Field(default=None, min_length=1)
     """File written by `serve-app profile`: what batches cost, until replicas have measured it. Located as `path` is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_keys(cls, given: Any) -> Any:
+        return with_moved(given, "resources", "backend_options", _MOVED)
 
     @field_validator("name")
     @classmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field, ValidationError, model_validator
 
 from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.files import read_file
@@ -58,8 +58,8 @@ class Machine(Section):
     python: str
     """Version of Python."""
 
-    onnxruntime: str
-    """Version of ONNX Runtime."""
+    runtime: str = Field(validation_alias=AliasChoices("runtime", "onnxruntime"))
+    """What ran the model, with its version. Earlier profiles name the version of ONNX Runtime alone."""
 
 
 class Memory(Section):
@@ -113,7 +113,7 @@ class Profile(Section):
     """Its version."""
 
     files: dict[str, str]
-    """SHA-256 of every `model.onnx` that ran, by variant; the model's own is under the empty name."""
+    """SHA-256 of every model's file that ran, by variant; the model's own is under the empty name."""
 
     device: str
     """Where it ran: `cpu` or `cuda`."""

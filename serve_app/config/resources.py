@@ -39,18 +39,6 @@ class ResourcesConfig(Section):
     list of powers of two, and perhaps `batching.max_rows`, among which `gpu_memory` is divided.
     """
 
-    tensorrt: Literal["auto"] | bool = False
-    """Run with TensorRT on a GPU: `true` insists on it, `auto` takes it where its libraries are installed.
-
-    It builds an engine at the first start, which can take minutes, and keeps it in `tensorrt_cache`.
-    """
-
-    tensorrt_fp16: bool = False
-    """Let TensorRT compute in FP16: faster, and less exact."""
-
-    tensorrt_cache: str | None = Field(default=None, min_length=1)
-    """Folder for TensorRT's engines, relative to `SERVE_APP_HOME`; by default `tensorrt` beside the model's file."""
-
     memory_per_row: Size | None = None
     """Memory of the device that each row of a running batch takes beside `gpu_memory`.
 
@@ -87,11 +75,6 @@ class ResourcesConfig(Section):
             faults.append((("gpus",), f"must be 0 with device: cpu, got {self.gpus:g}"))
         if self.gpu_memory is not None and self.gpus == 0:
             faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
-        if self.gpus == 0 and self.tensorrt:
-            faults.append((("tensorrt",), "does nothing while gpus is 0; set gpus, or leave it out"))
-        if not self.tensorrt:
-            keys = [key for key in ("tensorrt_fp16", "tensorrt_cache") if getattr(self, key)]
-            faults += [((key,), "does nothing without tensorrt: true or auto") for key in keys]
         if faults:
             raise misfit(faults)
         return self

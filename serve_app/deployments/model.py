@@ -15,7 +15,8 @@ from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.backends.joining.records import Records, record_key
-from serve_app.composition.model import find_files, make_backend, make_processor, make_samples
+from serve_app.composition.backend import make_backend
+from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
@@ -97,6 +98,7 @@ class ModelDeployment:
             keys={
                 variant: record_key(
                     location.model_file,
+                    location.kind.versions(),
                     self._facts(variant),
                     max_rows,
                     config.batching.tolerance,
@@ -193,6 +195,7 @@ class ModelDeployment:
         return [
             backend.device,
             resources.model_dump(mode="json"),
+            self._config.backend_options,
             None if warm_up is None else warm_up.model_dump(mode="json"),
             self._config.task,
         ]

@@ -63,6 +63,8 @@ class ModelInfo(NamedTuple):
         label_files: The files that those are from.
         file: Name of the model's file.
         numbered: Whether it is one of several versions, each in a folder of its own.
+        platform: What runs it, as V2's metadata name it.
+        backend: The same as Triton's model configuration names it.
     """
 
     name: str
@@ -83,8 +85,10 @@ class ModelInfo(NamedTuple):
     formats: Mapping[str, str] = {}
     output_labels: Mapping[str, tuple[str, ...]] = {}
     label_files: Mapping[str, str] = {}
-    file: str = "model.onnx"
+    file: str = ""
     numbered: bool = True
+    platform: str = ""
+    backend: str = ""
 
     @property
     def rows(self) -> bool:

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serve_app.backends.description import Description, describe_build
 from serve_app.backends.layout import NO_ROWS, ROWS_FIRST, Layout
+from serve_app.backends.onnx.kind import ONNX
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
 from serve_app.payloads import TensorSpec
@@ -47,7 +48,7 @@ def describe(tmp_path: Path) -> Any:
         used = {name: value for name, value in constants.items() if any(name in node.input for node in nodes)}
         inputs, outputs = ends
         file = onnx_models.write(tmp_path / "model.onnx", nodes, inputs, outputs, used)
-        return describe_build(file, model="m", settings=JoinSettings(**settings), exact=exact)
+        return describe_build(ONNX, file, model="m", settings=JoinSettings(**settings), exact=exact)
 
     return described
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.backends.device import Device, resolve_device
 from serve_app.backends.onnx.device import (
     TENSORRT,
-    Device,
     device_of,
     divide_memory,
     lacks_device,
     providers_for,
-    resolve_device,
     tensorrt_profile,
     tensorrt_provider,
 )

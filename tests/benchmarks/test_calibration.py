@@ -44,7 +44,7 @@ def profile() -> Profile:
         files={"": "0" * 64},
         device="cpu",
         threads=1,
-        machine=ProfiledMachine(cpu="a CPU", cores=1, system="Linux", python="3", onnxruntime="1"),
+        machine=ProfiledMachine(cpu="a CPU", cores=1, system="Linux", python="3", runtime="1"),
         memory=Memory(),
         points=points,
         fits=fit_points(points),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -12,7 +13,11 @@ import onnx_models
 import pytest
 
 from serve_app import processors
+from serve_app.backends.kind import AnyKind
+from serve_app.backends.onnx.kind import ONNX
+from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation, missing_models, resolve_model
+from serve_app.composition.model import find_files
 from serve_app.config import parse_args
 from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SIDECARS
@@ -54,7 +59,7 @@ def test_the_highest_version_is_the_default(tmp_path: Path) -> None:
         make_version(folder, version)
     (folder / "11").mkdir()
     found = resolve_model("models/digits", None, environ(tmp_path))
-    assert found == ModelLocation(folder / "10", "10", ("2", "9", "10"))
+    assert found == ModelLocation(folder / "10", "10", ("2", "9", "10"), "model.onnx", ONNX)
     assert found.model_file == folder / "10" / "model.onnx"
 
 
@@ -195,7 +200,7 @@ def test_what_is_no_model_without_versions_is_named(tmp_path: Path) -> None:
     assert problem("two", None, variables) == (
         "two: holds several models and no model.onnx: name one in the path (a.onnx, b.onnx)"
     )
-    assert problem("two/labels.txt", None, variables) == "two/labels.txt: is a file, and not an ONNX model (*.onnx)"
+    assert problem("two/labels.txt", None, variables) == "two/labels.txt: is a file, and not a model (*.onnx)"
     assert problem("two/c.onnx", None, variables) == f"two/c.onnx: no such file (looked for {tmp_path}/two/c.onnx)"
     for path, file in (("flat", "model.onnx"), ("two/a.onnx", "a.onnx")):
         assert problem(path, 2, variables) == (
@@ -277,3 +282,89 @@ def test_a_remote_file_that_is_missing_is_named(tmp_path: Path, memory: fsspec.A
     assert problem("memory://bucket/m/a.onnx", 1, variables) == (
         "memory://bucket/m/a.onnx: has no versions, only a.onnx; leave version out, or put the file into 1/model.onnx"
     )
+
+
+# --- Several backends -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> AnyKind:
+    """Another kind, of two suffixes, which is registered."""
+    kind = replace(ONNX, name="torch", file="model.pt", suffixes=(".pt", ".pth"), further_files=lambda _: ())
+    monkeypatch.setitem(BACKENDS, kind.name, kind)
+    return kind
+
+
+def touch(*files: Path) -> None:
+    """Files that nobody reads."""
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def test_the_name_of_a_file_says_what_runs_it(tmp_path: Path, torch: AnyKind) -> None:
+    """In a version, in a flat folder, and of a file; each version by itself."""
+    touch(tmp_path / "m" / "1" / "model.onnx", tmp_path / "m" / "2" / "model.pt", tmp_path / "flat" / "net.pth")
+    found = [
+        resolve_model(path, version, environ(tmp_path))
+        for path, version in (("m", None), ("m", 1), ("flat", None), ("flat/net.pth", None))
+    ]
+    assert [(each.file, each.kind) for each in found] == [
+        ("model.pt", torch),
+        ("model.onnx", ONNX),
+        ("net.pth", torch),
+        ("net.pth", torch),
+    ]
+    assert found[0].versions == ("1", "2")
+
+
+def test_a_backend_that_is_named_sees_its_own_files(tmp_path: Path, torch: AnyKind) -> None:
+    """Others beside them are nobody's."""
+    touch(*(tmp_path / "m" / "1" / kind.file for kind in (ONNX, torch)), tmp_path / "flat" / "a.pt")
+    onnx_models.make(tmp_path / "flat" / "b.onnx", "add_one")
+    variables = environ(tmp_path)
+    for path in ("m", "flat"):
+        found = [resolve_model(path, None, variables, backend=name).kind for name in ("onnx", "torch")]
+        assert found == [ONNX, torch]
+    assert problem("m", None, variables) == "m, version 1: onnx and torch could run it: say which of them by backend"
+    assert problem("flat", None, variables) == (
+        "flat: holds several models and no model.onnx or model.pt: name one in the path (a.pt, b.onnx)"
+    )
+
+
+def test_faults_name_what_all_backends_look_for(tmp_path: Path, torch: AnyKind) -> None:
+    """Or the one that was named."""
+    touch(tmp_path / "m" / "labels.txt")
+    variables = environ(tmp_path)
+    assert problem("m", None, variables) == (
+        "m: holds no <version>/model.onnx or <version>/model.pt, no model.onnx or model.pt and no other file"
+        " *.onnx or *.pt or *.pth"
+    )
+    args = parse_args(
+        {"models": [{"name": "a", "path": "m", "backend": "torch"}, {"name": "b", "path": "m", "backend": "x"}]}
+    )
+    assert missing_models(args.models, variables) == (
+        "args.models[0].path: m: holds no <version>/model.pt, no model.pt and no other file *.pt or *.pth",
+        "args.models[1].backend: unknown backend 'x'; there is onnx, torch",
+    )
+
+
+def test_a_remote_model_of_another_backend_is_copied(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem, torch: AnyKind
+) -> None:
+    """With what its backend says that it needs."""
+    torch = replace(torch, further_files=lambda file: (file.read_text(),))
+    BACKENDS["torch"] = torch
+    memory.pipe({"/bucket/m/net.pt": b"w.bin", "/bucket/m/w.bin": b"x", "/bucket/v/1/model.pt": b"one"})
+    flat, numbered = (resolve_model(f"memory://bucket/{name}", None, environ(tmp_path)) for name in "mv")
+    assert [each.kind for each in (flat, numbered)] == [torch, torch]
+    assert sorted(file.name for file in flat.files()) == ["net.pt", "w.bin"]
+    assert numbered.model_file.read_bytes() == b"one"
+
+
+def test_variants_are_run_by_the_backend_of_the_model(tmp_path: Path, torch: AnyKind) -> None:
+    """So that its options are those of all builds."""
+    touch(tmp_path / "m" / "model.pt", *(tmp_path / "light" / kind.file for kind in (ONNX, torch)))
+    model = {"name": "m", "path": "m", "variants": [{"name": "light", "path": "light"}]}
+    (config,) = parse_args({"models": [model]}).models
+    assert {location.kind for location in find_files(config, environ(tmp_path)).values()} == {torch}

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from serve_app.backends.onnx.backend import OnnxSettings
+from serve_app.backends.onnx.kind import ONNX, OnnxOptions, onnx_settings
 from serve_app.composition.access import tls_problems
-from serve_app.composition.model import onnx_settings
+from serve_app.composition.backend import build_settings, read_options
 from serve_app.config import AppArgs, parse_args
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
 MIB = 1024**2
+WITH_GPU = {"gpus": 1.0}
 
 
 def model(**keys: Any) -> dict[str, Any]:
@@ -282,7 +284,8 @@ def test_variants_share_the_gpu_memory() -> None:
     """The sessions of one replica together stay within the limit."""
     resources = {"device": "cuda", "gpus": 0.5, "gpu_memory": "2GiB", "threads": 3}
     args = parse_args(with_model(resources=resources, variants=[{"name": "int8", "path": "models/int8"}]))
-    settings = onnx_settings(args.models[0], Path("model.onnx"), gpu_available=True)
+    build = build_settings(args.models[0], Path("model.onnx"), gpu_available=True)
+    settings = onnx_settings(build, OnnxOptions())
     assert settings == OnnxSettings(
         "digits",
         Path("model.onnx"),
@@ -298,25 +301,47 @@ def test_variants_share_the_gpu_memory() -> None:
 
 def test_what_a_gpu_is_asked_for_reaches_the_session() -> None:
     """The folder of engines is found as models are."""
-    resources = {"gpus": 1.0, "tensorrt": "auto", "tensorrt_fp16": True, "tensorrt_cache": "/engines"}
-    args = parse_args({"models": [model(resources=resources), model(name="b", resources={"gpus": 1.0})]})
-    first, second = (onnx_settings(m, Path("model.onnx"), gpu_available=True) for m in args.models)
+    options = {"tensorrt": "auto", "tensorrt_fp16": True, "tensorrt_cache": "/engines"}
+    given = [model(resources=WITH_GPU, backend_options=options), model(name="b", resources=WITH_GPU)]
+    first, second = (
+        onnx_settings(build_settings(each, Path("model.onnx"), gpu_available=True), read_options(each, ONNX))
+        for each in parse_args({"models": given}).models
+    )
 
     assert (first.tensorrt, first.tensorrt_fp16, first.tensorrt_cache) == ("auto", True, Path("/engines"))
     assert (second.tensorrt, second.tensorrt_fp16, second.tensorrt_cache) == (False, False, None)
 
 
 @pytest.mark.parametrize(
-    ("resources", "expected"),
+    ("resources", "options", "fault"),
     [
-        ({"tensorrt": "auto"}, ("tensorrt: does nothing while gpus is 0; set gpus, or leave it out",)),
-        ({"gpus": 1.0, "tensorrt_fp16": True}, ("tensorrt_fp16: does nothing without tensorrt: true or auto",)),
-        ({"gpus": 1.0, "tensorrt_cache": "e"}, ("tensorrt_cache: does nothing without tensorrt: true or auto",)),
+        ({}, {"tensorrt": "auto"}, "tensorrt: does nothing while resources.gpus is 0; set that, or leave it out"),
+        (WITH_GPU, {"tensorrt_fp16": True}, "tensorrt_fp16: does nothing without tensorrt: true or auto"),
+        (WITH_GPU, {"tensorrt_cache": "e"}, "tensorrt_cache: does nothing without tensorrt: true or auto"),
+        (WITH_GPU, {"tensort": True}, "tensort: unknown key; did you mean tensorrt?"),
     ],
 )
-def test_what_a_gpu_is_asked_for_must_make_sense(resources: dict[str, Any], expected: tuple[str, ...]) -> None:
-    """Keys that would do nothing, or contradict each other, are faults."""
-    assert problems(with_model(resources=resources)) == tuple(f"args.models[0].resources.{fault}" for fault in expected)
+def test_what_a_backend_is_asked_for_must_make_sense(
+    resources: dict[str, Any], options: dict[str, Any], fault: str
+) -> None:
+    """Keys that would do nothing, contradict each other or are not there are faults."""
+    (config,) = parse_args(with_model(resources=resources, backend_options=options)).models
+    with pytest.raises(ConfigError) as caught:
+        read_options(config, ONNX)
+    assert caught.value.problems == (f"model 'digits': backend_options.{fault}",)
+
+
+def test_options_are_taken_from_where_they_were(caplog: pytest.LogCaptureFixture) -> None:
+    """Files written for earlier versions start, and their owner is told."""
+    options = {"tensorrt": True}
+    args = parse_args(with_model(resources=WITH_GPU | options))
+    assert args == parse_args(with_model(resources=WITH_GPU, backend_options=options))
+    assert caplog.messages == [
+        "resources.tensorrt is backend_options.tensorrt now; the former place works until version 0.2"
+    ]
+    assert problems(with_model(resources=WITH_GPU | options, backend_options=options)) == (
+        "args.models[0].resources.tensorrt: is backend_options.tensorrt now, which is given, too: leave it out",
+    )
 
 
 @pytest.mark.parametrize("key", ["device_buffers", "cuda_graphs"])

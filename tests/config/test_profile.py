@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.backends.onnx.kind import ONNX
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.profile import check_profile, profile_notes, read_model_profile, sha256
 from serve_app.config import ModelConfig
@@ -47,7 +48,7 @@ def make(points: Sequence[Point], **changes: Any) -> Profile:
         "files": dict.fromkeys(["", *(one.variant for one in points)], HASH),
         "device": "cpu",
         "threads": 1,
-        "machine": Machine(cpu="a", cores=2, system="Linux", python="3.12", onnxruntime="1.23"),
+        "machine": Machine(cpu="a", cores=2, system="Linux", python="3.12", runtime="1.23"),
         "memory": Memory(),
         "fits": fit_points(points),
     }
@@ -308,7 +309,7 @@ def location(tmp_path: Path, content: bytes) -> ModelLocation:
     """A model's files."""
     (tmp_path / "1").mkdir(exist_ok=True)
     (tmp_path / "1" / "model.onnx").write_bytes(content)
-    return ModelLocation(tmp_path / "1", "1", ("1",))
+    return ModelLocation(tmp_path / "1", "1", ("1",), "model.onnx", ONNX)
 
 
 def test_the_profile_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from serve_app.config.processor import PROCESSOR_OPTIONS
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 from serve_app.processors import create_processor
+from serve_app.processors.registry import PROCESSORS
 
 IMAGE = ModelSignature((TensorSpec("x", "FP32", (-1, 3, 8, 8)),), (TensorSpec("y", "FP32", (-1, 2)),))
 
@@ -24,6 +25,7 @@ def test_every_task_has_options_with_a_schema() -> None:
         "text-classification",
         "zero-shot-classification",
     ]
+    assert PROCESSORS.keys() == PROCESSOR_OPTIONS.keys()
     for options in PROCESSOR_OPTIONS.values():
         schema = options.model_json_schema()
         jsonschema.Draft202012Validator.check_schema(schema)

@@ -45,7 +45,7 @@ def profile(name: str) -> Profile:
         files={"": "0" * 64, "int8": "1" * 64},
         device="cpu",
         threads=1,
-        machine=Machine(cpu="a", cores=1, system="b", python="3", onnxruntime="1"),
+        machine=Machine(cpu="a", cores=1, system="b", python="3", runtime="1"),
         memory=Memory(),
         points=points,
         fits=tuple(Fit(variant=v, alpha_s=0.005, beta_s=0.001, residuals_s={}) for v in ("", "int8")),

@@ -8,8 +8,6 @@ from serve_app.domain.service import ModelInfo
 from serve_app.payloads import TensorSpec
 from serve_app.scheduling.entry import Priority
 
-PLATFORM = "onnxruntime_onnx"
-
 
 def model_config(info: ModelInfo) -> dict[str, Any]:
     """Make the configuration of a model.
@@ -22,8 +20,8 @@ def model_config(info: ModelInfo) -> dict[str, Any]:
     signature = info.signature
     return {
         "name": info.name,
-        "platform": PLATFORM,
-        "backend": "onnxruntime",
+        "platform": info.platform,
+        "backend": info.backend,
         "runtime": "",
         "version_policy": {"specific": {"versions": [int(version) for version in info.versions]}},
         "max_batch_size": info.max_rows if batched else 0,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from serve_app import __version__
 from serve_app.api.gateway import Gateway
-from serve_app.api.open_inference.configuration import PLATFORM, joinable_parameters, model_config
+from serve_app.api.open_inference.configuration import joinable_parameters, model_config
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService, ModelInfo
@@ -55,7 +55,7 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "versions": list(info.versions),
-        "platform": PLATFORM,
+        "platform": info.platform,
         "inputs": _metadata_tensors(info.signature.inputs),
         "outputs": _metadata_tensors(info.signature.outputs),
         "parameters": joinable_parameters(info),

@@ -1,6 +1,6 @@
 """The experiment: are a request's answers the same alone and in a batch, on the session that will serve them?
 
-The graph proves that rows do not depend on each other (`serve_app.backends.onnx.proof.proof`). What it cannot see are
+The graph proves that rows do not depend on each other (`serve_app.backends.kind.ModelFile`). What it cannot see are
 the kernels: they may add numbers up in another order for another number of rows, and a faulty one may do worse. So
 rows are run alone and together with others, in batches of several sizes, at both ends of them, beside neighbours that
 are ordinary, a hundred times larger, and no numbers at all, and the answers are compared.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import onnxruntime
 
 from serve_app import __version__
 from serve_app.payloads import Joinable
@@ -52,15 +51,13 @@ class Records:
 
 
 def record_key(model_file: Path, *settings: Any) -> str:
-    """What a verdict depends on: the model's content, what runs it, and the machine.
+    """What a verdict depends on: the model's content, how it is run, and the machine.
 
     Args:
         model_file: The model; files beside it that may hold its weights count with their sizes and times.
-        settings: Whatever else decides how it is run; of plain data.
+        settings: Whatever else decides how it is run, e.g. the versions of what runs it; of plain data.
     """
-    digest = hashlib.sha256(
-        msgspec.json.encode((_FORMAT, __version__, onnxruntime.__version__, _processor(), settings))
-    )
+    digest = hashlib.sha256(msgspec.json.encode((_FORMAT, __version__, _processor(), settings)))
     with model_file.open("rb") as opened:
         digest.update(hashlib.file_digest(opened, "sha256").digest())
     for name, size, changed in sorted(_beside(model_file)):
@@ -69,8 +66,9 @@ def record_key(model_file: Path, *settings: Any) -> str:
 
 
 def _beside(model_file: Path) -> Iterator[tuple[str, int, int]]:
+    no_weights = {model_file.suffix, ".txt", ".json"}
     for item in os.scandir(model_file.parent):
-        if item.is_file() and item.name != model_file.name and Path(item.name).suffix not in {".onnx", ".txt", ".json"}:
+        if item.is_file() and item.name != model_file.name and Path(item.name).suffix not in no_weights:
             facts = item.stat()
             yield item.name, facts.st_size, facts.st_mtime_ns
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import onnxruntime
 
 from serve_app.backends.batch import pieces
+from serve_app.backends.layout import ServedSignature, rows_from, rows_to
 from serve_app.backends.onnx.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.backends.onnx.failure import describe_failure
 from serve_app.backends.onnx.sessions import make_sessions
 from serve_app.backends.onnx.settings import OnnxSettings
-from serve_app.backends.onnx.signature import SessionSignature
 from serve_app.backends.onnx.text import as_text
 from serve_app.backends.outputs import DeclaredShapes, rows_missing
 from serve_app.errors import ConfigError, InferenceFailed
@@ -39,7 +39,7 @@ class OnnxBackend:
     def __init__(self, settings: OnnxSettings) -> None:
         self._settings = settings
         self._sessions: dict[int, Any] = {}  # by the rows of their batches; 0 is one that takes any number
-        self._loaded: SessionSignature | None = None
+        self._loaded: ServedSignature | None = None
         self._device = ""
         self._providers: tuple[str, ...] = ()
         self._notes: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class OnnxBackend:
         self._sessions = {}
         self._loaded = None
 
-    def _facts(self) -> SessionSignature:
+    def _facts(self) -> ServedSignature:
         if self._loaded is None:
             raise RuntimeError(f"the backend of model {self._settings.model!r} is not loaded")
         return self._loaded
@@ -214,13 +214,3 @@ def _filled(piece: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     if missing == 0:
         return piece
     return np.concatenate([piece, np.repeat(piece[-1:], missing, axis=0)])
-
-
-def rows_to(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
-    """Move the rows from dimension 0 to where the model has them."""
-    return np.ascontiguousarray(np.moveaxis(array, 0, axis)) if axis else array
-
-
-def rows_from(array: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
-    """Move the rows to dimension 0."""
-    return np.ascontiguousarray(np.moveaxis(array, axis, 0)) if 0 < axis < array.ndim else array

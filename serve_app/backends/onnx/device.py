@@ -7,15 +7,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import onnxruntime
 
-from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature
-
-Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-"""What a configuration may ask for."""
 
 TENSORRT = "TensorrtExecutionProvider"
 """Name of TensorRT's execution provider."""
@@ -27,34 +23,11 @@ _TENSORRT_LIBRARY = "libnvinfer.so.10"
 _FIRST_GPU = {"device_id": "0"}
 
 
-def resolve_device(requested: Device, gpu_available: bool, model: str) -> Literal["cpu", "cuda"]:
-    """Decide what to ask ONNX Runtime for.
-
-    ONNX Runtime must not guess: a process sees every GPU of its host even where it was given none, and the list of
-    available providers only says what the wheel was built with.
-
-    Args:
-        requested: As configured.
-        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
-        model: The model's name, for the message.
-
-    Raises:
-        ConfigError: CUDA is required and the replica has no GPU.
-    """
-    if requested == "cpu" or (requested == "auto" and not gpu_available):
-        return "cpu"
-    if not gpu_available:
-        raise ConfigError(
-            (f"model {model!r}: device is cuda, but its replica was given no GPU: set resources.gpus above 0",)
-        )
-    return "cuda"
-
-
 def providers_for(device: Literal["cpu", "cuda"], gpu_memory_bytes: int | None) -> list[Any]:
     """The providers to make a session with, in order of preference.
 
     Args:
-        device: What `resolve_device` chose.
+        device: What `serve_app.backends.device.resolve_device` chose.
         gpu_memory_bytes: Limit of the CUDA memory arena; ``None`` for all of the GPU. The CUDA context and cuDNN's
             workspaces come on top of it.
     """

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import onnxruntime
 
+from serve_app.backends.device import resolve_device
+from serve_app.backends.layout import ServedSignature
 from serve_app.backends.onnx.device import (
     TENSORRT,
     device_of,
@@ -16,13 +18,12 @@ from serve_app.backends.onnx.device import (
     preload_cuda,
     preload_tensorrt,
     providers_for,
-    resolve_device,
     tensorrt_profile,
     tensorrt_provider,
 )
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.settings import OnnxSettings
-from serve_app.backends.onnx.signature import SessionSignature, inspect_model, open_session, signature_of
+from serve_app.backends.onnx.signature import inspect_model, open_session, signature_of
 from serve_app.errors import ConfigError
 
 _ERROR = 3  # ONNX Runtime's log severity
@@ -41,7 +42,7 @@ class Sessions:
     """
 
     by_rows: dict[int, Any]
-    loaded: SessionSignature
+    loaded: ServedSignature
     device: Literal["cpu", "cuda"]
     providers: tuple[str, ...]
     notes: tuple[str, ...]
@@ -126,7 +127,7 @@ class _Maker:
             "trt_fp16_enable": str(int(settings.tensorrt_fp16)),
         }
 
-    def _sizes(self, session: Any, loaded: SessionSignature) -> tuple[int, ...]:
+    def _sizes(self, session: Any, loaded: ServedSignature) -> tuple[int, ...]:
         """The numbers of rows that batches are filled up to, ascending; none where the session takes any."""
         settings = self._settings
         if loaded.fixed_rows is not None:

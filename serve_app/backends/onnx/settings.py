@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from serve_app.backends.device import Device
 from serve_app.backends.layout import ROWS_FIRST, Layout
-from serve_app.backends.onnx.device import Device
 from serve_app.errors import ConfigError
 
 

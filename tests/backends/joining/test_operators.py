@@ -7,7 +7,8 @@ from __future__ import annotations
 import onnx.parser
 import pytest
 
-from serve_app.backends.onnx.proof.proof import RowProof, prove_rows_of
+from serve_app.backends.kind import RowProof
+from serve_app.backends.onnx.proof.proof import prove_rows_of
 
 PROVEN = RowProof(True, "every operator treats rows one by one")
 

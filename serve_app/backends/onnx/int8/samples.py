@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.onnx.signature import SessionSignature
+from serve_app.backends.layout import ServedSignature
 from serve_app.errors import ConfigError
 from serve_app.payloads import DTYPES, Tensors, TensorSpec
 
@@ -21,7 +21,7 @@ _ROWS = 8
 _MAKE = "make it with numpy.savez, one array per input, rows first"
 
 
-def read_samples(files: Sequence[Path], loaded: SessionSignature) -> list[Tensors]:
+def read_samples(files: Sequence[Path], loaded: ServedSignature) -> list[Tensors]:
     """Read the files as batches of at most 8 rows, or of as many as the model takes if that number is fixed.
 
     Raises:
@@ -53,7 +53,7 @@ def _read(file: Path) -> Tensors:
         raise ValueError(f"is a damaged NPZ file; {_MAKE}") from error
 
 
-def _batches(arrays: Tensors, loaded: SessionSignature) -> list[Tensors]:
+def _batches(arrays: Tensors, loaded: ServedSignature) -> list[Tensors]:
     wanted = {spec.name: spec for spec in loaded.signature.inputs}
     if arrays.keys() != wanted.keys():
         raise ValueError(f"holds {_names(arrays)}, and the model takes {_names(wanted)}; name the arrays so")

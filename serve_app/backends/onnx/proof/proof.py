@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from serve_app.backends.kind import RowProof
 from serve_app.backends.onnx.proof.dimensions import ONE, ROWS_IN_BATCH, Dim
 from serve_app.backends.onnx.proof.graph import Walk
 from serve_app.backends.onnx.proof.operation import Sizes
@@ -24,22 +25,6 @@ from serve_app.backends.onnx.proof.skeleton import read_skeleton
 from serve_app.backends.onnx.proof.values import Kind, Value
 
 PROVEN = "every operator treats rows one by one"
-
-
-class RowProof(NamedTuple):
-    """What the graph says about joining along the batch axis.
-
-    Attributes:
-        independent: Proven: a row depends on nothing but itself.
-        reason: One line for an operator of the server: what prevents it, or that nothing does.
-        dependent: The graph is known to mix rows, or to depend on their number or places; otherwise nobody knows.
-        random: An operator draws random numbers: the same request has another answer each time.
-    """
-
-    independent: bool
-    reason: str
-    dependent: bool = False
-    random: bool = False
 
 
 def prove_rows(model_file: Path, *, axes: Mapping[str, int] | None = None) -> RowProof:

@@ -1,0 +1,146 @@
+"""The seam between the server and whatever runs models: one `BackendKind` for each kind of backend."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.device import Device
+from serve_app.backends.layout import ROWS_FIRST, Layout
+from serve_app.config.values import Section
+from serve_app.payloads import ModelSignature
+
+
+class BackendOptions(Section):
+    """What a configuration may say under ``backend_options:``. A kind with options of its own has a subclass."""
+
+    def faults(self, gpus: float) -> Mapping[str, str]:
+        """What of it does not fit the rest of the configuration: by key, what is wrong.
+
+        Args:
+            gpus: Share of a GPU that each replica has.
+        """
+        del gpus
+        return {}
+
+
+OptionsT = TypeVar("OptionsT", bound=BackendOptions)
+
+
+class RowProof(NamedTuple):
+    """Whether each row of a model's outputs depends on the same row of its inputs alone.
+
+    Attributes:
+        independent: Proven: a row depends on nothing but itself.
+        reason: One line for an operator of the server: what prevents it, or that nothing does.
+        dependent: The model is known to mix rows, or to depend on their number or places; otherwise nobody knows.
+        random: The model draws random numbers: the same request has another answer each time.
+    """
+
+    independent: bool
+    reason: str
+    dependent: bool = False
+    random: bool = False
+
+
+class ModelFile(NamedTuple):
+    """What a model's file says of it, before anything runs it.
+
+    Attributes:
+        signature: Its tensors with the shapes that the file declares. Dimension 0 is no different from others: a number
+            there is the only one that a run takes.
+        prove: Whether rows are independent of each other, where they are along these axes, by the name of a tensor; 0
+            for those that are not named. A proof is checked on the loaded model before requests share runs.
+    """
+
+    signature: ModelSignature
+    prove: Callable[[Mapping[str, int]], RowProof]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSettings:
+    """How one build of a model is run.
+
+    Attributes:
+        model: The model's name, for messages.
+        model_file: The build's file.
+        device: ``cuda`` insists on a GPU, ``auto`` takes one where the replica has one.
+        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+        gpu_memory_bytes: Most memory of the GPU that this build may take; ``None`` for no limit.
+        threads: Threads that one run computes with on the CPU.
+        max_rows: Most rows of a batch, where that is known.
+        row_sizes: Numbers of rows that batches are filled up to, ascending. ``any``: they are run as they come;
+            ``auto``: the backend chooses.
+        layout: Where the rows of its tensors are, or that they have none.
+    """
+
+    model: str
+    model_file: Path
+    device: Device = "auto"
+    gpu_available: bool = False
+    gpu_memory_bytes: int | None = None
+    threads: int = 1
+    max_rows: int | None = None
+    row_sizes: tuple[int, ...] | Literal["auto", "any"] = "auto"
+    layout: Layout = ROWS_FIRST
+
+
+def _none(_: Path) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendKind(Generic[OptionsT]):
+    """One kind of backend: what it is called, which files it runs, and how.
+
+    The module of a kind whose package is large should import that in ``inspect`` and ``create`` only: every process
+    imports all kinds.
+
+    Attributes:
+        name: As ``backend`` in a configuration names it.
+        file: Name of a model's file in a folder, e.g. ``model.onnx``.
+        suffixes: How other files that it runs end, lower case and with the dot.
+        inspect: Reads a model's file without running it. Takes the file and the model's name, for messages, and raises
+            `ConfigError` for a file that cannot be read or served.
+        create: Makes the backend of one build, which `Backend.load` loads. Raises `ConfigError` for settings that it
+            cannot have.
+        options: What a configuration may say under ``backend_options``.
+        further_files: Names of the files that a model's file needs beside it, relative to its folder. Raises
+            `ConfigError` for a file that is no model.
+        platform: As V2's metadata and Triton's clients name it.
+        triton_name: As Triton's model configuration names the backend; empty where it is ``name``.
+        distributions: The Python distributions, one of which runs it: ``serve-app doctor`` looks for them, and profiles
+            and kept verdicts tell their versions.
+    """
+
+    name: str
+    file: str
+    suffixes: tuple[str, ...]
+    inspect: Callable[[Path, str], ModelFile]
+    create: Callable[[BuildSettings, OptionsT], Backend]
+    options: type[OptionsT]
+    further_files: Callable[[Path], tuple[str, ...]] = _none
+    platform: str = ""
+    triton_name: str = ""
+    distributions: tuple[str, ...] = ()
+
+    def recognises(self, file_name: str) -> bool:
+        """Whether a file of this name is one that it runs."""
+        return file_name.lower().endswith(self.suffixes)
+
+    def versions(self) -> dict[str, str]:
+        """The versions of its distributions that are installed."""
+        found = {}
+        for name in self.distributions:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        return found
+
+
+AnyKind = BackendKind[Any]
+"""A kind, whatever its options."""

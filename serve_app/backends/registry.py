@@ -1,0 +1,26 @@
+"""Every kind of backend that there is. Another one is a module of its own, and a row here."""
+
+from __future__ import annotations
+
+from serve_app.backends.kind import AnyKind
+from serve_app.backends.onnx.kind import ONNX
+from serve_app.config.faults import nearest, shown
+from serve_app.errors import ConfigError
+
+BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX,)}
+"""By name."""
+
+
+def kinds_of(name: str | None) -> tuple[AnyKind, ...]:
+    """The kind of this name, or all of them where none is named.
+
+    Raises:
+        ConfigError: There is none of this name; says what there is.
+    """
+    if name is None:
+        return tuple(BACKENDS.values())
+    if name not in BACKENDS:
+        guess = nearest(name, BACKENDS)
+        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(BACKENDS)}"
+        raise ConfigError((f"unknown backend {shown(name)}; {hint}",))
+    return (BACKENDS[name],)

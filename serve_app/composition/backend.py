@@ -1,0 +1,112 @@
+"""What runs the models of a configuration: kinds of backends, their options, and backends of builds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.description import Description
+from serve_app.backends.kind import AnyKind, BackendOptions, BuildSettings
+from serve_app.backends.layout import ROWS_FIRST, Layout
+from serve_app.backends.registry import BACKENDS
+from serve_app.composition.locate import ModelLocation
+from serve_app.config import ModelConfig
+from serve_app.config.faults import problems_of
+from serve_app.errors import ConfigError
+
+
+def make_backend(model: ModelConfig, location: ModelLocation, build: Description, *, gpu_available: bool) -> Backend:
+    """Make what runs one build of a model, its own or a variant; `Backend.load` is the caller's.
+
+    Args:
+        model: The model.
+        location: The build's files, one of `find_files`.
+        build: What they say, one of `read_builds`.
+        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+
+    Raises:
+        ConfigError: The backend cannot have these settings.
+    """
+    settings = build_settings(model, location.model_file, gpu_available=gpu_available, layout=build.layout)
+    return location.kind.create(settings, read_options(model, location.kind))
+
+
+def build_settings(
+    model: ModelConfig, model_file: Path, *, gpu_available: bool, layout: Layout = ROWS_FIRST
+) -> BuildSettings:
+    """How one build of a model is run: its own or a variant, which share the GPU memory.
+
+    Args:
+        model: The model.
+        model_file: The build's file.
+        gpu_available: Whether the cluster gave this replica a GPU, whole or in part.
+        layout: Where its rows are, from `read_builds`.
+    """
+    memory = model.resources.gpu_memory
+    return BuildSettings(
+        model=model.name,
+        model_file=model_file,
+        device=model.resources.device,
+        gpu_available=gpu_available,
+        gpu_memory_bytes=None if memory is None else max(1, int(memory) // (1 + len(model.variants))),
+        threads=model.resources.threads,
+        max_rows=model.batching.max_rows,
+        row_sizes=model.resources.row_sizes,
+        layout=layout,
+    )
+
+
+def read_options(model: ModelConfig, kind: AnyKind) -> BackendOptions:
+    """What the configuration says of a model's backend.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    place = f"model {model.name!r}: backend_options"
+    try:
+        options: BackendOptions = kind.options.model_validate(model.backend_options)
+    except ValidationError as error:
+        schema = kind.options.model_json_schema()
+        raise ConfigError(problems_of(error, model.backend_options, schema, place)) from None
+    if faults := options.faults(model.resources.gpus):
+        raise ConfigError(tuple(f"{place}.{key}: {fault}" for key, fault in faults.items()))
+    return options
+
+
+def with_backends(definitions: Mapping[str, Any], ref_template: str) -> dict[str, Any]:
+    """Definitions of the JSON Schema of a configuration, with the backends that there are and the options of each.
+
+    Args:
+        definitions: Those of `serve_app.config.AppArgs`, by name.
+        ref_template: How they refer to each other.
+    """
+    found = dict(definitions)
+    options = {}
+    for name, kind in BACKENDS.items():
+        options[name] = kind.options.model_json_schema(ref_template=ref_template)
+        found |= options[name].pop("$defs", {})
+    model = found["ModelConfig"]
+    backend, backend_options = (model["properties"][key] for key in ("backend", "backend_options"))
+    found["ModelConfig"] = {
+        **model,
+        "properties": {
+            **model["properties"],
+            "backend": {**backend, "enum": [*BACKENDS, None]},
+            "backend_options": {**backend_options, "anyOf": list(options.values())},
+        },
+        "allOf": [
+            *model.get("allOf", ()),
+            *(
+                {
+                    "if": {"properties": {"backend": {"const": name}}, "required": ["backend"]},
+                    "then": {"properties": {"backend_options": each}},
+                }
+                for name, each in options.items()
+            ),
+        ],
+    }
+    return found

@@ -1,0 +1,444 @@
+"""What every backend promises, as checks of a model that it runs.
+
+With pytest:
+
+    SUBJECT = Subject(KIND, Path("models/linear/1/model.npz"))
+
+    @pytest.mark.parametrize("check", CHECKS, ids=name_of)
+    def test_my_backend(check):
+        check(SUBJECT)
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from pydantic import ValidationError
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.batch import run_entries
+from serve_app.backends.description import Description, describe_build
+from serve_app.backends.joining.drawing import Varied
+from serve_app.backends.joining.experiment import difference, try_joining
+from serve_app.backends.kind import AnyKind, BuildSettings
+from serve_app.backends.profiler import resident_bytes
+from serve_app.backends.samples import Samples, make_samples
+from serve_app.backends.warm_up import first_that_runs, try_warm_up
+from serve_app.domain.settings import JoinSettings
+from serve_app.errors import ConfigError, ServeAppError
+from serve_app.payloads import DTYPES, PROVEN, ModelSignature, Tensors, TensorSpec
+
+_MODEL: Final = "conformance"
+_CYCLES: Final = 4
+_SLACK_BYTES: Final = 16 * 2**20
+"""What a process may grow by while nothing leaks: allocators keep some of what they had."""
+
+
+class NotConforming(AssertionError):
+    """The backend does not do what every backend promises."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to check a kind of backend with. Best are several: with text, without rows, of a fixed number of rows.
+
+    Attributes:
+        kind: What runs it.
+        model_file: The model's file.
+        options: What a configuration would say under ``backend_options``.
+        inputs: Makes inputs that the model runs, of (rows, seed); by default values of our own. A model without rows
+            gets one row.
+        failing: One request on which the model fails; by default one of another shape than it declares, where it
+            declares any.
+        max_rows: Most rows of a batch.
+    """
+
+    kind: AnyKind
+    model_file: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    inputs: Callable[[int, int], Tensors] | None = None
+    failing: Tensors | None = None
+    max_rows: int = 8
+
+    def describe(self, *, join: bool = True) -> Description:
+        """What its file says."""
+        return describe_build(self.kind, self.model_file, model=_MODEL, settings=JoinSettings(join=join))
+
+    def create(self, **changes: Any) -> Backend:
+        """Its backend, not loaded; as the file says where nothing is changed."""
+        build = BuildSettings(_MODEL, self.model_file, "cpu", max_rows=self.max_rows, layout=self.describe().layout)
+        made: Backend = self.kind.create(replace(build, **changes), self.kind.options.model_validate(self.options))
+        return made
+
+
+Check: TypeAlias = Callable[[Subject], None]
+"""Raises `NotConforming` where a backend breaks a promise, which the message names."""
+
+
+_found: list[Check] = []
+
+
+def name_of(check: Check) -> str:
+    """A check's name, as test runners show it."""
+    return check.__name__
+
+
+def _check(do: Check) -> Check:
+    """One of `CHECKS`. Whatever else the backend raises breaks a promise, too."""
+
+    @wraps(do)
+    def check(subject: Subject) -> None:
+        try:
+            do(subject)
+        except NotConforming:
+            raise
+        except Exception as error:
+            raise NotConforming(f"{type(error).__name__}: {error}") from error
+
+    _found.append(check)
+    return check
+
+
+@_check
+def its_file_is_recognised(subject: Subject) -> None:
+    """By its name, and a configuration without `backend` finds it."""
+    kind = subject.kind
+    _require(kind.recognises(subject.model_file.name), f"{subject.model_file.name} ends with none of {kind.suffixes}")
+    _require(kind.recognises(kind.file), f"{kind.file}, as models' files are called, ends with none of {kind.suffixes}")
+    _require(
+        all(suffix.startswith(".") and suffix == suffix.lower() for suffix in kind.suffixes),
+        f"suffixes are lower case and begin with a dot: {kind.suffixes}",
+    )
+
+
+@_check
+def its_options_are_checked(subject: Subject) -> None:
+    """None is required, and an unknown one is a fault."""
+    subject.kind.options()
+    try:
+        subject.kind.options.model_validate({"no_such_option": 1})
+    except ValidationError:
+        return
+    raise NotConforming("an option that there is not is taken")
+
+
+@_check
+def its_file_is_described(subject: Subject) -> None:
+    """Without running it: tensors of the protocol's types, each named once, and files beside it that are there."""
+    signature = subject.kind.inspect(subject.model_file, _MODEL).signature
+    specs = (*signature.inputs, *signature.outputs, *signature.optional)
+    _require(bool(signature.outputs), "the model has no output")
+    for spec in specs:
+        _require(spec.datatype in DTYPES, f"{spec.name!r} is of datatype {spec.datatype!r}, which is none")
+        _require(all(size >= -1 for size in spec.shape), f"{spec.name!r} has shape {spec.shape}")
+    for side in (signature.inputs + signature.optional, signature.outputs):
+        names = [spec.name for spec in side]
+        _require(len(set(names)) == len(names), f"a name is there twice: {names}")
+    for name in subject.kind.further_files(subject.model_file):
+        path = PurePosixPath(name)
+        _require(not path.is_absolute() and ".." not in path.parts, f"{name!r} is outside the model's folder")
+        _require((subject.model_file.parent / name).is_file(), f"{name!r} is no file beside the model")
+
+
+@_check
+def a_file_that_is_no_model_is_refused(subject: Subject) -> None:
+    """With a fault of the configuration that names the model: when it is described, and when it is loaded."""
+    layout = subject.describe().layout
+    with tempfile.TemporaryDirectory() as folder:
+        for what, content in (("is not there", None), ("is empty", b""), ("holds something else", b"no model" * 99)):
+            file = Path(folder) / what.replace(" ", "-") / subject.kind.file
+            file.parent.mkdir()
+            if content is not None:
+                file.write_bytes(content)
+            _raises_config_error(partial(subject.kind.inspect, file, _MODEL), f"inspect, of a file that {what},")
+            backend = subject.create(model_file=file, layout=layout)
+            _raises_config_error(backend.load, f"load, of a file that {what},")
+            backend.close()
+
+
+@_check
+def what_is_loaded_is_what_was_described(subject: Subject) -> None:
+    """The same tensors, on a device that there is."""
+    for join in (True, False):
+        described = subject.describe(join=join)
+        with _loaded(subject, layout=described.layout) as backend:
+            found, wanted = _without_ranks(backend.signature), _without_ranks(described.signature)
+            _require(found == wanted, f"signature of the backend: {found}; of the description: {wanted}")
+            _require(backend.device == "cpu", f"device is cpu, and it runs on {backend.device!r}")
+
+
+@_check
+def a_gpu_that_there_is_not_is_refused(subject: Subject) -> None:
+    """Where the configuration insists on it."""
+
+    def load() -> None:
+        backend = subject.create(device="cuda", gpu_available=False)
+        try:
+            backend.load()
+        finally:
+            backend.close()
+
+    _raises_config_error(load, "device: cuda without a GPU")
+
+
+@_check
+def answers_are_as_declared(subject: Subject) -> None:
+    """Every output by name, of the declared type and shape, with as many rows as went in."""
+    with _ready(subject) as (backend, draw):
+        outputs = backend.signature.outputs
+        for rows in _counts(subject):
+            request = draw(rows, rows)
+            for run in (backend.run, backend.run_whole):
+                answer = run(request)
+                _require(list(answer) == [spec.name for spec in outputs], f"outputs are {list(answer)}")
+                for spec in outputs:
+                    _check_tensor(spec, answer[spec.name], rows if subject.describe().joinable.rows else None)
+
+
+@_check
+def a_request_has_one_answer(subject: Subject) -> None:
+    """However its arrays lie in memory, whoever asks before and after, and it is left as it came."""
+    with _ready(subject) as (backend, draw):
+        request, other = draw(_counts(subject)[-1], 1), draw(_counts(subject)[-1], 2)
+        before = {name: array.copy() for name, array in request.items()}
+        answer = backend.run_whole(request)
+        kept = {name: array.copy() for name, array in answer.items()}
+        backend.run_whole(other)
+        _same(kept, answer, "an answer changed when another request was run")
+        _same(before, request, "a run changed its inputs")
+        apart = {name: np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array for name, array in other.items()}
+        for array in apart.values():
+            array.flags.writeable = False
+        _same(backend.run_whole(other), backend.run_whole(apart), "read-only views have another answer")
+        _same(answer, backend.run_whole(request), "the same request has another answer")
+        _same(answer, backend.run(request), "run and run_whole differ")
+
+
+@_check
+def without_rows_it_runs_a_request_as_it_came(subject: Subject) -> None:
+    """As `batching: none` has it."""
+    with _ready(subject) as (backend, draw):
+        request = draw(1, 1)
+        expected = backend.run_whole(request)
+    if subject.describe().layout.axes or subject.describe().fixed_rows not in {None, 1}:
+        return  # as it came, it has other shapes than these
+    with _loaded(subject, layout=subject.describe(join=False).layout) as backend:
+        _same(expected, backend.run_whole(request), "without rows a request has another answer")
+        _same(expected, backend.run(request), "without rows, run and run_whole differ")
+
+
+@_check
+def rows_answer_alone_as_beside_others(subject: Subject) -> None:
+    """Where the file says that rows are independent: that is why requests of strangers may share a run."""
+    described = subject.describe()
+    if not (described.joinable.joins or described.joinable.verdict == PROVEN):
+        return
+    with _ready(subject) as (backend, draw):
+        verdict = try_joining(
+            backend, lambda rows, seed, _: draw(rows, seed), max_rows=subject.max_rows, tolerance=None, budget_s=2.0
+        )
+        _require(verdict.joins, verdict.reason)
+
+
+@_check
+def nan_stays_in_its_row(subject: Subject) -> None:
+    """A request that is no number harms nobody but itself."""
+    described = subject.describe()
+    floats = [spec.name for spec in described.signature.inputs if DTYPES[spec.datatype].kind == "f"]
+    if not floats or not (described.joinable.joins or described.joinable.verdict == PROVEN):
+        return
+    with _ready(subject) as (backend, draw):
+        first, last = draw(1, 1), draw(1, 2)
+        bad = dict(draw(1, 3))
+        bad |= {name: np.full_like(bad[name], np.nan) for name in floats}
+        ran = run_entries(backend, [first, bad, last], subject.max_rows)
+        _answered(backend, first, ran.outcomes[0], "before one of NaN")
+        _answered(backend, last, ran.outcomes[2], "behind one of NaN")
+
+
+@_check
+def an_error_is_of_its_entry(subject: Subject) -> None:
+    """A request on which the model fails has an error of `serve_app.errors`; all others are answered, also later."""
+    with _ready(subject) as (backend, draw):
+        good = [draw(1, seed) for seed in (1, 2)]
+        bad = subject.failing or _misshapen(backend.signature, draw(1, 3))
+        if bad is None:
+            return
+        for run in (backend.run_whole, backend.run):
+            try:
+                run(bad)
+            except ServeAppError:
+                pass
+            except Exception as error:
+                raise NotConforming(f"{run.__name__} raises {type(error).__name__}, no ServeAppError") from error
+            else:
+                raise NotConforming(f"{run.__name__} answers a request that it cannot run")
+        outcomes = run_entries(
+            backend, [good[0], bad, good[1]], subject.max_rows, whole=None if _has_rows(subject) else [1, 1, 1]
+        ).outcomes
+        _require(isinstance(outcomes[1], ServeAppError), "among others it answers a request that it cannot run")
+        _answered(backend, good[0], outcomes[0], "before one that fails")
+        _answered(backend, good[1], outcomes[2], "behind one that fails")
+
+
+@_check
+def it_warms_up(subject: Subject) -> None:
+    """Every number of rows, with inputs that nobody had to think of or with those of the subject."""
+    with _ready(subject) as (backend, draw):
+        max_rows = subject.max_rows if _has_rows(subject) else 1
+        warm = try_warm_up(backend, [lambda rows, _: draw(rows, 0)], max_rows=max_rows, repeats=1)
+        _require(warm.reason is None, f"it does not warm up: {warm.reason}")
+
+
+@_check
+def another_thread_may_run_it(subject: Subject) -> None:
+    """Whoever loads it is not who runs it."""
+    with _ready(subject) as (backend, draw), ThreadPoolExecutor(1) as thread:
+        request = draw(1, 1)
+        answer = thread.submit(backend.run_whole, request).result()
+        _same(backend.run_whole(request), answer, "another thread has another answer")
+
+
+@_check
+def it_may_be_closed_and_loaded_again(subject: Subject) -> None:
+    """Closed twice, or without having been loaded, is closed."""
+    subject.create().close()
+    with _ready(subject) as (backend, draw):
+        request = draw(1, 1)
+        expected = backend.run_whole(request)
+        for _ in range(2):
+            backend.close()
+        backend.load()
+        _same(expected, backend.run_whole(request), "after it was loaded again a request has another answer")
+
+
+@_check
+def closed_it_holds_no_memory(subject: Subject) -> None:
+    """A model that comes and goes leaves nothing. Says little of a small one, and nothing where the system does not."""
+    first = after = held = None
+    for _ in range(1 + _CYCLES):
+        with _ready(subject) as (backend, draw):
+            backend.run_whole(draw(1, 1))
+            held = resident_bytes()
+        gc.collect()
+        after = resident_bytes()
+        first = first or after
+    if first is None or after is None or held is None:
+        return
+    growth, allowed = after - first, _SLACK_BYTES + max(0, held - after)
+    _require(growth <= allowed, f"loaded and closed {_CYCLES} times, it holds {growth / 2**20:.0f} MiB more")
+
+
+CHECKS: Final = tuple(_found)
+"""All of them."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise NotConforming(message)
+
+
+def _raises_config_error(do: Callable[[], object], what: str) -> None:
+    try:
+        do()
+    except ConfigError as error:
+        _require(_MODEL in str(error), f"{what} raises an error that does not name the model: {error}")
+    except Exception as error:
+        raise NotConforming(f"{what} raises {type(error).__name__}, no ConfigError") from error
+    else:
+        raise NotConforming(f"{what} raises nothing")
+
+
+@contextmanager
+def _loaded(subject: Subject, **changes: Any) -> Iterator[Backend]:
+    backend = subject.create(**changes)
+    note = backend.load()
+    try:
+        _require(note is None or isinstance(note, str), f"load returns {note!r}")
+        yield backend
+    finally:
+        backend.close()
+
+
+@contextmanager
+def _ready(subject: Subject) -> Iterator[tuple[Backend, Callable[[int, int], Tensors]]]:
+    """A loaded backend, and what makes its inputs of (rows, seed)."""
+    with _loaded(subject) as backend:
+        yield backend, subject.inputs or _drawn(backend, _samples_of(subject))
+
+
+def _samples_of(subject: Subject) -> Samples:
+    """Values of our own for a model of which nothing is known."""
+    described = subject.describe()
+    return make_samples(described.signature, None, model=_MODEL, rows=described.joinable.rows)
+
+
+def _drawn(backend: Backend, samples: Samples) -> Callable[[int, int], Tensors]:
+    example = first_that_runs([backend], samples.candidates())(1, 0)
+    varied = Varied(partial(samples.draw, like=example))
+    varied.learn(backend)
+    return lambda rows, seed: varied(rows, seed, 1.0)
+
+
+def _has_rows(subject: Subject) -> bool:
+    return subject.describe().joinable.rows
+
+
+def _counts(subject: Subject) -> tuple[int, ...]:
+    """Numbers of rows to run."""
+    return (1, 2, 3, subject.max_rows) if _has_rows(subject) else (1,)
+
+
+def _without_ranks(signature: ModelSignature) -> ModelSignature:
+    """Whether a file says how many dimensions there are is known before it is loaded, and not needed later."""
+
+    def shown(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return tuple(spec if spec.ranked else spec._replace(shape=(), ranked=True) for spec in specs)
+
+    return ModelSignature(shown(signature.inputs), shown(signature.outputs), shown(signature.optional))
+
+
+def _check_tensor(spec: TensorSpec, array: Any, rows: int | None) -> None:
+    _require(isinstance(array, np.ndarray), f"output {spec.name!r} is a {type(array).__name__}, no array")
+    dtype = DTYPES[spec.datatype]
+    _require(array.dtype == dtype, f"output {spec.name!r} is of dtype {array.dtype}; {spec.datatype} is {dtype}")
+    if spec.datatype == "BYTES":
+        kinds = {type(value) for value in array.ravel().tolist()}
+        _require(kinds <= {str, bytes}, f"output {spec.name!r} holds {kinds}, not texts")
+    if rows is not None:
+        _require(array.ndim > 0 and len(array) == rows, f"output {spec.name!r} has shape {array.shape} for {rows} rows")
+    if rows is None or len(spec.shape) > 1:  # one that is (-1,) beside rows may be of unknown rank
+        fits = array.ndim == len(spec.shape) and all(
+            wanted in {-1, size} for size, wanted in zip(array.shape, spec.shape, strict=True)
+        )
+        _require(fits or not spec.ranked, f"output {spec.name!r} has shape {array.shape}, and declares {spec.shape}")
+
+
+def _same(expected: Tensors, found: Tensors, fault: str) -> None:
+    _require(expected.keys() == found.keys(), fault)
+    worst = difference(expected, found, None)
+    _require(worst.allowed, f"{fault}: {worst.output!r} differs by {worst.relative:.2g} of its largest value")
+
+
+def _answered(backend: Backend, request: Tensors, outcome: Tensors | ServeAppError, where: str) -> None:
+    if isinstance(outcome, ServeAppError):
+        raise NotConforming(f"a request {where} fails: {outcome}")
+    _same(backend.run_whole(request), outcome, f"a request {where} has another answer than alone")
+
+
+def _misshapen(signature: ModelSignature, request: Tensors) -> Tensors | None:
+    """A request of another shape than the model declares; ``None`` where it takes any."""
+    for spec in signature.inputs:
+        for axis, size in list(enumerate(spec.shape))[1:]:
+            if size > 0:
+                return {**request, spec.name: np.repeat(request[spec.name], 2, axis=axis)}
+    return None
