@@ -14,8 +14,8 @@ from typing import Any, Self
 from benchmarks.scheduling.ablations import taken_away
 from benchmarks.scheduling.contenders import Case, Contender
 from benchmarks.scheduling.memory import remembered
-from serve_app.simulation.baselines.tuning import tuned
-from serve_app.simulation.bounds.choice import Bound, bound_for
+from benchmarks.scheduling.baselines.tuning import tuned
+from benchmarks.scheduling.bounds.choice import Bound, bound_for
 from serve_app.simulation.report import CaseResults, Ceiling, Estimate, estimate
 from serve_app.simulation.results import Result
 from serve_app.simulation.run import MakeSystem, simulate

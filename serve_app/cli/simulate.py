@@ -148,7 +148,7 @@ def run_experiment(
     Raises:
         ConfigError: The simulator refuses the scenario.
     """
-    from serve_app.simulation.baselines.tuning import tuned as find_best  # noqa: PLC0415 - keeps other commands quick
+    from benchmarks.scheduling.baselines.tuning import tuned as find_best  # noqa: PLC0415 - keeps other commands quick
     from serve_app.simulation.report import CaseResults, surges  # noqa: PLC0415
     from serve_app.simulation.run import simulate_many  # noqa: PLC0415
 
@@ -185,7 +185,7 @@ def _ceiling(scenario: Scenario, seed: int) -> Ceiling:
     Raises:
         ConfigError: It needs a package that is not installed.
     """
-    from serve_app.simulation.bounds.choice import bound_for  # noqa: PLC0415 - keeps the other commands quick
+    from benchmarks.scheduling.bounds.choice import bound_for  # noqa: PLC0415 - keeps the other commands quick
     from serve_app.simulation.report import Ceiling  # noqa: PLC0415
     from serve_app.simulation.workloads import generate  # noqa: PLC0415
 

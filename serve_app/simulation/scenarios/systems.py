@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, cre
 from serve_app.config.faults import misfit, nearest, shown
 from serve_app.config.former import with_new_names
 from serve_app.config.values import Section
-from serve_app.simulation.baselines import BASELINES
+from benchmarks.scheduling.baselines import BASELINES
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import MakeSystem
 from serve_app.simulation.system import System

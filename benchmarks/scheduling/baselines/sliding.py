@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.simulation.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
+from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 

@@ -23,7 +23,7 @@ from collections import deque
 from functools import partial
 from random import Random
 
-from serve_app.simulation.baselines.serving import Baseline, ModelServer, Worker
+from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 from serve_app.simulation.ways import Serial
