@@ -1,7 +1,7 @@
 """Today's serving systems, as the simulator runs them: what each really does, and where it is simplified.
 
-Their settings are their operators' to choose: `benchmarks.scheduling.baselines.tuning` lists sensible ones and finds the
-best for a scenario.
+Their settings are their operators' to choose: `benchmarks.scheduling.baselines.tuning` lists sensible ones and finds
+the best for a scenario.
 """
 
 from collections.abc import Callable, Mapping

@@ -115,7 +115,7 @@ class _Server(ModelServer):
         self._max_batch_size = max_batch_size
         self._max_ongoing = max_ongoing
         self._disconnect = disconnect
-        self._random = Random(f"{seed} {self.name}")  # noqa: S311 - a simulation
+        self._random = Random(f"{seed} {self.name}")
         self._replicas: dict[str, _Replica] = {}
         self._choices: list[_Replica] = []
         self._pending: deque[Request] = deque()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_app.scheduling.entry import Priority
 from benchmarks.scheduling.bounds.exact import TOLERANCE_S, batch_costs, exact_bound
 from benchmarks.scheduling.bounds.linear import LinearBound, ModelReplicas, linear_bound
+from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.workloads import Arrivals
 

@@ -26,7 +26,7 @@ batches, which then take no longer), so the sum of the windows' optima is a boun
 window.
 
 For one replica the bound is loose, because split batches can be staggered as a server's cannot: use
-`benchmarks.scheduling.bounds.exact`. Solved by HiGHS through `scipy.optimize.linprog` (extra ``simulate``).
+`benchmarks.scheduling.bounds.exact`. Solved by HiGHS through `scipy.optimize.linprog`.
 """
 
 from __future__ import annotations
