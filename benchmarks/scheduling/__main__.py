@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 
 from benchmarks.machine import revision
 from benchmarks.scheduling import caps, fairness, flash_crowd, frontier, parts, shared_device, shares, speed, streams
+from benchmarks.scheduling.baselines import BASELINES
 from benchmarks.scheduling.cases import GROUPS, settings
 from benchmarks.scheduling.comparison import BEST, look, run_group
 from benchmarks.scheduling.contenders import OURS
@@ -27,7 +28,6 @@ from benchmarks.scheduling.laboratory import Laboratory
 from benchmarks.scheduling.memory import forget
 from benchmarks.scheduling.report import render, save_figures, to_json
 from benchmarks.session import steps
-from serve_app.simulation.scenarios.systems import SYSTEMS
 
 EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     **{group: partial(run_group, group) for group in GROUPS},
@@ -132,9 +132,10 @@ def main(
 def _look(cases: str, systems: str, seeds: tuple[int, ...], seconds: float, trace: Path | None, processes: int) -> None:
     """Show some workloads."""
     names = tuple(OURS if name == "ours" else name for name in systems.split(","))
-    unknown = [name for name in names if name not in SYSTEMS]
+    known = (OURS, *BASELINES)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are: {', '.join(SYSTEMS)}")
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}; there are: {', '.join(known)}")
     started = perf_counter()
     with Laboratory(seeds, _TUNING_SEEDS[:1], processes=processes) as lab:
         try:

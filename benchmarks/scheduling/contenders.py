@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.scheduling.ablations import ABLATIONS
+from benchmarks.scheduling.baselines.triton import Triton
 from benchmarks.scheduling.conditions import OVERHEADS
-from serve_app.simulation.baselines.triton import Triton
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import MakeSystem
 from serve_app.simulation.scenario import Scenario

@@ -9,9 +9,18 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.publishing import picture_style
-from serve_app.simulation.plots import colours
+from serve_app.simulation.plots import OURS, colours
 from serve_app.simulation.report import Estimate
 
+COLOURS = {
+    **OURS,
+    "ray-serve": "#c8553d",
+    "triton": "#6a994e",
+    "clipper": "#b8860b",
+    "clockwork": "#7b5ea7",
+    "nexus": "#d16ba5",
+    "symphony": "#3d5a80",
+}
 _PERCENT = 100.0
 _MARKERS = "osD^vP*X<>"
 
@@ -23,7 +32,7 @@ Panel = tuple[str, str, float, Mapping[str, Curve]]
 def lines(panels: Sequence[Panel], xlabel: str, *, log: bool = False, bottom: float | None = None) -> Figure:
     """Curves with 95% bands, one panel beside the other; a system has one colour everywhere."""
     names = list(dict.fromkeys(name for *_, curves in panels for name in curves))
-    palette = colours(names)
+    palette = colours(names, COLOURS)
     with picture_style():
         figure = Figure(figsize=(4.5 * max(2, len(panels)), 3.9), layout="constrained")
         handles = {}
@@ -63,7 +72,7 @@ def lines(panels: Sequence[Panel], xlabel: str, *, log: bool = False, bottom: fl
 def bars(title: str, xlabel: str, values: Mapping[str, Estimate], *, scale: float = 1.0, colour: str = "") -> Figure:
     """Horizontal bars with 95% intervals, the first on top."""
     names = list(values)
-    palette = colours(names)
+    palette = colours(names, COLOURS)
     with picture_style():
         figure = Figure(figsize=(9.0, 0.7 + 0.3 * len(names)), layout="constrained")
         axes = figure.subplots()

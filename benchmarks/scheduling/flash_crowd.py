@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from benchmarks.scheduling.conditions import MODEL, one_model, rate_at, scenario
 from benchmarks.scheduling.contenders import OURS, TRITON, Case
+from benchmarks.scheduling.drawing import COLOURS
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, percent, plain
 from benchmarks.scheduling.laboratory import Laboratory, Measured
 from serve_app.scheduling.entry import Priority
@@ -42,8 +43,8 @@ def run(lab: Laboratory) -> Experiment:
         findings,
         [Table(_HEADER, [row for each in measured for row in _rows(each, surge_s)])],
         {
-            "": over_time(measured[0].as_case([(_BEFORE_S, _BEFORE_S + surge_s)])),
-            "_scaled": over_time(measured[2].as_case([(_BEFORE_S, _BEFORE_S + surge_s)])),
+            "": over_time(measured[0].as_case([(_BEFORE_S, _BEFORE_S + surge_s)]), COLOURS),
+            "_scaled": over_time(measured[2].as_case([(_BEFORE_S, _BEFORE_S + surge_s)]), COLOURS),
         },
         {
             _title(each): {

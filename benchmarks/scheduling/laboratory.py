@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.scheduling.ablations import taken_away
+from benchmarks.scheduling.baselines.tuning import tuned
+from benchmarks.scheduling.bounds.choice import Bound, bound_for
 from benchmarks.scheduling.contenders import Case, Contender
 from benchmarks.scheduling.memory import remembered
-from serve_app.simulation.baselines.tuning import tuned
-from serve_app.simulation.bounds.choice import Bound, bound_for
-from serve_app.simulation.report import CaseResults, Ceiling, Estimate, estimate
+from serve_app.simulation.report import CaseResults, Estimate, estimate
 from serve_app.simulation.results import Result
 from serve_app.simulation.run import MakeSystem, simulate
 from serve_app.simulation.scenario import Scenario
@@ -66,12 +66,7 @@ class Measured:
 
     def as_case(self, surges: Sequence[tuple[float, float]] = ()) -> CaseResults:
         """For the simulator's reports and plots."""
-        duration_s = self.case.scenario.duration_s - self.case.scenario.warm_up_s
-        ceilings = {
-            seed: Ceiling(bound.method, bound.count / duration_s, bound.weighted / duration_s)
-            for seed, bound in self.bounds.items()
-        }
-        return CaseResults(self.results, self.case.value, ceilings, surges, self.settings)
+        return CaseResults(self.results, self.case.value, surges)
 
 
 @dataclass

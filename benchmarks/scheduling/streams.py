@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise
 
+from benchmarks.scheduling.baselines.triton import Triton
+from benchmarks.scheduling.baselines.tuning import tuned
 from benchmarks.scheduling.conditions import LIGHT, MODEL, WIDE, one_model, scenario
 from benchmarks.scheduling.contenders import OURS, TRITON, Case, Contender, TritonWithoutCancels, ours
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Finding, Table, as_values, plain, times
 from benchmarks.scheduling.laboratory import Laboratory, Measured
-from serve_app.simulation.baselines.triton import Triton
-from serve_app.simulation.baselines.tuning import tuned
 from serve_app.simulation.report import estimate
 from serve_app.simulation.run import MakeSystem
 from serve_app.simulation.scenario import Curve, Stream

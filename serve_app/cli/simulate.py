@@ -19,9 +19,8 @@ from serve_app import __version__
 from serve_app.errors import ConfigError
 
 if TYPE_CHECKING:
-    from serve_app.simulation.report import CaseResults, Ceiling
+    from serve_app.simulation.report import CaseResults
     from serve_app.simulation.results import Result
-    from serve_app.simulation.run import MakeSystem
     from serve_app.simulation.scenario import Scenario
     from serve_app.simulation.scenarios import Experiment
     from serve_app.simulation.scenarios.systems import SystemConfig
@@ -46,14 +45,13 @@ def simulate(
         int | None, typer.Option(min=1, help="How many seeds, instead of those in the file.", show_default=False)
     ] = None,
     systems: Annotated[
-        str | None, typer.Option(help="Systems to compare instead, e.g. serve-app,triton.", show_default=False)
+        str | None, typer.Option(help="Only these of the systems in the file, by their labels.", show_default=False)
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for report.md, results.json and plots.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Simulations that run at once.")] = 1,
-    bound: Annotated[bool, typer.Option(help="Also calculate what no system could exceed.")] = True,
     schema: Annotated[  # noqa: ARG001 - its callback does it
         bool,
         typer.Option(
@@ -72,7 +70,7 @@ def simulate(
         experiment = load_scenario(scenario)
         compared = choose_systems(experiment, systems)
         chosen = choose_seeds(experiment, seeds)
-        cases = run_experiment(experiment, compared, chosen, processes=processes, bound=bound, console=errors)
+        cases = run_experiment(experiment, compared, chosen, processes=processes, console=errors)
     except ConfigError as error:
         for problem in error.problems:
             typer.echo(f"{scenario}: {problem}", err=True)
@@ -97,7 +95,7 @@ def choose_systems(experiment: Experiment, names: str | None) -> tuple[SystemCon
     Args:
         experiment: The scenario file.
         names: Instead of those in the file, names separated by commas. A name that stands in the file, as a name or as
-            a label, means all it stands for there; any other, that system without options.
+            a label, means all it stands for there; ``serve-app``, that without options.
 
     Raises:
         ConfigError: There is no such system.
@@ -132,70 +130,32 @@ def run_experiment(
     seeds: Sequence[int],
     *,
     processes: int = 1,
-    bound: bool = True,
     console: Console | None = None,
 ) -> list[CaseResults]:
-    """Simulate every system in every case with every seed, and calculate the bounds.
+    """Simulate every system in every case with every seed.
 
     Args:
         experiment: The scenario file.
         systems: What is compared.
         seeds: One run each.
         processes: Simulations that run at once.
-        bound: Whether bounds are calculated where the file does not forbid it.
         console: Where progress is shown, if it is a terminal; by default nowhere.
 
     Raises:
         ConfigError: The simulator refuses the scenario.
     """
-    from serve_app.simulation.baselines.tuning import tuned as find_best  # noqa: PLC0415 - keeps other commands quick
-    from serve_app.simulation.report import CaseResults, surges  # noqa: PLC0415
+    from serve_app.simulation.report import CaseResults, surges  # noqa: PLC0415 - keeps the other commands quick
     from serve_app.simulation.run import simulate_many  # noqa: PLC0415
 
-    tuning_seeds = (max(seeds) + 1,)  # of its own, so that luck with the seeds that count is not taken for merit
+    made = {system.title: system.make() for system in systems}
     found: list[CaseResults] = []
     with _progress(console) as progress:
         for case in experiment.cases:
             name = experiment.file.name if case.value is None else f"{experiment.sweep} {case.value:g}"
             task = progress.add_task(escape(name), total=len(systems) * len(seeds))
-            made: dict[str, MakeSystem] = {}
-            settings: dict[str, str] = {}
-            for system in systems:
-                if system.tuned:
-                    progress.update(task, description=escape(f"{name}: tuning {system.name}"))
-                    best = find_best(system.name, case.scenario, tuning_seeds, processes=processes)
-                    made[system.title], settings[system.title] = best.make_system, best.name
-                else:
-                    made[system.title] = system.make()
-            progress.update(task, description=escape(name))
             results = simulate_many(case.scenario, made, seeds, processes, partial(_advance, progress, task))
-            ceilings: dict[int, Ceiling] = {}
-            if bound and experiment.file.bound == "auto":
-                progress.update(task, description=escape(f"{name}: bound"), completed=0, total=len(seeds))
-                for seed in seeds:
-                    ceilings[seed] = _ceiling(case.scenario, seed)
-                    progress.advance(task)
-            found.append(CaseResults(results, case.value, ceilings, surges(case.scenario), settings))
+            found.append(CaseResults(results, case.value, surges(case.scenario)))
     return found
-
-
-def _ceiling(scenario: Scenario, seed: int) -> Ceiling:
-    """What no system exceeds with the arrivals of a seed.
-
-    Raises:
-        ConfigError: It needs a package that is not installed.
-    """
-    from serve_app.simulation.bounds.choice import bound_for  # noqa: PLC0415 - keeps the other commands quick
-    from serve_app.simulation.report import Ceiling  # noqa: PLC0415
-    from serve_app.simulation.workloads import generate  # noqa: PLC0415
-
-    try:
-        found = bound_for(scenario, generate(scenario, seed))
-    except ModuleNotFoundError as error:
-        raise ConfigError((f"bound: {error}; or leave bounds out with --no-bound",)) from None
-    counted_s = scenario.duration_s - scenario.warm_up_s
-    method = found.method if found.strict else f"{found.method}, without the noise"
-    return Ceiling(method, found.count / counted_s, found.weighted / counted_s)
 
 
 def _advance(progress: Progress, task: TaskID, _: Result) -> None:
@@ -215,7 +175,7 @@ def _progress(console: Console | None) -> Progress:
 
 
 def _print_tables(experiment: Experiment, cases: Sequence[CaseResults]) -> None:
-    from serve_app.simulation.report import legend, table, tuned  # noqa: PLC0415 - keeps the other commands quick
+    from serve_app.simulation.report import legend, table  # noqa: PLC0415 - keeps the other commands quick
 
     out = Console()
     if not out.is_terminal:
@@ -229,8 +189,6 @@ def _print_tables(experiment: Experiment, cases: Sequence[CaseResults]) -> None:
         for row in rows:
             shown.add_row(*(escape(cell) for cell in row))
         out.print(shown)
-        if case.settings:
-            out.print(escape(tuned(case)), highlight=False)
     out.print(legend(cases), highlight=False)
 
 

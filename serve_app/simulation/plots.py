@@ -19,18 +19,10 @@ try:
 except ImportError as error:
     raise ImportError("plots need matplotlib: pip install 'serve-app[simulate]'") from error
 
-_COLOURS = {
-    "serve-app": "#1f6f8b",
-    "ray-serve": "#c8553d",
-    "triton": "#6a994e",
-    "clipper": "#b8860b",
-    "clockwork": "#7b5ea7",
-    "nexus": "#d16ba5",
-    "symphony": "#3d5a80",
-}
+OURS = {"serve-app": "#1f6f8b"}
+"""The colour that nobody else gets."""
 _SPARE_COLOURS = ("#8d6e63", "#00897b", "#ef8354", "#5c6b73", "#9a031e", "#4f772d", "#845ec2", "#2c7da0")
 _MARKERS = "osD^vP*X<>"
-_BOUND_COLOUR = "#222222"
 _STEPS_SHOWN = 60
 _AXES = {
     "load": "load (rate / capacity within the latency target)",
@@ -40,18 +32,18 @@ _AXES = {
 }
 
 
-def colours(systems: Sequence[str]) -> dict[str, str]:
+def colours(systems: Sequence[str], known: Mapping[str, str] = OURS) -> dict[str, str]:
     """The colour of each system: its own where it is known, also with options behind its name, else one not taken."""
     found: dict[str, str] = {}
     spare = iter(_SPARE_COLOURS * (1 + len(systems) // len(_SPARE_COLOURS)))
     for system in systems:
-        own = _COLOURS.get(system) or _COLOURS.get(system.split(" ")[0])
+        own = known.get(system) or known.get(system.split(" ")[0])
         found[system] = own if own is not None and own not in found.values() else next(spare)
     return found
 
 
 def over_sweep(cases: Sequence[CaseResults], sweep: str) -> Figure:
-    """Attainment and goodput over the number that is swept, with the bound where there is one.
+    """Attainment and goodput over the number that is swept.
 
     Args:
         cases: One per value, in rising order, each with the same systems.
@@ -67,7 +59,6 @@ def over_sweep(cases: Sequence[CaseResults], sweep: str) -> Figure:
             marker = _MARKERS[number % len(_MARKERS)]
             _line(attainment, values, [row.attainment for row in rows], colour, marker, system, scale=100)
             _line(goodput, values, [row.goodput for row in rows], colour, marker, system)
-        _bound_lines(attainment, goodput, cases, values)
         attainment.set(title="In time", ylabel="% of the requests offered", xlabel=_AXES.get(sweep, sweep))
         goodput.set(title="Goodput", ylabel="answers in time per second", xlabel=_AXES.get(sweep, sweep))
         attainment.set_ylim(0, 103)
@@ -76,12 +67,12 @@ def over_sweep(cases: Sequence[CaseResults], sweep: str) -> Figure:
     return figure
 
 
-def over_time(case: CaseResults) -> Figure:
-    """Attainment of each class and rows queued over virtual time, surges shaded."""
+def over_time(case: CaseResults, known: Mapping[str, str] = OURS) -> Figure:
+    """Attainment of each class and rows queued over virtual time, surges shaded; for ``known`` see `colours`."""
     labels = _labels(case)
     with _style():
         figure, panels = _panels_over_time(len(labels) + 1)
-        for system, colour in colours(list(case.results)).items():
+        for system, colour in colours(list(case.results), known).items():
             results = case.results[system]
             for axes, label in zip(panels, labels, strict=False):
                 times, estimates = _attainment_over_time(results, label)
@@ -121,10 +112,6 @@ def bars(case: CaseResults) -> Figure:
         goodput, classes, wasted, batches = figure.subplots(2, 2).flat
         places = [float(place) for place in range(len(rows))]
         _bars(goodput, places, [row.goodput for row in rows], rows, palette, 0.7, "", _plain)
-        bounds = [each.goodput for each in case.ceilings.values() if each.goodput is not None]
-        if bounds and len(bounds) == len(case.ceilings):
-            goodput.axhline(estimate(bounds).mean, color=_BOUND_COLOUR, linestyle="--", label="bound")
-            goodput.legend(loc="lower right")
         goodput.set(title="Goodput", ylabel="answers in time per second")
         width = 0.8 / max(1, len(labels))
         for number, label in enumerate(labels):
@@ -206,21 +193,6 @@ def _line(
     )
     low, high = ([scale * end for end in ends] for ends in zip(*((e.low, e.high) for e in estimates), strict=True))
     axes.fill_between(values, low, high, color=colour, alpha=0.18, linewidth=0)
-
-
-def _bound_lines(attainment: Axes, goodput: Axes, cases: Sequence[CaseResults], values: Sequence[float]) -> None:
-    """The bound's goodput, and the part of the offered requests that it is."""
-    bounds = [[each.goodput for each in case.ceilings.values() if each.goodput is not None] for case in cases]
-    if not all(bounds):
-        return
-    rates = [estimate(each).mean for each in bounds]
-    offered = [
-        estimate([result.total.offered / result.duration_s for result in next(iter(case.results.values()))]).mean
-        for case in cases
-    ]
-    goodput.plot(values, rates, color=_BOUND_COLOUR, linestyle="--", linewidth=1.2, label="bound")
-    parts = [100 * rate / sent if sent else 100.0 for rate, sent in zip(rates, offered, strict=True)]
-    attainment.plot(values, parts, color=_BOUND_COLOUR, linestyle="--", linewidth=1.2, label="bound")
 
 
 def _bars(

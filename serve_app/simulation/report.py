@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import sqrt
 from statistics import NormalDist, fmean, stdev
 from typing import Any
@@ -64,37 +64,18 @@ def _student_t(freedom: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Ceiling:
-    """The most that any system could have reached with one seed's arrivals.
-
-    Attributes:
-        method: How it was found, e.g. ``exact`` or ``linear programme``.
-        goodput: Answers in time per second; ``None`` where it was not calculated.
-        weighted_goodput: The same, each worth the weight of its class.
-    """
-
-    method: str
-    goodput: float | None
-    weighted_goodput: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class CaseResults:
     """What the systems did in one scenario.
 
     Attributes:
         results: By system, one per seed; every system has the same seeds.
         value: Value of the number that is swept; ``None`` without a sweep.
-        ceilings: By seed; empty where no bound was calculated.
         surges: Surges of flash crowds, from when to when, virtual seconds.
-        settings: By system, the settings that tuning has found.
     """
 
     results: Mapping[str, Sequence[Result]]
     value: float | None = None
-    ceilings: Mapping[int, Ceiling] = field(default_factory=dict)
     surges: Sequence[tuple[float, float]] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +86,6 @@ class Row:
         system: Its name.
         goodput: Answers in time per second.
         weighted_goodput: The same, each worth the weight of its class.
-        bound_share: ``goodput`` over the bound's; ``None`` without a bound.
-        weighted_bound_share: The same of ``weighted_goodput``.
         attainment: In time / offered.
         classes: The same per class's label, the most urgent first.
         p50_ms: Median latency of answers; ``None`` when a seed had none. ``p99_ms`` likewise.
@@ -124,8 +103,6 @@ class Row:
     system: str
     goodput: Estimate
     weighted_goodput: Estimate
-    bound_share: Estimate | None
-    weighted_bound_share: Estimate | None
     attainment: Estimate
     classes: dict[str, Estimate]
     p50_ms: Estimate | None
@@ -158,17 +135,6 @@ def _row(system: str, results: Sequence[Result], case: CaseResults) -> Row:
     def over(value: Callable[[Result], float]) -> Estimate:
         return estimate([value(result) for result in results])
 
-    def share(name: str) -> Estimate | None:
-        """The system's value over the bound's; with nothing to win, all of it was won."""
-        pairs = [
-            (getattr(result, name), getattr(case.ceilings[result.seed], name))
-            for result in results
-            if result.seed in case.ceilings
-        ]
-        if len(pairs) < len(results) or any(bound is None for _, bound in pairs):
-            return None
-        return estimate([value / bound if bound > 0 else 1.0 for value, bound in pairs])
-
     labels = [priority.label for priority in Priority if all(priority.label in each.classes for each in results)]
     recoveries = _recoveries(results, case.surges)
     recovered = [seconds for seconds in recoveries if seconds is not None]
@@ -176,8 +142,6 @@ def _row(system: str, results: Sequence[Result], case: CaseResults) -> Row:
         system=system,
         goodput=over(lambda result: result.goodput),
         weighted_goodput=over(lambda result: result.weighted_goodput),
-        bound_share=share("goodput"),
-        weighted_bound_share=share("weighted_goodput"),
         attainment=over(lambda result: result.attainment),
         classes={label: _attainment(label, results) for label in labels},
         p50_ms=_milliseconds([result.total.p50_s for result in results]),
@@ -219,13 +183,11 @@ def table(case: CaseResults) -> tuple[list[str], list[list[str]]]:
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("system", lambda row: row.system),
         ("goodput /s", lambda row: number(row.goodput)),
-        ("of bound", lambda row: percent(row.bound_share)),
         ("in time", lambda row: percent(row.attainment)),
     ]
     if len(labels) > 1:
         columns += [
             ("weighted /s", lambda row: number(row.weighted_goodput)),
-            ("of bound, weighted", lambda row: percent(row.weighted_bound_share)),
             *((f"{label} in time", _class_column(label)) for label in labels),
         ]
     columns += [
@@ -302,8 +264,6 @@ def markdown(
         if case.value is not None:
             parts.append(f"## {sweep}: {case.value:g}")
         parts.append(markdown_table(*table(case)))
-        if case.settings:
-            parts.append(tuned(case))
     parts.append(legend(cases))
     parts += [f"![{title}]({path})" for title, path in (plots or {}).items()]
     return "\n\n".join(parts) + "\n"
@@ -312,23 +272,15 @@ def markdown(
 def legend(cases: Sequence[CaseResults]) -> str:
     """What the columns mean, in a few sentences."""
     seeds = len(next(iter(cases[0].results.values())))
-    methods = sorted({ceiling.method for case in cases for ceiling in case.ceilings.values()})
     sentences = [
         f"Means over {seeds} seeds ± 95% confidence intervals." if seeds > 1 else "One seed, so no intervals.",
         "In time: answers that met their deadline / requests offered; a rejection is a miss.",
         "Wasted: server time spent on requests that were not answered in time.",
     ]
-    if methods:
-        sentences.append(f"Bound: {' or '.join(methods)}, with every arrival known beforehand.")
     if any(case.surges for case in cases):
         sentences.append("Surge goodput: of what arrived while it lasted.")
         sentences.append("Recovery: from the surge's end until the queue was as short as before it.")
     return " ".join(sentences)
-
-
-def tuned(case: CaseResults) -> str:
-    """Which settings tuning has found, in one sentence."""
-    return f"Tuned: {'; '.join(f'{system}: {found}' for system, found in case.settings.items())}."
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -338,16 +290,14 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def to_json(name: str, cases: Sequence[CaseResults], *, sweep: str = "") -> dict[str, Any]:
-    """Everything as plain values: per scenario the rows over seeds, the bounds and every single result."""
+    """Everything as plain values: per scenario the rows over seeds and every single result."""
     return {
         "name": name,
         "sweep": sweep or None,
         "cases": [
             {
                 "value": case.value,
-                "settings": dict(case.settings),
                 "rows": [asdict(row) for row in summarise(case)],
-                "bounds": {str(seed): asdict(ceiling) for seed, ceiling in case.ceilings.items()},
                 "results": {system: [each.to_dict() for each in results] for system, results in case.results.items()},
             }
             for case in cases

@@ -19,7 +19,7 @@ from serve_app.simulation.plots import (
     save,
     write_plots,
 )
-from serve_app.simulation.report import CaseResults, Ceiling
+from serve_app.simulation.report import CaseResults
 
 
 def case(value: float | None = None, surges: tuple[tuple[float, float], ...] = ()) -> CaseResults:
@@ -28,30 +28,28 @@ def case(value: float | None = None, surges: tuple[tuple[float, float], ...] = (
         "triton": [result("triton", 1, low=(80, 30)), result("triton", 2, low=(80, 50))],
         "serve-app": [result("serve-app", 1), result("serve-app", 2, low=(80, 70))],
     }
-    ceilings = {seed: Ceiling("exact", 9.5, 300.0) for seed in (1, 2)}
-    return CaseResults(results, value, ceilings, surges)
+    return CaseResults(results, value, surges)
 
 
 def test_a_system_has_the_same_colour_everywhere() -> None:
     """Also with options behind its name, as long as no other has it; all are told apart."""
-    first = colours(["serve-app", "triton", "triton tuned", "mine"])
-    assert colours(["nexus", "triton", "serve-app"])["serve-app"] == first["serve-app"]
-    assert colours(["triton tuned"])["triton tuned"] == first["triton"]
-    assert len(set(first.values())) == 4
+    first = colours(["serve-app", "serve-app (policy eager)", "mine"])
+    assert colours(["mine", "serve-app"])["serve-app"] == first["serve-app"]
+    assert colours(["serve-app (policy eager)"])["serve-app (policy eager)"] == first["serve-app"]
+    assert colours(["mine", "yours"], {"yours": "#123456"})["yours"] == "#123456"
+    assert len(set(first.values())) == 3
 
 
-def test_a_sweep_is_drawn_with_bands_and_the_bound() -> None:
-    """Lines of means, a band per system, and the bound dashed."""
+def test_a_sweep_is_drawn_with_bands() -> None:
+    """Lines of means, and a band per system."""
     figure = over_sweep([case(0.5), case(1.0)], "load")
-    attainment, goodput = figure.axes
+    _, goodput = figure.axes
     lines = {str(line.get_label()): line for line in goodput.get_lines()}
     assert list(np.asarray(lines["triton"].get_xdata())) == [0.5, 1.0]
     assert list(np.asarray(lines["triton"].get_ydata())) == [6.0, 6.0]
-    assert list(np.asarray(lines["bound"].get_ydata())) == [9.5, 9.5]
     assert to_hex(lines["serve-app"].get_color()) == colours(["serve-app"])["serve-app"]
-    assert list(np.asarray(attainment.get_lines()[-1].get_ydata())) == [95.0, 95.0]
     assert len(goodput.collections) == 2
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["triton", "serve-app", "bound"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["triton", "serve-app"]
 
 
 def test_over_time_there_is_a_panel_per_class_and_one_for_the_queue() -> None:

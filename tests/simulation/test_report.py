@@ -15,7 +15,6 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling
 from serve_app.simulation.report import (
     CaseResults,
-    Ceiling,
     Estimate,
     estimate,
     legend,
@@ -62,13 +61,8 @@ def test_the_mean_lies_in_its_interval(values: list[float]) -> None:
 def test_a_row_sums_up_a_system() -> None:
     """Everything is a mean over the seeds."""
     results = [result(seed=1), result(seed=2, low=(80, 40))]
-    ceilings = {1: Ceiling("exact", 10.0, 250.0), 2: Ceiling("exact", 8.0, 208.0)}
-    (row,) = summarise(CaseResults({"serve-app": results}, ceilings=ceilings, surges=[(2.0, 4.0)]))
+    (row,) = summarise(CaseResults({"serve-app": results}, surges=[(2.0, 4.0)]))
     assert row.goodput.mean == pytest.approx(7.0)
-    assert row.bound_share is not None
-    assert row.bound_share.mean == pytest.approx((8 / 10 + 6 / 8) / 2)
-    assert row.weighted_bound_share is not None
-    assert row.weighted_bound_share.mean == pytest.approx((206 / 250 + 204 / 208) / 2)
     assert row.attainment.mean == pytest.approx(0.7)
     assert {label: each.mean for label, each in row.classes.items()} == {"high": 1.0, "low": pytest.approx(0.625)}
     assert row.p50_ms is not None
@@ -92,11 +86,11 @@ def test_seeds_that_never_recover_are_counted() -> None:
     assert dict(zip(header, cells, strict=True))["recovery s"] == "1.00, never in 1"
 
 
-def test_without_a_bound_or_answers_there_is_no_figure() -> None:
+def test_without_answers_there_is_no_figure() -> None:
     """Nothing is made up, and columns without any value are left out."""
-    case = CaseResults({"serve-app": [result(latency_s=None)]}, ceilings={1: Ceiling("none", None, None)})
+    case = CaseResults({"serve-app": [result(latency_s=None)]})
     (row,) = summarise(case)
-    assert (row.bound_share, row.weighted_bound_share, row.p50_ms, row.p99_ms) == (None, None, None, None)
+    assert (row.p50_ms, row.p99_ms) == (None, None)
     header, _ = table(case)
     assert header == [
         "system",
@@ -109,13 +103,6 @@ def test_without_a_bound_or_answers_there_is_no_figure() -> None:
         "smallest class's share",
         "rows per batch",
     ]
-
-
-def test_a_bound_of_nothing_is_reached() -> None:
-    """Where nobody could have answered anything, nobody loses."""
-    nothing = result(high=(20, 0), low=(80, 0))
-    (row,) = summarise(CaseResults({"a": [nothing]}, ceilings={1: Ceiling("exact", 0.0, 0.0)}))
-    assert row.bound_share == Estimate(1.0, 0.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -151,22 +138,12 @@ def test_surges_end_with_the_scenario() -> None:
 
 def test_the_report_as_markdown() -> None:
     """One table per case, what the columns mean, how it came about, and the pictures."""
-    cases = [
-        CaseResults({"ours": [result()], "theirs": [result(low=(80, 20))]}, value, {1: Ceiling("exact", 10.0, 300.0)})
-        for value in (0.5, 1.0)
-    ]
+    cases = [CaseResults({"ours": [result()], "theirs": [result(low=(80, 20))]}, value) for value in (0.5, 1.0)]
     text = markdown("Title", "What it shows.", cases, sweep="load", notes=["a note"], plots={"Over load": "sweep.svg"})
     assert text.startswith("# Title\n\nWhat it shows.\n\n- a note\n\n## load: 0.5\n\n| system | goodput /s |")
-    assert "| theirs | 4.00 | 40.00% | 40.00% |" in text
+    assert "| theirs | 4.00 | 40.00% |" in text
     assert text.count("| ours |") == 2
-    assert "Bound: exact, with every arrival known beforehand." in text
     assert text.endswith("![Over load](sweep.svg)\n")
-
-
-def test_tuned_settings_are_named() -> None:
-    """So that a run can be repeated with them."""
-    case = CaseResults({"triton tuned": [result()]}, settings={"triton tuned": "delay=1ms"})
-    assert "Tuned: triton tuned: delay=1ms." in markdown("a", "", [case])
 
 
 def test_the_legend_says_how_sure_the_figures_are() -> None:
@@ -178,10 +155,9 @@ def test_the_legend_says_how_sure_the_figures_are() -> None:
 
 
 def test_the_report_as_json() -> None:
-    """Plain values: rows over seeds, bounds, and every single result."""
-    case = CaseResults({"a": [result(), result(seed=2)]}, 0.5, {1: Ceiling("exact", 10.0, 300.0)})
+    """Plain values: rows over seeds, and every single result."""
+    case = CaseResults({"a": [result(), result(seed=2)]}, 0.5)
     found = json.loads(json.dumps(to_json("Title", [case], sweep="load"), allow_nan=False))
     assert (found["name"], found["sweep"], found["cases"][0]["value"]) == ("Title", "load", 0.5)
     assert found["cases"][0]["rows"][0]["goodput"] == {"mean": 8.0, "half_width": 0.0, "seeds": 2}
-    assert found["cases"][0]["bounds"] == {"1": {"method": "exact", "goodput": 10.0, "weighted_goodput": 300.0}}
     assert [each["seed"] for each in found["cases"][0]["results"]["a"]] == [1, 2]

@@ -19,6 +19,7 @@ from serve_app.config.profile import Machine, Memory, Profile
 from serve_app.config.profile_points import Fit, Point
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ModelScheduling
+from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.scenario import Affine, Failure, Noise, Overheads, Stream
 from serve_app.simulation.scenarios import load_scenario, scenario_schema
 from serve_app.simulation.scenarios.costs import capacity, loads
@@ -234,11 +235,11 @@ def test_sweeps_make_one_case_per_value() -> None:
 
 def test_systems_are_named_by_what_they_are_given() -> None:
     """A label wins; options stand behind the name."""
-    systems = ["serve-app", {"name": "triton", "delay_s": 0.002, "label": "slow"}, {"name": "triton", "timeout": "one"}]
-    found = parsed(document(systems=[*systems, {"name": "nexus", "tuned": True}])).file.systems
-    assert [system.title for system in found] == ["serve-app", "slow", "triton (timeout one)", "nexus tuned"]
-    assert found[1].options() == {"delay_s": 0.002}
-    assert vars(found[1].make()())["delay_s"] == 0.002
+    slow = {"name": "serve-app", "network_s": 0.02, "label": "slow"}
+    found = parsed(document(systems=["serve-app", slow, {"policy": "eager", "hedge_share": 0.5}])).file.systems
+    assert [system.title for system in found] == ["serve-app", "slow", "serve-app (hedge_share 0.5, policy eager)"]
+    assert found[1].options() == {"network_s": 0.02}
+    assert isinstance(found[2].make()(), ServeApp)
 
 
 @given(

@@ -197,29 +197,48 @@ FAULTS = [
         " shorten it or lower the rates",
         id="too much",
     ),
-    pytest.param(document(systems=["tritn"]), "systems[0]: unknown system 'tritn'; did you mean triton?", id="system"),
     pytest.param(
-        document(systems=[{"name": "triton", "delay": 1}]),
-        "systems[0].delay: unknown key; did you mean delay_s?",
+        document(systems=["serveapp"]), "systems[0]: unknown system 'serveapp'; did you mean serve-app?", id="system"
+    ),
+    pytest.param(
+        document(systems=[{"name": "serve-app", "hedges": 1}]),
+        "systems[0].hedges: unknown key; did you mean hedge_share?",
         id="option of a system",
     ),
     pytest.param(
-        document(systems=[{"name": "triton", "timeout": "never"}]),
-        "systems[0].timeout: must be 'none', 'budget', 'one', 'full' or 'half', got 'never'",
+        document(systems=[{"name": "serve-app", "spread": "even"}]),
+        "systems[0].spread: must be 'round_robin' or 'random', got 'even'",
         id="value of an option",
     ),
     pytest.param(
-        document(systems=[{"name": "triton", "delay_s": -1.0}]),
-        "systems[0]: delay_s must be at least 0, got -1.0",
-        id="value that the system refuses",
+        document(systems=[{"hedge_share": -1.0}]),
+        "systems[0].hedge_share: must be at least 0, got -1.0",
+        id="value below its least",
     ),
     pytest.param(
-        document(systems=["triton", "triton"]), "systems[1]: 'triton' stands at systems[0] too", id="system twice"
+        document(systems=["serve-app", "serve-app"]),
+        "systems[1]: 'serve-app' stands at systems[0] too",
+        id="system twice",
     ),
     pytest.param(
         document(systems=[{"name": "serve-app", "tuned": True}]),
         "systems[0].tuned: serve-app has nothing to tune; leave it out",
         id="tuned",
+    ),
+    pytest.param(
+        document(systems=["serve-app", {"name": "triton", "timeout": "half", "label": "triton"}]),
+        "systems[1].name: triton is simulated in benchmarks/scheduling now (make bench-scheduling); here there is"
+        " serve-app only",
+        id="another server's policy",
+    ),
+    pytest.param(
+        document(systems=["clockwork"]),
+        "systems[0]: clockwork is simulated in benchmarks/scheduling now (make bench-scheduling); here there is"
+        " serve-app only",
+        id="another server's policy by its name",
+    ),
+    pytest.param(
+        document(bound="none"), "bound: bounds are calculated in benchmarks/scheduling now; leave it out", id="bound"
     ),
     pytest.param(
         document(sweep={"load": [1], "noise": [1]}),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulation.baselines_runs import Ask, run
+from baselines_runs import Ask, run
 from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_scenario
 
-from serve_app.simulation.baselines import SlidingWindow, Triton
+from benchmarks.scheduling.baselines import SlidingWindow, Triton
 from serve_app.simulation.machine import NoiseSource
 from serve_app.simulation.results import IN_TIME, LATE, Waiting
 from serve_app.simulation.run import simulate

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from serve_process import ROOT
 
-from serve_app.api.openapi.operations import HUGGING_FACE, OPENAI, OPERATIONS, PREDICT, SERVER, V2
+from serve_app.api.openapi.document import template
 from wire.asking import HOST, Ask, as_json
 
 MOST_BYTES: Final = 64 * 1024
@@ -24,7 +24,14 @@ SOUND: Final = (_DATA / "speech" / "seven_en-gb-x-gbcwmd_m3_260wpm_16000_mono.og
 
 _JSON: Final = (("Content-Type", "application/json"),)
 _JPEG: Final = (("Content-Type", "image/jpeg"),)
-_FAMILIES: Final = {V2: "v2", PREDICT: "predict", HUGGING_FACE: "hugging_face", OPENAI: "openai", SERVER: "server"}
+_FAMILIES: Final = {
+    "Open Inference Protocol V2": "v2",
+    "Media": "predict",
+    "Hugging Face": "hugging_face",
+    "OpenAI": "openai",
+    "Server": "server",
+    "": "other",
+}
 _ROW: Final = list(range(16))
 _ROWS: Final = {f"INPUT{at}": np.arange(16, dtype="<i4").reshape(1, 16) * (at + 1) for at in range(2)}
 
@@ -114,12 +121,20 @@ def everything() -> Iterator[tuple[str, Ask]]:
     yield from (("connections", each) for each in _connections())
     for route, good in GOOD.items():
         # What a route does not say of itself is its own family, until it does.
-        family = _FAMILIES[OPERATIONS[route].tag] if route in OPERATIONS else "other"
+        family = _FAMILIES[_described(route)["tags"][0]]
         yield from ((family, each) for each in _variations(route, good))
         yield from (("keys", each) for each in _by_key(route, good))
         for each in _OWN.get(route, lambda: ())():
             yield family, each
     yield from (("v2", each) for each in _not_served())
+
+
+def _described(route: tuple[str, str]) -> Mapping[str, Any]:
+    """What the description says of a route."""
+    method, path = route
+    unknown = {"tags": [""], "responses": {}}
+    found: Mapping[str, Any] = template()["paths"].get(path, {}).get(method.lower(), unknown)
+    return found
 
 
 def _ask(route: tuple[str, str], good: Good, name: str, **changes: Any) -> Ask:
@@ -175,7 +190,7 @@ def _variations(route: tuple[str, str], good: Good) -> Iterator[Ask]:
         )
         yield vary("unknown compression", ("Content-Encoding", "br"))
         yield vary("chunked body", chunked=True, body=good.body or b"{}")
-    if route in OPERATIONS and OPERATIONS[route].runs:
+    if "504" in _described(route)["responses"]:  # it runs a model
         yield vary("good, with an id", ("X-Request-Id", "given-1"))
         yield vary("deadline that has passed", ("X-Timeout-Ms", "0.000001"))
         yield vary("deadline of zero", ("X-Timeout-Ms", "0"))
@@ -200,7 +215,7 @@ def _by_key(route: tuple[str, str], good: Good) -> Iterator[Ask]:
     yield guarded("key of another model", key="strings")
     yield guarded("key without administration", key="all")
     yield guarded("key of an administrator", key="admin")
-    if route in OPERATIONS and OPERATIONS[route].runs:
+    if "504" in _described(route)["responses"]:  # it runs a model
         yield guarded("class that the key may not use", ("X-Priority", "high"), key="normal")
         yield guarded("class that the key lowers", ("X-Priority", "high"), key="lowered")
         yield guarded("no key, and a body too large")

@@ -1,1 +1,1 @@
-"""The description of the HTTP side as OpenAPI 3.1, made of routes, wire types and models."""
+"""The description of the HTTP side as OpenAPI 3.1: a file, with the served models put in."""

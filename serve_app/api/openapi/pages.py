@@ -12,13 +12,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from serve_app.api.gateway import Gateway
-from serve_app.api.openapi.document import ASSETS, describe
+from serve_app.api.openapi.document import describe, template
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import ModelInfo
 from serve_app.http.errors import RouteNotFound
 
-_START = "start.js"
+ASSETS = ("start.js", "swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png")
+"""Parts of the page at /docs."""
+_START = ASSETS[0]
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -78,6 +80,7 @@ class _Pages:
     def __init__(self, gateway: Gateway, served: Callable[[], Iterable[Route]]) -> None:
         self._gateway = gateway
         self._served = served
+        template()  # now: reading it takes 30 ms, which no request waits for
         self._described: dict[tuple[str, ...], tuple[list[ModelInfo], dict[str, Any]]] = {}
 
     async def description(self, request: Request) -> Response:

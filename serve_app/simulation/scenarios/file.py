@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -221,13 +221,17 @@ class ScenarioFile(Section):
     """What arrives; streams may overlap."""
 
     systems: Annotated[tuple[AnySystem, ...], Field(strict=False)] = (system_config(OURS),)
-    """What is compared: names, or mappings with options."""
-
-    bound: Literal["auto", "none"] = "auto"
-    """Whether the best that any system could do is calculated: exactly where possible, else an upper bound."""
+    """What is compared: serve-app by its name, or mappings with its options."""
 
     sweep: SweepConfig | None = None
     """A number that takes several values."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_bound(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "bound" in given:
+            raise misfit([(("bound",), "bounds are calculated in benchmarks/scheduling now; leave it out")])
+        return given
 
     @field_validator("models", "workload", "systems", "seeds")
     @classmethod

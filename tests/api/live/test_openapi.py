@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -14,12 +14,15 @@ from local_server import LocalServer
 
 from api.protocol_service import NumpyService
 from serve_app.api.http_app import create_app
-from serve_app.api.openapi.document import describe
-from serve_app.api.openapi.operations import OPERATIONS
-from serve_app.api.openapi.schemas import PredictParameters
+from serve_app.api.open_inference.wire import InferRequest
+from serve_app.api.openapi.document import describe, template
+from serve_app.api.openapi.pages import ASSETS
+from serve_app.domain.options import MAX_TIMEOUT_S
 from serve_app.http.errors import STATUSES
+from serve_app.payloads import DTYPES
 from serve_app.processors.embedding import EmbeddingParameters
 from serve_app.processors.ranking import RankingParameters
+from serve_app.scheduling.entry import Priority
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +33,17 @@ def spec(server: LocalServer) -> dict[str, Any]:
     return document
 
 
+def _operations(document: Mapping[str, Any]) -> set[tuple[str, str]]:
+    return {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+
+
 def test_every_route_is_described(server: LocalServer, spec: dict[str, Any]) -> None:
     """And nothing that is not served."""
-    described = {(method.upper(), path) for path, methods in spec["paths"].items() for method in methods}
+    served = {(route.method, route.path) for route in server.app.described()}
 
-    assert {(route.method, route.path) for route in server.app.described()} == described == set(OPERATIONS)
+    assert served - _operations(template()) == set(), "served, but not in openapi.yaml"
+    assert _operations(template()) - served == set(), "in openapi.yaml, but not served"
+    assert _operations(spec) == served
 
 
 def _references(node: Any) -> Iterator[str]:
@@ -104,21 +113,57 @@ def test_every_example_works(server: LocalServer, spec: dict[str, Any]) -> None:
     assert len(examples) > 20
 
 
-def test_the_parameters_are_those_of_the_tasks() -> None:
+def test_the_parameters_are_those_of_the_tasks(spec: dict[str, Any]) -> None:
     """Processors refuse what they do not know, so the description has to name all that they do."""
     tasks = {*EmbeddingParameters.__struct_fields__, *RankingParameters.__struct_fields__}
+    schemas = spec["components"]["schemas"]
 
-    assert set(PredictParameters.__struct_fields__) == tasks | {"variant", "fallback"}
+    assert set(schemas["PredictParameters"]["properties"]) == tasks | {"variant", "fallback"}
+    assert set(schemas["PredictRequest"]["properties"]) == tasks | {"variant", "fallback", "inputs", "parameters"}
+
+
+def test_infer_requests_are_described_as_they_are_decoded(spec: dict[str, Any]) -> None:
+    """Of the whole body, and of all its parts."""
+    (reference,), found = msgspec.json.schema_components(
+        (InferRequest[msgspec.Raw],), ref_template="#/components/schemas/{name}"
+    )
+    decoded = msgspec.json.decode(msgspec.json.encode(found).replace(b"_Raw_", b""))
+
+    assert reference == {"$ref": "#/components/schemas/InferRequest_Raw_"}
+    assert set(decoded) >= {"InferRequest", "InputTensor", "RequestParameters"}
+    for name, schema in decoded.items():
+        described = spec["components"]["schemas"][name]
+        assert (name, described["properties"]) == (name, schema["properties"])
+        assert (name, described["required"]) == (name, schema["required"])
 
 
 def test_every_status_of_an_error_is_described(spec: dict[str, Any]) -> None:
     """With its codes, in both shapes."""
-    responses = spec["components"]["responses"]
+    codes: dict[str, list[str]] = {}
+    for code, status in STATUSES.items():
+        codes.setdefault(str(status.http), []).append(code)
+    found: dict[str, list[str]] = {}
+    for name, response in spec["components"]["responses"].items():
+        narrowed = response["content"]["application/json"]["schema"]["allOf"][1]["properties"]
+        if name.startswith("OpenAI"):
+            narrowed = narrowed["error"]["properties"]
+        found[name] = narrowed["code"]["enum"]
+        assert all(f"`{code}`" in response["description"] for code in found[name])
 
-    assert {f"Error{status.http}" for status in STATUSES.values()} <= set(responses)
-    assert {f"OpenAIError{status.http}" for status in STATUSES.values()} <= set(responses)
-    codes = responses["Error429"]["content"]["application/json"]["schema"]["allOf"][1]["properties"]["code"]["enum"]
-    assert codes == ["rate_limited", "queue_full"]
+    assert found == {f"{shape}Error{status}": of for shape in ("", "OpenAI") for status, of in codes.items()}
+
+
+def test_its_values_are_those_of_the_server(spec: dict[str, Any]) -> None:
+    """Where the file repeats what code knows."""
+    components = spec["components"]
+    classes = [priority.label for priority in Priority]
+
+    assert components["parameters"]["X-Priority"]["schema"]["anyOf"][0]["enum"] == classes
+    assert components["headers"]["X-Priority"]["schema"]["enum"] == classes
+    assert components["parameters"]["X-Timeout-Ms"]["schema"]["maximum"] == MAX_TIMEOUT_S * 1e3
+    assert components["schemas"]["TensorMetadata"]["properties"]["datatype"]["enum"] == list(DTYPES)
+    assert components["schemas"]["OutputTensor"]["properties"]["datatype"]["enum"] == list(DTYPES)
+    assert spec["paths"]["/docs/{asset}"]["get"]["parameters"][0]["schema"]["enum"] == list(ASSETS)
 
 
 def test_a_server_without_media_models_is_described_too() -> None:
@@ -126,7 +171,7 @@ def test_a_server_without_media_models_is_described_too() -> None:
     served = create_app(NumpyService()).described()
     document = describe(served, [NumpyService().models["double"]])
 
-    assert set(document["paths"]) == {path for _, path in OPERATIONS}
+    assert set(document["paths"]) == set(template()["paths"])
     assert '"enum":[]' not in msgspec.json.encode(document).decode()
 
 

@@ -21,8 +21,8 @@ from collections import deque
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
+from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.baselines.serving import ROUNDING_S, Baseline, ModelServer, Worker, known_latency
 from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 

@@ -26,7 +26,7 @@ batches, which then take no longer), so the sum of the windows' optima is a boun
 window.
 
 For one replica the bound is loose, because split batches can be staggered as a server's cannot: use
-`serve_app.simulation.bounds.exact`. Solved by HiGHS through `scipy.optimize.linprog` (extra ``simulate``).
+`benchmarks.scheduling.bounds.exact`. Solved by HiGHS through `scipy.optimize.linprog`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serve_app.simulation.bounds.exact import batch_costs
-from serve_app.simulation.bounds.slots import SlotPlan, WindowRequests
+from benchmarks.scheduling.bounds.exact import batch_costs
+from benchmarks.scheduling.bounds.slots import SlotPlan, WindowRequests
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -97,7 +97,7 @@ def linear_bound(
 ) -> LinearBound:
     """Bound goodput, weighted goodput and goodput per class.
 
-    What is fixed per request folds into the columns, as in `serve_app.simulation.bounds.exact.exact_bound`.
+    What is fixed per request folds into the columns, as in `benchmarks.scheduling.bounds.exact.exact_bound`.
 
     Args:
         arrivals: When each request can first be executed, seconds; shape (n,), in any order, as all columns.

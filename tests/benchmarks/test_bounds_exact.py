@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from simulation_brute_force import Offered, best_weight
 
-from serve_app.simulation.bounds.exact import PlannedBatch, exact_bound, exact_schedule
+from benchmarks.scheduling.bounds.exact import PlannedBatch, exact_bound, exact_schedule
 
 
 @st.composite

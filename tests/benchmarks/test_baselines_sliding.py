@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from simulation.baselines_runs import Ask, Begun, run, serve
+from baselines_runs import Ask, Begun, run, serve
 from simulation_builders import HIGH, LOW, make_model, make_scenario
 
-from serve_app.simulation.baselines import SlidingWindow
+from benchmarks.scheduling.baselines import SlidingWindow
 from serve_app.simulation.results import DROPPED, IN_TIME
 from serve_app.simulation.scenario import Affine
 

@@ -23,9 +23,9 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from benchmarks.scheduling.baselines.planned import PlannedServer
+from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, known_latency
 from serve_app.scheduling.latency import LatencyModel
-from serve_app.simulation.baselines.planned import PlannedServer
-from serve_app.simulation.baselines.serving import ROUNDING_S, Baseline, ModelServer, known_latency
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, World
 

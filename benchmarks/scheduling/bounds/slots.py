@@ -1,4 +1,4 @@
-"""The linear programme of one window; `serve_app.simulation.bounds.linear` says why its optimum is a bound."""
+"""The linear programme of one window; `benchmarks.scheduling.bounds.linear` says why its optimum is a bound."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_app.simulation.bounds.exact import TOLERANCE_S, batch_costs
-from serve_app.simulation.bounds.greedy import serves_all
-from serve_app.simulation.bounds.programme import Programme
+from benchmarks.scheduling.bounds.exact import TOLERANCE_S, batch_costs
+from benchmarks.scheduling.bounds.greedy import serves_all
+from benchmarks.scheduling.bounds.programme import Programme
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -27,7 +27,7 @@ _MARGIN = 1e-6
 
 
 class Replicas(Protocol):
-    """What runs a model; see `serve_app.simulation.bounds.linear.ModelReplicas`."""
+    """What runs a model; see `benchmarks.scheduling.bounds.linear.ModelReplicas`."""
 
     @property
     def latency(self) -> Callable[[int], float]:

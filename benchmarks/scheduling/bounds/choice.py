@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.scheduling.bounds.exact import TOLERANCE_S, batch_costs, exact_bound
+from benchmarks.scheduling.bounds.linear import LinearBound, ModelReplicas, linear_bound
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.bounds.exact import TOLERANCE_S, batch_costs, exact_bound
-from serve_app.simulation.bounds.linear import LinearBound, ModelReplicas, linear_bound
 from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.workloads import Arrivals
 
@@ -64,7 +64,7 @@ def bound_for(
     Args:
         scenario: What is simulated.
         arrivals: Its workload under a seed.
-        slot_s: See `serve_app.simulation.bounds.linear.linear_bound`.
+        slot_s: See `benchmarks.scheduling.bounds.linear.linear_bound`.
         window_s: Likewise.
 
     Raises:

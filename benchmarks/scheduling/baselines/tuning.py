@@ -19,13 +19,13 @@ from itertools import product
 from statistics import fmean
 from typing import Any, NamedTuple, get_args
 
-from serve_app.simulation.baselines.clipper import Clipper
-from serve_app.simulation.baselines.clockwork import Clockwork
-from serve_app.simulation.baselines.nexus import Balance, Nexus, Plan
-from serve_app.simulation.baselines.ray_serve import RayServeBatch
-from serve_app.simulation.baselines.sliding import SlidingWindow
-from serve_app.simulation.baselines.symphony import Symphony
-from serve_app.simulation.baselines.triton import Timeout, Triton
+from benchmarks.scheduling.baselines.clipper import Clipper
+from benchmarks.scheduling.baselines.clockwork import Clockwork
+from benchmarks.scheduling.baselines.nexus import Balance, Nexus, Plan
+from benchmarks.scheduling.baselines.ray_serve import RayServeBatch
+from benchmarks.scheduling.baselines.sliding import SlidingWindow
+from benchmarks.scheduling.baselines.symphony import Symphony
+from benchmarks.scheduling.baselines.triton import Timeout, Triton
 from serve_app.simulation.run import simulate_many
 from serve_app.simulation.scenario import Scenario
 from serve_app.simulation.system import System
@@ -166,7 +166,7 @@ def tuned(
     """The best settings of a baseline's grid, searched as the module says.
 
     Args:
-        baseline: A name of `serve_app.simulation.baselines.BASELINES`.
+        baseline: A name of `benchmarks.scheduling.baselines.BASELINES`.
         scenario: What settings are tried on.
         seeds: Of arrivals and noise: the search sees the first, the best it has found all of them.
         weighted: Whether answers count by the weight of their class.
@@ -216,7 +216,7 @@ def grid_of(baseline: str, scenario: Scenario) -> Grid:
     """The settings of a baseline that are worth trying on a scenario.
 
     Args:
-        baseline: A name of `serve_app.simulation.baselines.BASELINES`.
+        baseline: A name of `benchmarks.scheduling.baselines.BASELINES`.
         scenario: What they will be tried on.
 
     Raises:

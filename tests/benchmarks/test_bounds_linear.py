@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from simulation_brute_force import Offered, best_weight
 
-from serve_app.simulation.bounds.capacity import capacity_bound
-from serve_app.simulation.bounds.exact import exact_bound
-from serve_app.simulation.bounds.greedy import serves_all
-from serve_app.simulation.bounds.linear import LinearBound, ModelReplicas, linear_bound
+from benchmarks.scheduling.bounds.capacity import capacity_bound
+from benchmarks.scheduling.bounds.exact import exact_bound
+from benchmarks.scheduling.bounds.greedy import serves_all
+from benchmarks.scheduling.bounds.linear import LinearBound, ModelReplicas, linear_bound
 
 Problem = tuple[list[Offered], list[int], list[list[int]], float, float]
 """Requests, replicas and costs per model, slot and window."""

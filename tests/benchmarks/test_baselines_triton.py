@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulation.baselines_runs import Ask, Begun, serve
+from baselines_runs import Ask, Begun, serve
 from simulation_builders import HIGH, LOW
 
-from serve_app.simulation.baselines import Triton
+from benchmarks.scheduling.baselines import Triton
 from serve_app.simulation.results import DROPPED, IN_TIME, LATE
 from serve_app.simulation.scenario import Affine, Overheads
 

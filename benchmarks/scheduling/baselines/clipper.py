@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 
-from serve_app.simulation.baselines.serving import Baseline, ModelServer, Worker, objective_s
+from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker, objective_s
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from serve_app.simulation.baselines.planned import PlannedServer
-from serve_app.simulation.baselines.serving import ROUNDING_S, Baseline, ModelServer, Rate, known_latency, objective_s
+from benchmarks.scheduling.baselines.planned import PlannedServer
+from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, Rate, known_latency, objective_s
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, World
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from baselines_runs import Ask, WatchedWorld, run, serve
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation.baselines_runs import Ask, WatchedWorld, run, serve
 from simulation_builders import HIGH, LOW, NORMAL, make_model, make_scenario
 
-from serve_app.simulation.baselines import BASELINES
-from serve_app.simulation.baselines.serving import Baseline, Rate, known_latency, objective_s
-from serve_app.simulation.baselines.tuning import grid_of, tune, tuned
+from benchmarks.scheduling.baselines import BASELINES
+from benchmarks.scheduling.baselines.serving import Baseline, Rate, known_latency, objective_s
+from benchmarks.scheduling.baselines.tuning import grid_of, tune, tuned
 from serve_app.simulation.results import IN_TIME, LATE, REPLACED, UNFINISHED
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import (

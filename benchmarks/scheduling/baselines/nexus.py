@@ -21,7 +21,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Literal, get_args
 
-from serve_app.simulation.baselines.serving import (
+from benchmarks.scheduling.baselines.serving import (
     ROUNDING_S,
     Baseline,
     ModelServer,

@@ -23,7 +23,7 @@ from collections import deque
 from functools import partial
 from random import Random
 
-from serve_app.simulation.baselines.serving import Baseline, ModelServer, Worker
+from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 from serve_app.simulation.ways import Serial
@@ -115,7 +115,7 @@ class _Server(ModelServer):
         self._max_batch_size = max_batch_size
         self._max_ongoing = max_ongoing
         self._disconnect = disconnect
-        self._random = Random(f"{seed} {self.name}")  # noqa: S311 - a simulation
+        self._random = Random(f"{seed} {self.name}")
         self._replicas: dict[str, _Replica] = {}
         self._choices: list[_Replica] = []
         self._pending: deque[Request] = deque()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from serve_app.simulation.bounds.linear import LinearBound, ModelReplicas
+from benchmarks.scheduling.bounds.linear import LinearBound, ModelReplicas
 
 
 def capacity_bound(
@@ -21,7 +21,7 @@ def capacity_bound(
 ) -> LinearBound:
     """Bound by capacity: per model, ``replicas * max_b(b / L(b))`` rows per second from first arrival to last deadline.
 
-    Looser than `serve_app.simulation.bounds.linear.linear_bound`; without slots, without a solver, for a sanity check.
+    Looser than `benchmarks.scheduling.bounds.linear.linear_bound`; without slots, without a solver, for a sanity check.
     Takes the same columns; the rows that fit go to the requests that are worth most per row, the last one in part.
     """
     released, due = np.asarray(arrivals, dtype=np.float64), np.asarray(deadlines, dtype=np.float64)

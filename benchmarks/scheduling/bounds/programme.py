@@ -78,9 +78,7 @@ class Programme:
         try:
             from scipy.optimize import linprog  # noqa: PLC0415 - only bounds need it
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "upper bounds need SciPy: pip install 'serve-app[simulate]'", name="scipy"
-            ) from error
+            raise ModuleNotFoundError("upper bounds need SciPy: pip install scipy", name="scipy") from error
         upper = np.concatenate(self._upper)
         result: Any = linprog(
             -np.concatenate(self._worth),

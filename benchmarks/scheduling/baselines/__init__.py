@@ -1,19 +1,19 @@
 """Today's serving systems, as the simulator runs them: what each really does, and where it is simplified.
 
-Their settings are their operators' to choose: `serve_app.simulation.baselines.tuning` lists sensible ones and finds the
-best for a scenario.
+Their settings are their operators' to choose: `benchmarks.scheduling.baselines.tuning` lists sensible ones and finds
+the best for a scenario.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from serve_app.simulation.baselines.clipper import Clipper
-from serve_app.simulation.baselines.clockwork import Clockwork
-from serve_app.simulation.baselines.nexus import Nexus
-from serve_app.simulation.baselines.ray_serve import RayServeBatch
-from serve_app.simulation.baselines.sliding import SlidingWindow
-from serve_app.simulation.baselines.symphony import Symphony
-from serve_app.simulation.baselines.triton import Triton
+from benchmarks.scheduling.baselines.clipper import Clipper
+from benchmarks.scheduling.baselines.clockwork import Clockwork
+from benchmarks.scheduling.baselines.nexus import Nexus
+from benchmarks.scheduling.baselines.ray_serve import RayServeBatch
+from benchmarks.scheduling.baselines.sliding import SlidingWindow
+from benchmarks.scheduling.baselines.symphony import Symphony
+from benchmarks.scheduling.baselines.triton import Triton
 from serve_app.simulation.system import System
 
 BASELINES: Mapping[str, Callable[..., System]] = MappingProxyType(

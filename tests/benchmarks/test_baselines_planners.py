@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from simulation.baselines_runs import Ask, Begun, run, serve
+from baselines_runs import Ask, Begun, run, serve
 from simulation_builders import make_model, make_scenario
 
-from serve_app.simulation.baselines import Clipper, Clockwork, Nexus, Symphony
+from benchmarks.scheduling.baselines import Clipper, Clockwork, Nexus, Symphony
 from serve_app.simulation.results import DROPPED, IN_TIME, LATE
 from serve_app.simulation.scenario import Affine, Failure, Overheads
 
