@@ -114,7 +114,7 @@ def count(model: Path, requests: int = 200) -> Calls:
     """
     counter = _Counter()
     with tempfile.TemporaryDirectory() as folder, counter.installed():
-        return uvloop.run(_count(counter, model, Path(folder), requests))
+        return uvloop.run(_count(counter, model.resolve(), Path(folder), requests))
 
 
 async def _count(counter: _Counter, model: Path, folder: Path, requests: int) -> Calls:
@@ -128,7 +128,7 @@ async def _count(counter: _Counter, model: Path, folder: Path, requests: int) ->
     config = parse_args(
         {
             "router": {"direct_port": 1},  # as a configuration has to name one; it is replaced below
-            "models": [{"name": _NAME, "path": str(model.resolve()), "batching": {"max_rows": 64, "slo_ms": 50}}],
+            "models": [{"name": _NAME, "path": str(model), "batching": {"max_rows": 64, "slo_ms": 50}}],
         }
     )
     builds = read_models(config)[_NAME]

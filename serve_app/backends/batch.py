@@ -85,7 +85,7 @@ class BatchRun:
     @property
     def failed(self) -> bool:
         """Whether the model has failed on an entry."""
-        return any(isinstance(error, InferenceFailed) for error in self._errors.values())
+        return bool(self._errors) and any(isinstance(error, InferenceFailed) for error in self._errors.values())
 
     def refuse_non_finite(self) -> None:
         """Fail the entries whose outputs hold NaN or infinity."""
@@ -94,6 +94,8 @@ class BatchRun:
                 self.fail(positions[at], InferenceFailed(f"output {name!r} of the model is not finite for this input"))
 
     def _split(self) -> list[Outcome]:
+        if len(self._ran) == 1 and len(self._ran[0].positions) == 1 and not self._errors:
+            return [self._ran[0].outputs]
         found: dict[int, Outcome] = {}
         for positions, counts, outputs in self._ran:
             found.update(zip(positions, split(outputs, counts), strict=True))
@@ -197,6 +199,8 @@ def assemble(entries: Sequence[Tensors]) -> Tensors:
 
 def fit(entries: Sequence[Tensors]) -> Tensors | None:
     """`assemble`, or ``None`` where the entries cannot run together."""
+    if len(entries) == 1:
+        return entries[0]
     names = entries[0].keys()
     if any(tensors.keys() != names for tensors in entries):
         return None
@@ -349,16 +353,12 @@ def run_assembled(
         in_time: As in `run_entries`.
     """
     ran = BatchRun()
-
-    def run(inputs: Tensors, rows: int) -> Tensors:
-        return _run(backend, inputs, rows, max_rows, bucket, ran.executions, clock)
-
     _together_or_alone(
         ran,
         range(len(counts)),
         counts,
-        lambda: run(batch, sum(counts)),
-        lambda position, rows: run(entries[position], rows),
+        partial(_run, backend, batch, sum(counts), max_rows, bucket, ran.executions, clock),
+        lambda position, rows: _run(backend, entries[position], rows, max_rows, bucket, ran.executions, clock),
         lambda position: backend.run_whole(entries[position]),
         in_time,
     )
@@ -425,20 +425,26 @@ def _run(
     clock: Callable[[], float],
 ) -> Tensors:
     """Run a batch, in pieces if it is too large. Every piece that succeeds is noted as an execution."""
+    if rows <= max_rows:
+        return _timed(backend, batch, rows, bucket, executions, clock)
     parts: list[Tensors] = []
-    for piece in [slice(0, rows)] if rows <= max_rows else pieces(rows, max_rows):
-        size = piece.stop - piece.start
-        inputs = batch if size == rows else {name: array[piece] for name, array in batch.items()}
-        parts.append(_timed(partial(backend.run, inputs), size, bucket, executions, clock))
-    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for piece in pieces(rows, max_rows):
+        inputs = {name: array[piece] for name, array in batch.items()}
+        parts.append(_timed(backend, inputs, piece.stop - piece.start, bucket, executions, clock))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _timed(
-    run: Callable[[], Tensors], rows: int, bucket: int, executions: list[Execution], clock: Callable[[], float]
+    backend: Backend,
+    batch: Tensors,
+    rows: int,
+    bucket: int,
+    executions: list[Execution],
+    clock: Callable[[], float],
 ) -> Tensors:
     """Run a batch. If it succeeds, it is noted as an execution."""
     start = clock()
-    outputs = run()
+    outputs = backend.run(batch)
     seconds = clock() - start
     _check_rows(outputs, rows)
     executions.append(Execution(rows, bucket, seconds))

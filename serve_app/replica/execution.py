@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple, TypeAlias, cast
+from itertools import repeat
+from math import inf
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import BatchRun, fit, run_assembled, run_entries
@@ -90,7 +91,7 @@ class Executor:
     def _assembled(self, staged: Staged) -> Assembled | None:
         if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
             return None
-        inputs = cast("list[Tensors]", staged.tensors)
+        inputs: list[Any] = staged.tensors  # all of them are, of what is sound
         if self._processor is not None:
             places = [(staged, index) for index in range(len(inputs))]
             buckets = self._buckets(places, inputs)
@@ -108,9 +109,13 @@ class Executor:
             return []
         try:
             assembled = None
-            if all(staged.complete for staged in bundles):
+            for staged in bundles:
+                if not staged.complete:
+                    break
+            else:
                 for staged in bundles:
-                    self._await_assembly(staged)
+                    if not staged.assembled:
+                        self._await_assembly(staged)
                 assembled = self._run_assembled(bundles)
             ran = self._run_entries(bundles) if assembled is None else [assembled]
             return self._verify(self._judge(ran))
@@ -175,9 +180,11 @@ class Executor:
                 )
                 if isinstance(outcome, InferenceFailed):
                     logger.error("The model failed on request %s", staged.entries[index].origin)
-            executions = [execution._replace(variant=variant) for execution in run.executions]
-            if not executions:
+            if not run.executions:
                 continue
+            executions = run.executions
+            if variant:
+                executions = [execution._replace(variant=variant) for execution in executions]
             last: Staged | None = None
             for staged, _ in places:
                 if staged is not last:
@@ -187,26 +194,30 @@ class Executor:
     def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
         """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
-        assembled: list[Assembled] = []
+        batches: list[Tensors] = []
+        entries: list[Tensors] = []
+        counts: list[int] = []
+        places: list[Place] = []
+        earliest = inf
         for staged in bundles:
             if staged.batch is None or staged.entries[0].variant != variant or staged.bucket != bucket:
                 return None
-            assembled.append(staged.batch)
+            batches.append(staged.batch.rows)
+            entries += staged.batch.entries
+            counts += staged.counts
+            places.extend(zip(repeat(staged), range(len(staged.entries))))
+            earliest = min(earliest, *staged.deadlines)
         backend = self._backends.get(variant)
         if backend is None or not self._joining.of(variant).joins:
             return None
-        batch = fit([each.rows for each in assembled])
+        batch = batches[0] if len(batches) == 1 else fit(batches)
         if batch is None:
             return None
-        earliest = min(min(staged.deadlines) for staged in bundles)
         now = time.monotonic()
         if earliest <= now:
             return None
         for staged in bundles:
             staged.executed_at = now
-        entries = list(chain.from_iterable(each.entries for each in assembled))
-        counts = list(chain.from_iterable(staged.counts for staged in bundles))
-        places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
         in_time = self._in_time_of(places)
         run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
         return Ran(places, variant, run)

@@ -161,7 +161,8 @@ class Staged:
     @property
     def complete(self) -> bool:
         """Whether all of its entries run, and on what they ask for."""
-        return len(self.chosen) == len(self.entries) and self.runs_on == self.variant
+        asked = self.entries[0].variant if self.entries else self.on_behalf_of
+        return len(self.chosen) == len(self.entries) and self.runs_on == asked
 
     def count_rows(self, joining: Joining) -> None:
         """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
