@@ -98,11 +98,15 @@ class _Curve:
     """Everything known of one cost bucket."""
 
     __slots__ = (
-        "cell_of", "cells", "corners", "count", "pool", "profiled", "shape", "slope", "typical", "usual", "window",
+        "cell_of", "cells", "corners", "count", "forgotten_after", "known_shape", "pool", "profiled", "shape", "slope",
+        "typical", "usual", "window",
     )  # fmt: skip
 
     def __init__(self, quantile: float, window: int) -> None:
         self.window = window
+        # Executions of others after which a cell has learned nothing lately. One that was slow once is not asked for
+        # any more, and would stay slow.
+        self.forgotten_after = _OLD * window
         self.count = 0
         self.cells: list[_Ratios | None] = [None] * _CELLS
         self.pool = _Ratios(window)
@@ -112,14 +116,16 @@ class _Curve:
         self.cell_of: list[int] = []
         self.shape: list[float] = []
         self.slope = 0.0
+        # By rows, what the shape said of them: the same few again and again.
+        self.known_shape: dict[int, float] = {}
         self.usual = _Line(quantile)
         self.typical = _Line(_MEDIAN)
 
     def add(self, rows: int, seconds: float) -> None:
         at = _cell_of(rows)
         self.count += 1
-        cell = self._cell(at)
-        if cell is None:
+        cell = self.cells[at]
+        if cell is None or self.count - cell.latest > self.forgotten_after:
             cell = self.cells[at] = _Ratios(self.window)
         cell.latest = self.count
         count = len(cell.samples)
@@ -130,12 +136,7 @@ class _Curve:
         if refits:
             self.fit(dict(each.middle() for each in self.cells if each is not None))
         else:
-            self.learned()
-
-    def _cell(self, at: int) -> _Ratios | None:
-        """What a cell has learned lately. One that was slow once is not asked for any more, and would stay slow."""
-        cell = self.cells[at]
-        return None if cell is None or self.count - cell.latest > _OLD * self.window else cell
+            self.usual.stale = self.typical.stale = True
 
     def fit(self, points: Mapping[int, float]) -> None:
         """Lead the shape through the points, none below a smaller one.
@@ -157,19 +158,19 @@ class _Curve:
         self.corners = sorted({*rows, *_ENDS})
         self.cell_of = [_cell_of(corner) for corner in self.corners]
         self.shape = [_along(rows, seconds, 0.0, corner) for corner in self.corners]
+        self.known_shape.clear()
         for ratios in (self.pool, *self.cells):
             if ratios is not None:
                 ratios.reshape(self.shape_at)
-        self.learned()
-
-    def learned(self) -> None:
-        """Forget what was predicted."""
-        for line in (self.usual, self.typical):
-            line.stale = True
-            line.predicted.clear()
+        self.usual.stale = self.typical.stale = True
 
     def shape_at(self, rows: int) -> float:
-        return _along(self.corners, self.shape, self.slope, rows)
+        seconds = self.known_shape.get(rows)
+        if seconds is None:
+            seconds = _along(self.corners, self.shape, self.slope, rows)
+            if rows <= self.corners[-1]:
+                self.known_shape[rows] = seconds
+        return seconds
 
     def draw(self, line: _Line) -> None:
         """Recompute the predictions at the corners."""
@@ -180,8 +181,11 @@ class _Curve:
         elif len(pool) >= _FEW:
             floor = min(1.0, pool[-1])
         pooled = self.pool.quantile(quantile, floor)
-        lately = [self._cell(at) for at in range(_CELLS)]
-        ratios = [pooled if cell is None else cell.quantile(quantile, pooled) for cell in lately]
+        oldest = self.count - self.forgotten_after
+        ratios = [pooled] * _CELLS
+        for at, each in enumerate(self.cells):
+            if each is not None and each.latest >= oldest:
+                ratios[at] = each.quantile(quantile, pooled)
         line.values = values = []
         highest = 0.0
         for seconds, cell in zip(self.shape, self.cell_of, strict=True):
@@ -190,6 +194,7 @@ class _Curve:
                 highest = scaled
             values.append(highest)
         line.slope = self.slope * ratios[-1]
+        line.predicted.clear()
         line.stale = False
 
     def predict(self, rows: int, line: _Line) -> float:
@@ -252,8 +257,10 @@ class LatencyModel:
     def observe(self, rows: int, bucket: int, seconds: float) -> None:
         """Learn from one execution. Nonsense (rows below 1, a time not positive and finite) is ignored."""
         if rows >= 1 and 0.0 < seconds < inf:
-            self._curve(bucket).add(rows, seconds)
-            self._curves[bucket] = self._curves.pop(bucket)
+            curve = self._curves.get(bucket) or self._curve(bucket)
+            curve.add(rows, seconds)
+            if len(self._curves) > 1:
+                self._curves[bucket] = self._curves.pop(bucket)
             self._best.clear()
 
     def predict(self, rows: int, bucket: int = 0) -> float:
@@ -261,8 +268,9 @@ class LatencyModel:
         curve = self._curves.get(bucket)
         if curve is None:
             return self._unseen(self.predict, rows, bucket)
-        seconds = curve.usual.predicted.get(rows)
-        return curve.predict(rows, curve.usual) if seconds is None else seconds
+        line = curve.usual
+        seconds = None if line.stale else line.predicted.get(rows)
+        return curve.predict(rows, line) if seconds is None else seconds
 
     def typical(self, rows: int, bucket: int = 0) -> float:
         """As `predict`, by the median whatever quantile the model has."""
