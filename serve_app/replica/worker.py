@@ -132,7 +132,7 @@ class Worker:
         await self._pool.postprocess(staged)
         finished = time.monotonic()
         with self._lock:
-            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
+            runs_s, backlog_s = self._gate.outlook_s(finished)
         results: list[Any] = staged.results  # `postprocess` has left none out
         return BundleResult(
             results,
