@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from math import inf
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import BatchRun, fit, run_assembled, run_entries
@@ -90,14 +92,14 @@ class Executor:
     def _assembled(self, staged: Staged) -> Assembled | None:
         if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
             return None
-        inputs = cast("list[Tensors]", staged.tensors)
+        inputs: list[Any] = staged.tensors  # all of them are, of what is sound
         if self._processor is not None:
             places = [(staged, index) for index in range(len(inputs))]
             buckets = self._buckets(places, inputs)
             if len(set(buckets)) != 1:
                 return None
             inputs = self._pad(self._processor, places, inputs, buckets)
-        rows = fit(inputs)
+        rows = inputs[0] if len(inputs) == 1 else fit(inputs)
         return None if rows is None else Assembled(inputs, rows)
 
     def run(self, bundles: Sequence[Staged]) -> list[Ran]:
@@ -108,9 +110,13 @@ class Executor:
             return []
         try:
             assembled = None
-            if all(staged.complete for staged in bundles):
+            for staged in bundles:
+                if not staged.complete:
+                    break
+            else:
                 for staged in bundles:
-                    self._await_assembly(staged)
+                    if not staged.assembled:
+                        self._await_assembly(staged)
                 assembled = self._run_assembled(bundles)
             ran = self._run_entries(bundles) if assembled is None else [assembled]
             return self._verify(self._judge(ran))
@@ -175,9 +181,11 @@ class Executor:
                 )
                 if isinstance(outcome, InferenceFailed):
                     logger.error("The model failed on request %s", staged.entries[index].origin)
-            executions = [execution._replace(variant=variant) for execution in run.executions]
-            if not executions:
+            if not run.executions:
                 continue
+            executions = run.executions
+            if variant:
+                executions = [execution._replace(variant=variant) for execution in executions]
             last: Staged | None = None
             for staged, _ in places:
                 if staged is not last:
@@ -187,27 +195,31 @@ class Executor:
     def _run_assembled(self, bundles: Sequence[Staged]) -> Ran | None:
         """Run bundles as they were assembled; ``None`` unless they fit together and nothing has expired."""
         variant, bucket = bundles[0].entries[0].variant, bundles[0].bucket
-        assembled: list[Assembled] = []
+        batches: list[Tensors] = []
+        entries: list[Tensors] = []
+        counts: list[int] = []
+        places: list[Place] = []
+        earliest = inf
         for staged in bundles:
             if staged.batch is None or staged.entries[0].variant != variant or staged.bucket != bucket:
                 return None
-            assembled.append(staged.batch)
+            batches.append(staged.batch.rows)
+            entries += staged.batch.entries
+            counts += staged.counts
+            places.extend(zip(repeat(staged), range(len(staged.entries))))
+            earliest = min(earliest, *staged.deadlines)
         backend = self._backends.get(variant)
-        if backend is None or not self._joining.of(variant).joins:
+        if backend is None or variant in self._joining.apart:
             return None
-        batch = fit([each.rows for each in assembled])
+        batch = batches[0] if len(batches) == 1 else fit(batches)
         if batch is None:
             return None
-        earliest = min(min(staged.deadlines) for staged in bundles)
         now = time.monotonic()
         if earliest <= now:
             return None
         for staged in bundles:
             staged.executed_at = now
-        entries = list(chain.from_iterable(each.entries for each in assembled))
-        counts = list(chain.from_iterable(staged.counts for staged in bundles))
-        places = [(staged, index) for staged in bundles for index in range(len(staged.entries))]
-        in_time = self._in_time_of(places)
+        in_time = partial(self._in_time, places)
         run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
         return Ran(places, variant, run)
 
@@ -246,20 +258,16 @@ class Executor:
         if self._processor is not None:
             buckets = self._buckets(places, inputs)
             inputs = self._pad(self._processor, places, inputs, buckets)
-        in_time = self._in_time_of(places)
+        in_time = partial(self._in_time, places)
         whole = [staged.counts[index] if self._runs_alone(staged, index) else 0 for staged, index in places]
         run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time, whole)
         return Ran(places, variant, run)
 
     @staticmethod
-    def _in_time_of(places: Sequence[Place]) -> Callable[[int], bool]:
-        """Tells of each entry, by its position, whether somebody still waits for it."""
-
-        def in_time(position: int) -> bool:
-            staged, index = places[position]
-            return staged.deadlines[index] > time.monotonic()
-
-        return in_time
+    def _in_time(places: Sequence[Place], position: int) -> bool:
+        """Whether somebody still waits for the entry at a position."""
+        staged, index = places[position]
+        return staged.deadlines[index] > time.monotonic()
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""

@@ -23,7 +23,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
@@ -45,7 +47,7 @@ _JOBS_WAIT_S = 60.0
 _CLASSES = {int(priority): priority for priority in Priority}
 
 
-class _Turn(NamedTuple):
+class _Turn(Struct, frozen=True):
     """What the gate let through.
 
     Attributes:
@@ -133,9 +135,7 @@ class Session:
     async def run(self, staged: Staged) -> None:
         """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
         self._loop = asyncio.get_running_loop()
-        entries = staged.entries
-        places = [index for index, rows in enumerate(staged.counts) if rows]
-        self._add(staged, [(index, _CLASSES[entries[index].priority]) for index in places])
+        self._add(staged)
         if staged.stage is Stage.ENDED:
             return
         staged.waiter = self._loop.create_future()
@@ -163,26 +163,28 @@ class Session:
             on_behalf_of=variant,
         )  # fmt: skip
         try:
-            self._loop.call_soon_threadsafe(self._add, staged, [(0, Priority.LOW)])
+            self._loop.call_soon_threadsafe(self._add, staged)
         except RuntimeError:
             job.drop()  # the event loop has ended
 
-    def _add(self, staged: Staged, places: Sequence[tuple[int, Priority]]) -> None:
-        """Let entries of a bundle wait, by position and class, and run them where the session is free."""
+    def _add(self, staged: Staged) -> None:
+        """Let the entries of a bundle that have rows wait, and run them where the session is free."""
         now = time.monotonic()
         try:
             with self._lock:
                 self._waiting[staged] = None
                 staged.stage = AFTER[staged.stage, Event.ADMITTED]
-                for index, priority in places:
+                for index, rows in enumerate(staged.counts):
+                    if not rows:
+                        continue
                     wire = staged.entries[index] if staged.entries else None
                     here = Entry(
                         next(self._ids),
                         self._name,
-                        priority,
+                        Priority.LOW if wire is None else _CLASSES[wire.priority],
                         now,
                         staged.deadlines[index],
-                        staged.counts[index],
+                        rows,
                         staged.buckets[index],
                         0,
                         (staged, index),
@@ -291,7 +293,8 @@ class Session:
         while not self._busy:
             with self._lock:
                 turn = self._next(time.monotonic())
-            self._see(turn)
+            if turn.ended or turn.opens < inf:
+                self._see(turn)
             if not turn.granted:
                 return
             if not self._in_loop or not turn.short:
@@ -340,6 +343,8 @@ class Session:
             self._fail(bundles)
         for staged in bundles:
             staged.wake()
+        if turn is _NOTHING:
+            return
         try:
             self._see(turn)
         except Exception:
@@ -429,9 +434,11 @@ class Session:
         """Take the next batch from the gate; the session is free."""
         if self._busy or self._closed:
             return _NOTHING
-        self._gate.latencies.whole = self._joinable.apart
         ended: list[Staged] = []
         self._ended_now = ended
+        if not self._waiting:
+            return _NOTHING
+        self._gate.latencies.whole = self._joinable.apart
         while self._waiting:
             if self._tied:
                 self._take_out_taken(ended, now)
@@ -465,12 +472,17 @@ class Session:
                 else:
                     self._return(here, ended, now)
             # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
-            staying = [staged for staged in granted if not staged.left]
-            self._held.update(staying)
+            staying: list[Staged] = []
             for staged in granted:
-                for index in staged.waiting:
-                    staged.results[index] = RETURNED
-                self._take_out(staged)
+                if staged.waiter is None or not staged.waiter.cancelled():
+                    staying.append(staged)
+                if staged.waiting:
+                    for index in staged.waiting:
+                        staged.results[index] = RETURNED
+                    self._take_out(staged)
+                else:
+                    del self._waiting[staged]
+            self._held.update(staying)
             for staged in staying:
                 staged.stage = AFTER[staged.stage, Event.GRANTED]
             if staying:

@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+from msgspec import Struct
 
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
@@ -29,7 +31,7 @@ class Job(Protocol):
         """It will not be done."""
 
 
-class Assembled(NamedTuple):
+class Assembled(Struct, frozen=True):
     """All entries of a bundle as one batch.
 
     Attributes:
@@ -154,14 +156,10 @@ class Staged:
         return self.entries[0].variant if self.entries else self.on_behalf_of
 
     @property
-    def left(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.waiter is not None and self.waiter.cancelled()
-
-    @property
     def complete(self) -> bool:
         """Whether all of its entries run, and on what they ask for."""
-        return len(self.chosen) == len(self.entries) and self.runs_on == self.variant
+        asked = self.entries[0].variant if self.entries else self.on_behalf_of
+        return len(self.chosen) == len(self.entries) and self.runs_on == asked
 
     def count_rows(self, joining: Joining) -> None:
         """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""

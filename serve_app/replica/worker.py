@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
-from typing import cast
+from typing import Any
 
 from serve_app.backends.backend import Backend
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Failure, Tensors
+from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
@@ -132,9 +132,10 @@ class Worker:
         await self._pool.postprocess(staged)
         finished = time.monotonic()
         with self._lock:
-            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
+            runs_s, backlog_s = self._gate.outlook_s(finished)
+        results: list[Any] = staged.results  # `postprocess` has left none out
         return BundleResult(
-            [cast("EntryResult", result) for result in staged.results],
+            results,
             staged.executions,
             preprocessed - started,
             max(0.0, executed - preprocessed),
@@ -186,8 +187,10 @@ class Worker:
         staged.bucket = max(staged.buckets, default=0)
         if not staged.sound:
             return
-        inputs = cast("list[Tensors]", staged.tensors)
-        staged.nbytes = sum(array.nbytes for tensors in inputs for array in tensors.values())
+        inputs: list[Any] = staged.tensors  # all of them are, of what is sound
+        for tensors in inputs:
+            for array in tensors.values():
+                staged.nbytes += array.nbytes
         if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
         elif self._session.busy and len(staged.entries) > 1:

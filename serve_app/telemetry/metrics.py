@@ -212,7 +212,7 @@ class RouterMetrics:
         if bundles is None:
             bundles = self._per_model[model] = self._bundles.of(model)
         bundles.entries.observe(entries)
-        statistics = self.statistics(model)
+        statistics = self._statistics.get(model) or self.statistics(model)
         statistics.preprocess_s += result.preprocess_s * entries
         statistics.postprocess_s += result.postprocess_s * entries
         for execution in result.executions:

@@ -80,12 +80,16 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
     """Cuts what arrives into frames.
 
     Small frames are read many at a time and copied out; what is left of a large one is read to where it will stay.
+
+    Attributes:
+        heard: Set when anything arrives.
     """
 
     def __init__(self) -> None:
         self._scratch = memoryview(bytearray(_RECEIVED_AT_ONCE))
         self._filled = 0
         self._large: memoryview | None = None
+        self.heard = False
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -98,6 +102,7 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that have arrived, and the frames that they complete."""
+        self.heard = True
         self._filled += nbytes
         if self._large is not None:
             if self._filled == len(self._large):

@@ -16,13 +16,13 @@ from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
 from serve_app.transport.arena import Arena, ArenaReader
 from serve_app.transport.frames import (
+    RECALL,
     Frame,
     Part,
     decode_bundle,
     encode_failure,
     encode_ping,
     encode_result,
-    is_ping,
     recalled,
 )
 from serve_app.transport.link_protocol import (
@@ -50,28 +50,32 @@ class LinkServer:
         name: The model's name, for messages.
         run: Runs one bundle; raises only for bugs.
         recall: Is told of one that runs when more of its entries are ``recalled``.
+
+    Attributes:
+        loop: Runs all of it.
+        context: An empty one, to be copied for each bundle.
+        run: As given.
+        running: The bundles that are being answered.
     """
 
     def __init__(self, name: str, run: Run, recall: Recall | None = None) -> None:
         self._name = name
-        self._run = run
         self._recall = recall
-        self._loop = asyncio.get_running_loop()
-        self._context = contextvars.Context()
+        self.loop = asyncio.get_running_loop()
+        self.context = contextvars.Context()
         self._open: set[_ServerLink] = set()
         self._joining: set[asyncio.Task[Any]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._running = 0
+        self.run = run
+        self.running: set[asyncio.Task[None]] = set()
         self._refused: set[str] = set()
         self.address = f"serve-app-{secrets.token_hex(16)}"
         self._socket: socket.socket | None = new_socket()
         self._socket.bind(abstract(self.address))
         self._socket.listen(128)
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        self.loop.add_reader(self._socket.fileno(), self._accept)
 
     def __repr__(self) -> str:
-        return f"<LinkServer {len(self._open)} links, {self._running} bundles>"
+        return f"<LinkServer {len(self._open)} links, {len(self.running)} bundles>"
 
     @staticmethod
     def supported() -> bool:
@@ -85,11 +89,12 @@ class LinkServer:
             timeout_s: Longest wait, seconds; what runs then is cut.
         """
         self._stop_listening()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            logger.warning("%d bundles still ran after %.0f s: they are cut", self._running, timeout_s)
+        loop = self.loop
+        until = loop.time() + timeout_s
+        while self.running and (left_s := until - loop.time()) > 0.0:
+            await asyncio.wait(self.running, timeout=left_s)
+        if self.running:
+            logger.warning("%d bundles still ran after %.0f s: they are cut", len(self.running), timeout_s)
         self.close()
 
     def close(self) -> None:
@@ -103,7 +108,7 @@ class LinkServer:
 
     def _stop_listening(self) -> None:
         if self._socket is not None:
-            self._loop.remove_reader(self._socket.fileno())
+            self.loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
@@ -114,7 +119,7 @@ class LinkServer:
         except OSError:  # it has left already
             return
         connection.setblocking(False)
-        task = self._loop.create_task(self._join(connection))
+        task = self.loop.create_task(self._join(connection))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
@@ -122,8 +127,8 @@ class LinkServer:
         try:
             check_peer(connection)
             ties, arena = await self._meet(connection)
-            await self._loop.sock_sendall(connection, WELCOME)
-            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
+            await self.loop.sock_sendall(connection, WELCOME)
+            await self.loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
         except (OSError, ValueError, LinkError) as error:
             # Routers try again for as long as they live.
             reason = str(error)
@@ -141,11 +146,11 @@ class LinkServer:
     async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
         """Hear who it is, and map the memory that it shares."""
         readable = asyncio.Event()
-        self._loop.add_reader(connection.fileno(), readable.set)
+        self.loop.add_reader(connection.fileno(), readable.set)
         try:
             await readable.wait()
         finally:
-            self._loop.remove_reader(connection.fileno())
+            self.loop.remove_reader(connection.fileno())
         hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 2)
         try:
             if len(hello) != HELLO.size:
@@ -160,24 +165,13 @@ class LinkServer:
             for file in files:
                 os.close(file)
 
-    def started(self) -> None:
-        """Count a bundle in."""
-        self._running += 1
-        self._idle.clear()
+    def failed(self, call: int) -> list[Part]:
+        """The frame of an answer that could not be made, because of the error that is being handled: a bug.
 
-    def ended(self) -> None:
-        """Count a bundle out."""
-        self._running -= 1
-        if not self._running:
-            self._idle.set()
-
-    async def answer(self, call: int, bundle: Bundle) -> list[Part]:
-        """Run a bundle and make the frame of its answer."""
-        try:
-            return encode_result(call, await self._run(bundle))
-        except Exception:  # a bug; whoever waits at the other end must be told
-            logger.exception("A bundle failed as a whole")
-            return encode_failure(call, Failure(InferenceFailed.code, f"model {self._name} failed on this request"))
+        Whoever waits at the other end must be told.
+        """
+        logger.exception("A bundle failed as a whole")  # noqa: LOG004 - handlers call this
+        return encode_failure(call, Failure(InferenceFailed.code, f"model {self._name} failed on this request"))
 
     def recall(self, call: int, bundle: Bundle | None, positions: Sequence[int]) -> None:
         """A router does not wait for some entries of a bundle any more. What has ended, or never was, is ignored."""
@@ -193,11 +187,7 @@ class LinkServer:
                 logger.debug("%s: call %d has no entry %d to be recalled", self._name, call, position)
         if self._recall is not None:
             # In the next turn: the bundle may have come in this one, and its task must have begun.
-            self._loop.call_soon(self._recall, bundle)
-
-    def new_task(self, work: Any) -> asyncio.Task[None]:
-        """Start a bundle's task, in a context of its own."""
-        return self._loop.create_task(work, context=self._context.copy())
+            self.loop.call_soon(self._recall, bundle)
 
     def joined(self, link: _ServerLink) -> None:
         """A link is up."""
@@ -222,17 +212,18 @@ class _ServerLink(FramedProtocol):
         self._server.joined(self)
 
     def on_frame(self, frame: Frame) -> None:
-        if is_ping(frame):
+        call = frame.call
+        if not call:
             self.write(encode_ping())
             return
-        call = frame.header[0]
-        if (positions := recalled(frame)) is not None:
-            self._server.recall(call, self._bundles.get(call), positions)
+        if frame.kind == RECALL:
+            self._server.recall(call, self._bundles.get(call), recalled(frame))
             return
-        self._bundles[call] = bundle = decode_bundle(frame, self._arena)._replace(ties=self._ties)
-        self._server.started()
-        task = self._server.new_task(self._answer(call, bundle))
+        self._bundles[call] = bundle = decode_bundle(frame, self._arena, self._ties)
+        server = self._server
+        task = server.loop.create_task(self._answer(call, bundle), context=server.context.copy())
         self._tasks.add(task)
+        server.running.add(task)
         task.add_done_callback(self._ended)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -241,13 +232,16 @@ class _ServerLink(FramedProtocol):
             task.cancel()
 
     async def _answer(self, call: int, bundle: Bundle) -> None:
-        parts = await self._server.answer(call, bundle)
+        try:
+            parts = encode_result(call, await self._server.run(bundle))
+        except Exception:
+            parts = self._server.failed(call)
         del self._bundles[call]
         self.write(parts)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._server.ended()
+        self._server.running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("A bundle's answer could not be sent", exc_info=error)
             self.cut()

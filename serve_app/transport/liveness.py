@@ -37,13 +37,14 @@ class Liveness:
         silence_s: See `Watch`.
         kill_s: See `Watch`.
         in_flight: Whether requests are in flight.
+        heard: Whether anything has come since it was asked last.
         ask: Probes the replica.
         on_silent: Called when it has been silent for long enough.
         on_heard: Called when it then speaks again.
         on_given_up: Called once after ``kill_s``.
 
     Attributes:
-        heard: To be set when anything comes.
+        at_rest: Whether it is to be told of what is sent next, by `begin`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Liveness:
         kill_s: float | None,
         *,
         in_flight: Callable[[], bool],
+        heard: Callable[[], bool],
         ask: Callable[[], None],
         on_silent: Callable[[], None],
         on_heard: Callable[[], None],
@@ -60,6 +62,7 @@ class Liveness:
         self._turn_s = silence_s / _TURNS
         self._last_turn = None if kill_s is None else max(_TURNS, round(kill_s / self._turn_s))
         self._in_flight = in_flight
+        self._heard = heard
         self._ask = ask
         self._on_silent = on_silent
         self._on_heard = on_heard
@@ -67,14 +70,15 @@ class Liveness:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = 0
-        self.heard = False
+        self.at_rest = True
 
     def __repr__(self) -> str:
-        return f"<Liveness {'at rest' if self._timer is None else f'watching, {self._quiet} quiet turns'}>"
+        return f"<Liveness {'at rest' if self.at_rest else f'watching, {self._quiet} quiet turns'}>"
 
     def begin(self) -> None:
         """Something has been sent."""
-        if self._timer is None:
+        if self.at_rest:
+            self.at_rest = False
             self._timer = self._loop.call_later(self._turn_s, self._turn)
 
     def end(self) -> None:
@@ -82,11 +86,13 @@ class Liveness:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self.at_rest = True
 
     def _turn(self) -> None:
         self._timer = None
-        if self.heard:
-            was, self._quiet, self.heard = self._quiet, 0, False
+        self.at_rest = True
+        if self._heard():
+            was, self._quiet = self._quiet, 0
             if was >= _TURNS:
                 self._on_heard()
         else:

@@ -66,6 +66,7 @@ class ReplicaLink(FramedProtocol):
             watch.silence_s,
             watch.kill_s,
             in_flight=lambda: bool(self._calls),
+            heard=self._has_heard,
             ask=lambda: self.write(encode_ping()),
             on_silent=lambda: watch.on_silent(model, self._name),
             on_heard=lambda: watch.on_heard(model, self._name),
@@ -82,11 +83,9 @@ class ReplicaLink(FramedProtocol):
         except OSError as error:
             logger.warning("Process %d could not be killed: %s", self._process, error)
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that have arrived. Called by asyncio."""
-        if self._liveness is not None:
-            self._liveness.heard = True
-        super().buffer_updated(nbytes)
+    def _has_heard(self) -> bool:
+        heard, self.heard = self.heard, False
+        return heard
 
     async def call(self, bundle: Bundle) -> BundleResult:
         """Send a bundle and wait for its result.
@@ -103,8 +102,9 @@ class ReplicaLink(FramedProtocol):
         # Kept until the answer, even if nobody waits for it any more: only then has the replica done with the arrays.
         self._calls[call] = (future, bundle, kept)
         self.write(parts)
-        if self._liveness is not None:
-            self._liveness.begin()
+        liveness = self._liveness
+        if liveness is not None and liveness.at_rest:
+            liveness.begin()
         try:
             return await future
         finally:
@@ -119,14 +119,14 @@ class ReplicaLink(FramedProtocol):
 
     def on_frame(self, frame: Frame) -> None:
         """Take an answer."""
-        future, _, _ = self._calls.pop(frame.header[0], (None, None, None))
+        future, _, _ = self._calls.pop(frame.call, (None, None, None))
         if self._retired and not self._calls:
             self.close()
         if future is None or future.done():
             return
         try:
-            if isinstance(frame.header[1], Failure):
-                future.set_exception(InferenceFailed(frame.header[1].message))
+            if isinstance(frame.kind, Failure):
+                future.set_exception(InferenceFailed(frame.kind.message))
             else:
                 future.set_result(decode_result(frame))
         except Exception:  # as in `_received`, which cuts the link; but this call is not among those that it fails then

@@ -30,6 +30,7 @@ from serve_app.transport import frames
 from serve_app.transport.arena import Arena, ArenaReader
 from serve_app.transport.frames import (
     PREFIX,
+    RECALL,
     SHARE_ABOVE,
     Frame,
     Part,
@@ -277,7 +278,7 @@ def test_bfloat16_lies_in_the_arena() -> None:
 def test_a_recall_names_a_call_and_positions(call: int, positions: list[int]) -> None:
     """And no other frame does."""
     frame = received(encode_recall(call, positions))
-    assert (frame.header[0], recalled(frame)) == (call, tuple(positions))
+    assert (frame.call, frame.kind, recalled(frame)) == (call, RECALL, tuple(positions))
     sent = Bundle([WireEntry(1, 1.0, 1, "", {"x": np.ones((1, 1))}), WireEntry(1, 1.0, 1, "", Texts(["a"], {}))])
     for others in (sent, Bundle(sent.entries[:1]), Bundle([])):
-        assert recalled(received(encode_bundle(call, others, None)[0])) is None
+        assert received(encode_bundle(call, others, None)[0]).kind != RECALL

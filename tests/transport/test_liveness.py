@@ -193,10 +193,17 @@ async def test_only_what_owes_answers_is_watched() -> None:
             looked.set()
         return in_flight[0]
 
+    heard = [False]
+
+    def was_heard() -> bool:
+        was, heard[0] = heard[0], False
+        return was
+
     liveness = Liveness(
         0.02,
         0.04,
         in_flight=looking,
+        heard=was_heard,
         ask=lambda: told.put_nowait("ask"),
         on_silent=lambda: told.put_nowait("silent"),
         on_heard=lambda: told.put_nowait("heard"),
@@ -204,9 +211,9 @@ async def test_only_what_owes_answers_is_watched() -> None:
     )
     liveness.begin()
     assert [await told.get() for _ in range(3)] == ["ask", "silent", "given up"]
-    liveness.heard = True
+    heard[0] = True
     assert await told.get() == "heard"
-    in_flight[0], liveness.heard = False, True
+    in_flight[0], heard[0] = False, True
     await looked.wait()
     assert repr(liveness) == "<Liveness at rest>"
     liveness.begin()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct
+
 from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference.classification import classify
 from serve_app.api.open_inference.codec import ModelCodec, Parsed, Selection, json_size
@@ -31,7 +33,7 @@ def routes(_: Gateway) -> list[Route]:
     ]
 
 
-class InferRequest:
+class InferRequest(Struct):
     """A V2 request on its way.
 
     Attributes:
@@ -40,12 +42,9 @@ class InferRequest:
         selection: The outputs that it asks for; once its data is decoded.
     """
 
-    __slots__ = ("codec", "parsed", "selection")
-
-    def __init__(self, codec: ModelCodec, parsed: Parsed) -> None:
-        self.codec = codec
-        self.parsed = parsed
-        self.selection: Selection = []
+    codec: ModelCodec
+    parsed: Parsed
+    selection: Selection = []
 
 
 class Infer(HttpOperation[InferRequest]):

@@ -129,7 +129,8 @@ class OnnxBackend:
             UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
             InvalidRequest: A BYTES input holds something that is not text.
         """
-        self._facts()
+        if self._loaded is None:
+            self._facts()  # raises
         if not self._settings.layout.rows:
             return self.run_whole(inputs)
         if self._text_inputs:
