@@ -44,6 +44,9 @@ PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --numprocesses logical --dist worksteal
 UV := .venv-uv/bin/uv
 # Never another interpreter than the one that was asked for
 export UV_PYTHON_DOWNLOADS := never
+# Images of containers often forbid it. Each of the hundreds of processes that a run starts would compile anew all that it
+# imports: half of the time that the tests take.
+export PYTHONDONTWRITEBYTECODE :=
 
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-index-url --no-emit-find-links $(UPGRADE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,10 @@ _WITHOUT_CYCLES = frozenset({"access", "api", "replica", "router", "telemetry", 
 
 
 def pytest_configure() -> None:
-    """A background job of a shell ignores SIGINT, and what it starts does so too: tests interrupt what they start."""
+    """What holds for all tests, and for what they start."""
+    # Ray starts a cluster for whoever asks it something: only `serve_process` starts any.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    # A background job of a shell ignores SIGINT, and what it starts does so too: tests interrupt what they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

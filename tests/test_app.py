@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import onnx_models
 import pytest
+import ray
 
 from serve_app.app import build
 from serve_app.composition import describe_models
@@ -22,6 +24,13 @@ from serve_app.deployments import replica_directory
 from serve_app.deployments.router import RouterDeployment
 from serve_app.errors import ConfigError, InvalidRequest
 from serve_app.payloads import Execution
+
+
+@pytest.fixture
+def _on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray tells a replica of where it runs: Ray itself would start a cluster to answer."""
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
 
 
 def test_replicas_keep_to_the_version_that_the_router_describes(tmp_path: Path) -> None:
@@ -60,6 +69,7 @@ def test_deployments_are_called_as_plainly_as_they_have_to_be(tmp_path: Path) ->
     assert router.name == ROUTER
 
 
+@pytest.mark.usefixtures("_on_a_node")
 async def test_a_router_reports_load_by_deployment_and_takes_replicas_for_models(tmp_path: Path) -> None:
     """Serve knows deployments, clients know models, and the router both."""
     onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
@@ -133,6 +143,7 @@ def test_a_profile_of_other_threads_is_warned_of(tmp_path: Path, caplog: pytest.
     assert caplog.messages == [note]
 
 
+@pytest.mark.usefixtures("_on_a_node")
 async def test_other_applications_are_told_of_unknown_variants(tmp_path: Path) -> None:
     """As clients are, before anything is queued."""
     onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
