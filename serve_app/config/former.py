@@ -65,7 +65,7 @@ class Renewed(NamedTuple):
     faults: Sequence[tuple[Location, str]]
 
 
-def with_new_places(data: Any, section: str, moved: Mapping[str, Location]) -> Renewed:
+def with_new_places(data: Any, section: str, moved: Mapping[str, tuple[str, ...]]) -> Renewed:
     """Put the keys that a section of a document had where they are now. Each is told in the log.
 
     Of a setting that is given twice the place where it is now counts, or else the first of two former keys.

@@ -16,7 +16,7 @@ from serve_app.domain.priorities import PriorityLevels
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings
 
-FORMER_KEYS: Final[Mapping[str, Location]] = {
+FORMER_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "direct_host": ("host",),
     "direct_port": ("http", "port"),
     "connections": ("http", "connections"),

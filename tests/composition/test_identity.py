@@ -64,7 +64,7 @@ def test_every_setting_counts_unless_it_is_listed(task: str, tmp_path: Path) -> 
     """Also one that is added later, whoever forgets the cache: old answers are never given for other settings."""
     for folder in ("m", "light"):
         onnx_models.make(tmp_path / folder / "model.onnx", "add_one")
-    given = {"name": "m", "path": str(tmp_path / "m"), "task": task, "cache": {}}
+    given: dict[str, Any] = {"name": "m", "path": str(tmp_path / "m"), "task": task, "cache": {}}
     given |= {"variants": [{"name": "light", "path": str(tmp_path / "light")}]}
     if task == "tensors":
         given |= {"warm_up": {"inputs": {"x": {"range": [0, 1]}}}}

@@ -47,7 +47,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads of the session that made each run in this process."""
     used: list[int] = []
 
-    class Session(onnxruntime.InferenceSession):
+    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
         """ONNX Runtime's, which notes what it runs with."""
 
         def run(self, *arguments: Any) -> Any:
