@@ -1,4 +1,4 @@
-"""The seam between a model deployment and what runs its tensors."""
+"""What runs the tensors of one build of a model. `serve_app.testing.backends` checks what stands here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from serve_app.payloads import ModelSignature, Tensors
 
 
 class Backend(Protocol):
-    """Runs batches of tensors on one device. Not thread-safe: one thread owns it after `load`."""
+    """Runs batches of tensors on one device. One thread at a time, which need not be the one that loaded it.
+
+    Inputs may be read-only and need not be contiguous; they are left as they are. What is returned is the caller's: no
+    later run changes it. A failed run leaves the backend as it was before.
+    """
 
     @property
     def signature(self) -> ModelSignature:
-        """The tensors the model takes and gives. Valid after `load`."""
+        """The tensors the model takes and gives, as its file was described. Valid after `load`."""
 
     @property
     def device(self) -> str:
@@ -22,14 +26,27 @@ class Backend(Protocol):
         """Make the session. Returns what an operator should know of it, e.g. that the GPU could not be used.
 
         Raises:
-            ConfigError: The model or the device is not usable.
+            ConfigError: The model or the device is not usable; names the model.
         """
 
     def run(self, inputs: Tensors) -> Tensors:
-        """Run one batch, blocking. Axis 0 is rows. Returns every output by name."""
+        """Run one batch, blocking. Axis 0 is rows, of any number. A model without rows is run as by `run_whole`.
+
+        Returns:
+            Every output by name, in the order of the signature, with as many rows. Each row is what it would be alone,
+            as far as the model's file was said to prove that, also beside rows of NaN.
+
+        Raises:
+            InferenceFailed: The model failed on these inputs.
+            InvalidRequest: They hold what it cannot be told.
+        """
 
     def run_whole(self, inputs: Tensors) -> Tensors:
-        """Run one request as it came, blocking: its tensors need have no rows, and nothing is cut or filled up."""
+        """Run one request as it came, blocking: its tensors need have no rows, and nothing is cut or filled up.
+
+        Raises:
+            InferenceFailed, InvalidRequest: As `run`.
+        """
 
     def close(self) -> None:
-        """Free the session. Idempotent."""
+        """Free the session and its memory. Idempotent, also before `load`; a closed backend can be loaded again."""

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.kind import AnyKind, BackendOptions, BuildSettings
+from serve_app.backends.kind import BackendKind, BuildSettings, OptionsT
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation
@@ -60,7 +60,7 @@ def build_settings(
     )
 
 
-def read_options(model: ModelConfig, kind: AnyKind) -> BackendOptions:
+def read_options(model: ModelConfig, kind: BackendKind[OptionsT]) -> OptionsT:
     """What the configuration says of a model's backend.
 
     Raises:
@@ -68,7 +68,7 @@ def read_options(model: ModelConfig, kind: AnyKind) -> BackendOptions:
     """
     place = f"model {model.name!r}: backend_options"
     try:
-        options: BackendOptions = kind.options.model_validate(model.backend_options)
+        options = kind.options.model_validate(model.backend_options)
     except ValidationError as error:
         schema = kind.options.model_json_schema()
         raise ConfigError(problems_of(error, model.backend_options, schema, place)) from None

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from pydantic import ValidationError
@@ -60,6 +60,7 @@ class Subject:
         failing: One request on which the model fails; by default one of another shape than it declares, where it
             declares any.
         max_rows: Most rows of a batch.
+        device: Where to run it; ``cuda`` on a machine with a GPU.
     """
 
     kind: AnyKind
@@ -68,6 +69,7 @@ class Subject:
     inputs: Callable[[int, int], Tensors] | None = None
     failing: Tensors | None = None
     max_rows: int = 8
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def describe(self, *, join: bool = True) -> Description:
         """What its file says."""
@@ -75,7 +77,14 @@ class Subject:
 
     def create(self, **changes: Any) -> Backend:
         """Its backend, not loaded; as the file says where nothing is changed."""
-        build = BuildSettings(_MODEL, self.model_file, "cpu", max_rows=self.max_rows, layout=self.describe().layout)
+        build = BuildSettings(
+            _MODEL,
+            self.model_file,
+            device=self.device,
+            gpu_available=self.device == "cuda",
+            max_rows=self.max_rows,
+            layout=self.describe().layout,
+        )
         made: Backend = self.kind.create(replace(build, **changes), self.kind.options.model_validate(self.options))
         return made
 
@@ -160,9 +169,8 @@ def a_file_that_is_no_model_is_refused(subject: Subject) -> None:
             if content is not None:
                 file.write_bytes(content)
             _raises_config_error(partial(subject.kind.inspect, file, _MODEL), f"inspect, of a file that {what},")
-            backend = subject.create(model_file=file, layout=layout)
-            _raises_config_error(backend.load, f"load, of a file that {what},")
-            backend.close()
+            load = partial(_load_and_close, subject, model_file=file, layout=layout)
+            _raises_config_error(load, f"load, of a file that {what},")
 
 
 @_check
@@ -173,20 +181,14 @@ def what_is_loaded_is_what_was_described(subject: Subject) -> None:
         with _loaded(subject, layout=described.layout) as backend:
             found, wanted = _without_ranks(backend.signature), _without_ranks(described.signature)
             _require(found == wanted, f"signature of the backend: {found}; of the description: {wanted}")
-            _require(backend.device == "cpu", f"device is cpu, and it runs on {backend.device!r}")
+            asked, found_on = subject.device, backend.device
+            _require(found_on == asked, f"device is {asked}, and it runs on {found_on!r}")
 
 
 @_check
 def a_gpu_that_there_is_not_is_refused(subject: Subject) -> None:
     """Where the configuration insists on it."""
-
-    def load() -> None:
-        backend = subject.create(device="cuda", gpu_available=False)
-        try:
-            backend.load()
-        finally:
-            backend.close()
-
+    load = partial(_load_and_close, subject, device="cuda", gpu_available=False)
     _raises_config_error(load, "device: cuda without a GPU")
 
 
@@ -358,11 +360,16 @@ def _raises_config_error(do: Callable[[], object], what: str) -> None:
         raise NotConforming(f"{what} raises nothing")
 
 
+def _load_and_close(subject: Subject, **changes: Any) -> None:
+    with _loaded(subject, **changes):
+        pass
+
+
 @contextmanager
 def _loaded(subject: Subject, **changes: Any) -> Iterator[Backend]:
     backend = subject.create(**changes)
-    note = backend.load()
     try:
+        note = backend.load()
         _require(note is None or isinstance(note, str), f"load returns {note!r}")
         yield backend
     finally:

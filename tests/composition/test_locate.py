@@ -367,4 +367,5 @@ def test_variants_are_run_by_the_backend_of_the_model(tmp_path: Path, torch: Any
     touch(tmp_path / "m" / "model.pt", *(tmp_path / "light" / kind.file for kind in (ONNX, torch)))
     model = {"name": "m", "path": "m", "variants": [{"name": "light", "path": "light"}]}
     (config,) = parse_args({"models": [model]}).models
-    assert {location.kind for location in find_files(config, environ(tmp_path)).values()} == {torch}
+    assert missing_models([config], environ(tmp_path)) == ()
+    assert {location.kind.name for location in find_files(config, environ(tmp_path)).values()} == {"torch"}

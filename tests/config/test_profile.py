@@ -84,6 +84,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert read_profile(tmp_path / "new" / "m.json") == written
 
 
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It names what ran the model by a key of that backend's."""
+    data = document()
+    data["machine"]["onnxruntime"] = data["machine"].pop("runtime")
+    (tmp_path / "m.json").write_text(json.dumps(data), "utf-8")
+    assert read_profile(tmp_path / "m.json") == STRAIGHT
+
+
 def test_the_file_is_plain_json(tmp_path: Path) -> None:
     """Other tools find the points under the names that the documentation gives."""
     STRAIGHT.write(tmp_path / "m.json")
