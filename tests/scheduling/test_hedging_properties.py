@@ -151,7 +151,9 @@ class HedgeMachine(RuleBasedStateMachine):
             assert entry.deadline <= self.now
         for bundle_id, entries in decisions.recalls.items():
             # Its request has ended, or is left to the other copy, since this one's bundle was given up.
-            assert all(entry.state is EntryState.DONE for entry in entries), "a copy is recalled that nobody waits for"
+            assert [entry for entry in entries if entry.state is not EntryState.DONE] == [], (
+                "a copy is recalled that nobody waits for"
+            )
             assert bundle_id not in self.in_flight or set(entries) <= set(self.in_flight[bundle_id].entries)
         for dispatch in decisions.dispatches:
             assert dispatch.bundle_id not in self.in_flight
@@ -213,7 +215,7 @@ class HedgeMachine(RuleBasedStateMachine):
         assert self.ended == set(self.accepted)
         totals = self.it.totals()
         assert (totals["bytes"], totals["bundles"]) == (0, 0)
-        assert all(count == {"entries": 0, "bytes": 0} for count in totals["classes"].values())
+        assert [count for count in totals["classes"].values() if count != {"entries": 0, "bytes": 0}] == []
         for picture in self.it.snapshot().values():
             assert (picture["slots_in_use"], picture["running_rows"]) == (0, 0)
 

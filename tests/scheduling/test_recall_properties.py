@@ -79,13 +79,14 @@ class RecallMachine(RuleBasedStateMachine):
         for entry in (*decisions.expired, *decisions.given_up):
             self.end(entry)
         for dispatch in decisions.dispatches:
-            assert all(entry.id not in self.ended for entry in dispatch.entries)
+            assert [entry for entry in dispatch.entries if entry.id in self.ended] == []
             self.in_flight[dispatch.bundle_id] = dispatch
             self.replicas[str(dispatch.replica)].mail.append((dispatch, None))
         for bundle_id, entries in decisions.recalls.items():
             dispatch = self.in_flight[bundle_id]
             assert entries
-            assert all(entry in dispatch.entries and entry.state is EntryState.DONE for entry in entries)
+            assert [entry for entry in entries if entry not in dispatch.entries] == []
+            assert [entry for entry in entries if entry.state is not EntryState.DONE] == []
             assert not self.recalled & {(bundle_id, entry.id) for entry in entries}, "nothing is recalled twice"
             self.recalled.update((bundle_id, entry.id) for entry in entries)
             self.replicas[str(dispatch.replica)].mail.append((dispatch, list(entries)))
@@ -200,7 +201,7 @@ class RecallMachine(RuleBasedStateMachine):
         assert not self.in_flight
         self.the_counts_are_those_of_what_is_there()
         assert self.scheduler.load("m") == 0
-        assert all(not replica.gate for replica in self.replicas.values())
+        assert [name for name, replica in self.replicas.items() if replica.gate] == []
 
 
 RecallMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40)

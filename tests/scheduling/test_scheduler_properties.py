@@ -297,7 +297,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.end(entry)
         for entry in self.queued.values():
             self.lanes[entry.id] = entry.lane  # a fallback may have taken it over
-        assert all(entry.deadline > self.now for entry in (*self.queued.values(), *self.running.values()))
+        living = [*self.queued.values(), *self.running.values()]
+        assert [entry for entry in living if entry.deadline <= self.now] == []
         for dispatch in decisions.dispatches:
             self.check_dispatch(dispatch)
         for name, picture in self.scheduler.snapshot().items():
@@ -314,8 +315,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         model = self.models[dispatch.model]
         most = model.max_rows
         assert entries
-        assert all(e.id in self.queued and e.model == dispatch.model for e in entries)
-        assert all(e.state is EntryState.RUNNING for e in entries)
+        assert [e for e in entries if e.id not in self.queued or e.model != dispatch.model] == []
+        assert [e for e in entries if e.state is not EntryState.RUNNING] == []
         assert dispatch.rows == sum(e.rows for e in entries)
         assert dispatch.rows <= most or len(entries) == 1
         assert dispatch.bucket == max(e.bucket for e in entries)
@@ -503,9 +504,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.wake_at is None
         totals = self.scheduler.totals()
         assert (totals["bytes"], totals["bundles"]) == (0, 0)
-        assert all(count == {"entries": 0, "bytes": 0} for count in totals["classes"].values())
-        assert all(self.scheduler.load(name) == 0 for name in _MODELS)
-        assert all(picture["slots_in_use"] == 0 for picture in self.scheduler.snapshot().values())
+        assert [count for count in totals["classes"].values() if count != {"entries": 0, "bytes": 0}] == []
+        assert {name: self.scheduler.load(name) for name in _MODELS} == dict.fromkeys(_MODELS, 0)
+        pictures = self.scheduler.snapshot()
+        assert {name: pictures[name]["slots_in_use"] for name in _MODELS} == dict.fromkeys(_MODELS, 0)
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=examples(250), stateful_step_count=60)

@@ -169,7 +169,7 @@ class TiedMachine(RuleBasedStateMachine):
         """What became of a failed bundle."""
         for entry in (*requeue.poisoned, *requeue.expired):
             self.end(entry)
-        assert all(entry.state is EntryState.QUEUED for entry in requeue.requeued)
+        assert [entry for entry in requeue.requeued if entry.state is not EntryState.QUEUED] == []
 
     @rule(name=_NAME)
     def fall_silent(self, name: str) -> None:
