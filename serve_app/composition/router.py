@@ -73,6 +73,7 @@ def router_settings(
         ),
         http_port=_http_port(config),
         grpc_port=_grpc_port(config),
+        tls=_tls(config),
         keys=watched_keys(router, config.classes.levels()),
         log=config.logging.settings(),
         log_file=None
@@ -92,7 +93,7 @@ def _http_port(config: AppArgs) -> HttpPort | None:
         connections_per_client=router.connections_per_client,
         requests=config.ongoing_requests,
     )
-    return HttpPort(router.direct_host, router.direct_port, limits, _tls(config), "args.router.direct_port")
+    return HttpPort(router.direct_host, router.direct_port, limits, "args.router.direct_port")
 
 
 def _grpc_port(config: AppArgs) -> GrpcPort | None:
@@ -107,7 +108,7 @@ def _grpc_port(config: AppArgs) -> GrpcPort | None:
         keepalive_s=router.grpc_keepalive_s,
         client_ping_s=router.grpc_client_ping_s,
     )
-    return GrpcPort(router.direct_host, router.direct_grpc_port, limits, _tls(config), "args.router.direct_grpc_port")
+    return GrpcPort(router.direct_host, router.direct_grpc_port, limits, "args.router.direct_grpc_port")
 
 
 def _tls(config: AppArgs) -> TlsFiles | None:
