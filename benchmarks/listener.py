@@ -76,7 +76,7 @@ def _serve(server: str, load: str, folder: Path) -> None:
     print(sock.getsockname()[1], flush=True)
 
     async def ours() -> None:
-        certificates = Certificates(TlsFiles(certificate, key), "http/1.1") if secure else None
+        certificates = Certificates(TlsFiles(certificate, key)) if secure else None
         await Listener(app, sock, certificates=certificates).start()
         await asyncio.Event().wait()
 

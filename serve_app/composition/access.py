@@ -65,7 +65,7 @@ def tls_problems(router: RouterConfig, environ: Mapping[str, str] | None = None)
     if router.tls is None:
         return ()
     try:
-        make_context(router.tls.files(environ), "http/1.1")
+        make_context(router.tls.files(environ))
     except ConfigError as error:
         return tuple(f"args.router.tls: {problem}" for problem in error.problems)
     return ()

@@ -73,6 +73,7 @@ def router_settings(
         ),
         http_port=_http_port(config),
         grpc_port=_grpc_port(config),
+        tls=_tls(config),
         keys=watched_keys(router, config.classes.levels()),
         log=config.logging.settings(),
         log_file=None
@@ -92,7 +93,7 @@ def _http_port(config: AppArgs) -> HttpPort | None:
         connections_per_client=router.http.connections_per_client,
         requests=config.ongoing_requests,
     )
-    return HttpPort(router.host, router.http.port, limits, _tls(config), "args.router.http.port")
+    return HttpPort(router.host, router.http.port, limits, "args.router.http.port")
 
 
 def _grpc_port(config: AppArgs) -> GrpcPort | None:
@@ -109,7 +110,7 @@ def _grpc_port(config: AppArgs) -> GrpcPort | None:
         keepalive_s=router.grpc.keepalive_s,
         client_ping_s=router.grpc.client_ping_s,
     )
-    return GrpcPort(router.host, router.grpc.port, limits, _tls(config), "args.router.grpc.port")
+    return GrpcPort(router.host, router.grpc.port, limits, "args.router.grpc.port")
 
 
 def _tls(config: AppArgs) -> TlsFiles | None:

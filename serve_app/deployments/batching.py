@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from ray import serve
 
 from serve_app.replica.staged import Staged
-from serve_app.replica.worker import BatchTogether, RunBatch, RunOne
+from serve_app.replica.worker import BatchTogether
 
 
 def batch_with_serve(max_rows: int) -> BatchTogether:
-    """Wrap a batch function in ``@serve.batch``, per instance and sized in rows.
+    """``@serve.batch``, per instance and sized in rows, for the function that runs a batch of bundles.
 
     The gate wakes the bundles of one batch in the same turn of the event loop, so a wait of 0 collects them all.
 
@@ -22,11 +22,5 @@ def batch_with_serve(max_rows: int) -> BatchTogether:
     def rows(bundles: Sequence[Staged]) -> int:
         return sum(min(bundle.rows, max_rows) for bundle in bundles)
 
-    def wrap(run_batch: RunBatch) -> RunOne:
-        async def run(bundles: list[Staged]) -> list[Staged]:
-            return await run_batch(bundles)
-
-        batched: RunOne = serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)(run)
-        return batched
-
-    return wrap
+    batch: BatchTogether = serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)
+    return batch

@@ -19,7 +19,7 @@ from serve_app.http.tls import Certificates
 _BACKLOG = 2048
 _LOOK_EVERY_S = 1.0
 _OTHER_FILES = 1024  # of the process: links, models, Ray
-_ROOM = 256 * 1024  # bytes that are decrypted at once
+_ROOM = 64 * 1024  # bytes that are decrypted at once; OpenSSL keeps as many for each connection that ever had them
 
 
 def bind(host: str, port: int) -> socket.socket:

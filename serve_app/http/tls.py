@@ -28,8 +28,8 @@ _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-def make_context(files: TlsFiles, alpn: str) -> ssl.SSLContext:
-    """Read certificates: for a server that speaks one protocol.
+def make_context(files: TlsFiles) -> ssl.SSLContext:
+    """Read certificates: for a server of HTTP/1.1.
 
     Raises:
         ConfigError: Some file is not there, cannot be read, or does not fit; says which and why.
@@ -39,7 +39,7 @@ def make_context(files: TlsFiles, alpn: str) -> ssl.SSLContext:
         raise ConfigError(tuple(problems))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[files.minimum_version]
-    context.set_alpn_protocols([alpn])
+    context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     try:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
@@ -90,60 +90,52 @@ def _misfit(files: TlsFiles, error: ssl.SSLError) -> str:
 
 
 class Certificates:
-    """Certificates that follow their files. Threads may share one.
+    """The one owner of a router's certificates, which follow their files. Ports and threads share it.
 
     Args:
         files: Where they are.
-        alpn: The protocol that is spoken over them, by its name in ALPN.
         clock: Seconds.
 
     Raises:
         ConfigError: They cannot be used.
     """
 
-    def __init__(self, files: TlsFiles, alpn: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
         self._files = files
-        self._alpn = alpn
         self._clock = clock
         self._lock = threading.Lock()
         self._seen = self._stamps()
-        self._context = make_context(files, alpn)
+        self._context = make_context(files)
         self._looked = clock()
         warning = careless(files)
         if warning is not None:
             _log.warning("%s", warning)
 
     def context(self) -> ssl.SSLContext:
-        """What a connection that is made now uses."""
-        self.renew()
-        return self._context
-
-    def renew(self) -> bool:
-        """Look at the files again, unless that was within the last second. True when they hold something new."""
+        """What a connection of HTTP that is made now uses. Looks at the files, at most once a second."""
         with self._lock:
             now = self._clock()
-            if now - self._looked < _LOOK_EVERY_S:
-                return False
-            self._looked = now
-            stamps = self._stamps()
-            if stamps == self._seen:
-                return False
-            try:
-                self._context = make_context(self._files, self._alpn)
-            except ConfigError as error:
-                _log.warning("New certificates are not used: %s", "; ".join(error.problems))
-                return False
-            finally:
-                self._seen = stamps
+            if now - self._looked >= _LOOK_EVERY_S:
+                self._looked = now
+                if (stamps := self._stamps()) != self._seen:
+                    self._seen = stamps
+                    self._renew()
+            return self._context
+
+    def _renew(self) -> None:
+        try:
+            self._context = make_context(self._files)
+        except ConfigError as error:
+            _log.warning("New certificates are not used: %s", "; ".join(error.problems))
+        else:
             _log.info("New certificates are in use: %s", self._files.certificate)
-            return True
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(map(_stamp, self._files.paths()))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server. Its threads ask for news at every handshake."""
-        files = self._files
+        files, used = self._files, self._context
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             return grpc.ssl_server_certificate_configuration(
@@ -152,7 +144,9 @@ class Certificates:
             )
 
         def news() -> grpc.ServerCertificateConfiguration | None:
-            return configuration() if self.renew() else None
+            nonlocal used
+            before, used = used, self.context()
+            return None if used is before else configuration()
 
         return grpc.dynamic_ssl_server_credentials(
             configuration(),

@@ -38,7 +38,7 @@ from serve_app.timers import call_at
 
 logger = logging.getLogger(__name__)
 
-RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[list[Staged]]]
+RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[Sequence[Staged]]]
 RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
 BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
 
@@ -515,28 +515,14 @@ class Session:
 
     async def _join_all(self, bundles: Sequence[Staged]) -> None:
         """Let ``batch`` make one batch of the bundles: all ask for it in the same turn of the event loop."""
-        outcomes = await asyncio.gather(*(self._join(staged) for staged in bundles), return_exceptions=True)
-        lost = []
-        for staged, outcome in zip(bundles, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                logger.error("%s could not join a bundle to its batch", self._name, exc_info=outcome)
-                if staged.stage < Stage.HANDED:
-                    staged.stage = AFTER[staged.stage, Event.HANDED]
-                    lost.append(staged)
-        if lost:
-            self._fail(lost)
-            try:
-                with self._lock:
-                    self._ended(lost, [])
-            except Exception:
-                self._fault()
-            self._answer(lost, [], _NOTHING)
-            self._open()
+        outcomes = await asyncio.gather(*map(self._join, bundles), return_exceptions=True)
+        if faults := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            logger.error("%s could not join bundles: they run all the same", self._name, exc_info=faults[0])
+            await self._take_joined(bundles)
 
-    async def _take_joined(self, bundles: list[Staged]) -> list[Staged]:
-        """What ``batch`` calls with the bundles that asked together: they run now, or wait as one batch."""
-        due = [staged for staged in dict.fromkeys(bundles) if staged.stage < Stage.HANDED]
-        if due:
+    async def _take_joined(self, bundles: Sequence[Staged]) -> Sequence[Staged]:
+        """What ``batch`` calls with the bundles that asked together: the session's thread gets what it has not."""
+        if due := [staged for staged in bundles if staged.stage < Stage.HANDED]:
             try:
                 self._hand(due)
             except Exception:  # no thread could be started

@@ -12,7 +12,6 @@ from typing import Final, Protocol
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
-from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
@@ -130,6 +129,7 @@ class Router:
             stream_idle_s=grpc.stream_idle_s,
             typed_answers=grpc.typed_answers,
         )
+        self._certificates = None if settings.tls is None else Certificates(settings.tls)
         self._http_listener = None if settings.http_port is None else self._listen_http(settings.http_port)
         self._grpc_listener = None if settings.grpc_port is None else self._listen_grpc(settings.grpc_port)
         listeners = self._http_listener, self._grpc_listener
@@ -148,13 +148,13 @@ class Router:
         except OSError as error:
             raise _cannot_listen(port, error) from error
         app = create_app(self.service, self._settings.http, self.app.bodies, guard=self._guard, log=self._log)
-        listener = Listener(app, sock, port.limits, _certificates(port.tls, "http/1.1"), app.errors_of)
+        listener = Listener(app, sock, port.limits, self._certificates, app.errors_of)
         self.metrics.registry.register(Readings(CONNECTIONS, lambda: listener))
         return listener
 
     def _listen_grpc(self, port: GrpcPort) -> GrpcListener:
         try:
-            return GrpcListener(self.grpc, port.host, port.port, port.limits, _certificates(port.tls, "h2"))
+            return GrpcListener(self.grpc, port.host, port.port, port.limits, self._certificates)
         except OSError as error:
             raise _cannot_listen(port, error) from error
 
@@ -344,10 +344,6 @@ class Router:
         if self._grpc_listener is None:
             self.grpc.close()  # else that port does it, once its clients know that they should go elsewhere
         await self._ports.close(limit_s, grace_s)
-
-
-def _certificates(files: TlsFiles | None, alpn: str) -> Certificates | None:
-    return None if files is None else Certificates(files, alpn)
 
 
 def _cannot_listen(port: HttpPort | GrpcPort, error: OSError) -> ConfigError:

@@ -27,14 +27,12 @@ class HttpPort:
         host: Address to listen at.
         port: 0 for a free one.
         limits: Of its connections.
-        tls: Certificate and key; ``None``: without TLS.
         setting: What error messages call it: the place in the configuration, e.g. ``args.router.http.port``.
     """
 
     host: str
     port: int
     limits: Limits = field(default_factory=Limits)
-    tls: TlsFiles | None = None
     setting: str = "http_port"
 
 
@@ -45,7 +43,6 @@ class GrpcPort:
     host: str
     port: int
     limits: GrpcLimits = field(default_factory=GrpcLimits)
-    tls: TlsFiles | None = None
     setting: str = "grpc_port"
 
 
@@ -120,6 +117,7 @@ class RouterSettings:
         grpc: The same of gRPC.
         http_port: Its own port for HTTP; ``None`` for none.
         grpc_port: Its own port for gRPC; ``None`` for none.
+        tls: Certificate and key of its own ports; ``None``: without TLS.
         keys: API keys; ``None``: everybody is let in. The router starts and ends it.
         log: Which requests get a line in the log.
         log_file: Where these go; ``None``: there is no log.
@@ -138,6 +136,7 @@ class RouterSettings:
     grpc: GrpcSettings = field(default_factory=GrpcSettings)
     http_port: HttpPort | None = None
     grpc_port: GrpcPort | None = None
+    tls: TlsFiles | None = None
     keys: KeyWatch | None = None
     log: LogSettings = field(default_factory=LogSettings)
     log_file: LogFile | None = None

@@ -39,7 +39,7 @@ async def ask(port: int, context: ssl.SSLContext) -> bytes:
 
 async def test_requests_of_every_size_are_answered(authority: Authority) -> None:
     """On one connection: small ones, one that is read in pieces, several at once."""
-    async with serving(echo, certificates=Certificates(authority.server(), "http/1.1")) as (listener, port):
+    async with serving(echo, certificates=Certificates(authority.server())) as (listener, port):
         client = await Client.connect(port, authority.client())
         secured = client.writer.get_extra_info("ssl_object")
         assert secured.version() == "TLSv1.3"
@@ -55,7 +55,7 @@ async def test_requests_of_every_size_are_answered(authority: Authority) -> None
 @pytest.mark.usefixtures("collect_never")
 async def test_a_connection_that_ended_is_free_at_once(authority: Authority) -> None:
     """What TLS needs is more than most requests do."""
-    async with serving(echo, certificates=Certificates(authority.server(), "http/1.1")) as (listener, port):
+    async with serving(echo, certificates=Certificates(authority.server())) as (listener, port):
         for leave in (Client.leave, lambda client: client.writer.transport.abort()):
             client = await Client.connect(port, authority.client())
             await (await client.send(post(b"x"))).answer()
@@ -67,7 +67,7 @@ async def test_a_connection_that_ended_is_free_at_once(authority: Authority) -> 
 
 async def test_the_protocol_is_agreed_upon(authority: Authority) -> None:
     """By ALPN: http/1.1 and nothing else."""
-    async with serving(echo, certificates=Certificates(authority.server(), "http/1.1")) as (_, port):
+    async with serving(echo, certificates=Certificates(authority.server())) as (_, port):
         context = authority.client()
         context.set_alpn_protocols(["h2", "http/1.1"])
         client = await Client.connect(port, context)
@@ -76,14 +76,14 @@ async def test_the_protocol_is_agreed_upon(authority: Authority) -> None:
 
 async def test_clients_refuse_what_they_do_not_trust(authority: Authority) -> None:
     """An authority that they do not know, and a certificate that has expired; others are served on."""
-    async with serving(echo, certificates=Certificates(authority.server(), "http/1.1")) as (listener, port):
+    async with serving(echo, certificates=Certificates(authority.server())) as (listener, port):
         with pytest.raises(ssl.SSLCertVerificationError):
             await Client.connect(port, authority.client(trusted=False))
         await until(lambda: listener.connections == 0)
         client = await Client.connect(port, authority.client())
         assert (await (await client.send(post(b"x"))).answer())[2] == b"x"
     expired = authority.server(name="expired", not_after=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
-    async with serving(echo, certificates=Certificates(expired, "http/1.1")) as (_, port):
+    async with serving(echo, certificates=Certificates(expired)) as (_, port):
         with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
             await Client.connect(port, authority.client())
 
@@ -93,7 +93,7 @@ async def test_clients_show_a_certificate_where_they_must(authority: Authority, 
     clients = Authority(tmp_path)
     files = authority.server(client_ca=clients.ca_file, name="mutual")
     app = Gated()
-    async with serving(app, certificates=Certificates(files, "http/1.1")) as (listener, port):
+    async with serving(app, certificates=Certificates(files)) as (listener, port):
         for shown in (None, authority):
             with pytest.raises(GOODBYES):
                 await ask(port, authority.client(certificate=shown))
@@ -109,7 +109,7 @@ async def test_new_files_are_used_for_new_connections(authority: Authority, tmp_
     """Open ones go on with the old; a key without its certificate changes nothing."""
     other = Authority(tmp_path)
     files = authority.server(name="rotating")
-    certificates = Certificates(files, "http/1.1", itertools.count(step=2.0).__next__)
+    certificates = Certificates(files, itertools.count(step=2.0).__next__)
     async with serving(echo, certificates=certificates) as (_, port):
         before = await Client.connect(port, authority.client())
         key = files.key.read_bytes()
@@ -127,7 +127,7 @@ async def test_new_files_are_used_for_new_connections(authority: Authority, tmp_
 async def test_what_is_not_tls_ends_cleanly(authority: Authority) -> None:
     """Plain HTTP, noise and nothing at all; and TLS on a plain port is answered as what it is, no HTTP."""
     limits = Limits(head_s=0.5)
-    async with serving(echo, limits, Certificates(authority.server(), "http/1.1")) as (listener, port):
+    async with serving(echo, limits, Certificates(authority.server())) as (listener, port):
         for sent in (post(b"x"), b"\x16\x03\x01\xff\xff" + bytes(100), b""):
             client = await Client.connect(port)
             await client.send(sent)
@@ -143,7 +143,7 @@ async def test_what_is_not_tls_ends_cleanly(authority: Authority) -> None:
 async def test_handshakes_count_as_connections_and_make_room(authority: Authority) -> None:
     """Connections that begin no handshake go before those that were answered."""
     limits = Limits(connections=2)
-    async with serving(echo, limits, Certificates(authority.server(), "http/1.1")) as (listener, port):
+    async with serving(echo, limits, Certificates(authority.server())) as (listener, port):
         served = await Client.connect(port, authority.client())
         assert (await (await served.send(post(b"x"))).answer())[0] == 200
         for _ in range(5):
@@ -165,7 +165,7 @@ async def test_a_client_that_does_not_read_is_cut(authority: Authority) -> None:
             await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
 
     limits = Limits(stall_s=0.01)
-    async with serving(large, limits, Certificates(authority.server(), "http/1.1")) as (listener, port):
+    async with serving(large, limits, Certificates(authority.server())) as (listener, port):
         client = await Client.connect(port, authority.client())
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
@@ -178,7 +178,7 @@ async def test_our_client_speaks_tls(authority: Authority, tmp_path: Path) -> No
     """With a context that trusts the authority, and shows a certificate of its own."""
     clients = Authority(tmp_path)
     files = authority.server(client_ca=clients.ca_file, name="for-our-client")
-    async with serving(echo, certificates=Certificates(files, "http/1.1")) as (_, port):
+    async with serving(echo, certificates=Certificates(files)) as (_, port):
         url = f"https://127.0.0.1:{port}"
         for context, works in ((authority.client(certificate=clients), True), (clients.client(), False)):
             async with AsyncClient(url, verify=context) as client:
@@ -213,7 +213,7 @@ def test_wrong_files_are_faults_in_one_line(authority: Authority, tmp_path: Path
     }
     for wrong, fault in faults.items():
         with pytest.raises(ConfigError) as caught:
-            make_context(wrong, "http/1.1")
+            make_context(wrong)
         assert caught.value.problems == (fault,)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import ssl
 from pathlib import Path
 
 import grpc
@@ -29,7 +31,7 @@ async def test_certificates_that_are_being_replaced(
     files = authority.server()
     service = NumpyService()
     http = Listener(create_app(service), bind("127.0.0.1", 0))
-    rpc = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, None, Certificates(files, "h2"))
+    rpc = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, None, Certificates(files))
     waited: list[float] = []
 
     async def wait(seconds: float) -> None:
@@ -49,11 +51,42 @@ async def test_certificates_that_are_being_replaced(
     await ports.close(0.0)
 
 
+async def test_both_ports_have_the_same_certificates(tmp_path: Path, bodies: BodyReader) -> None:
+    """New files count on both, whichever is asked first."""
+    authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
+    files, service = authority.server(), NumpyService()
+    certificates = Certificates(files, itertools.count(step=2.0).__next__)
+    http = Listener(create_app(service), bind("127.0.0.1", 0), None, certificates)
+    rpc = GrpcListener(GrpcApp(service, bodies), "127.0.0.1", 0, None, certificates)
+    ports = DirectPorts([http, rpc])
+    ports.open()
+    await ports.opened()
+    for first, second in ((_secured, _called), (_called, _secured)):
+        authority, other = other, authority
+        authority.write(files)
+        assert [await first(http.port, rpc.port, authority), await second(http.port, rpc.port, authority)] == [True] * 2
+        assert [await first(http.port, rpc.port, other), await second(http.port, rpc.port, other)] == [False] * 2
+    await ports.close(0.0)
+
+
+async def _secured(http: int, rpc: int, authority: Authority) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", http, ssl=authority.client())
+    except ssl.SSLCertVerificationError:
+        return False
+    writer.close()
+    return True
+
+
+async def _called(http: int, rpc: int, authority: Authority) -> bool:
+    return await live(secure_channel(rpc, authority)) is grpc.StatusCode.OK
+
+
 async def test_a_port_that_does_not_open_is_told(tmp_path: Path, bodies: BodyReader) -> None:
     """After many tries, so that somebody can begin anew; it is tried further."""
     authority = Authority(tmp_path)
     files = authority.server()
-    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files, "h2"))
+    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files))
     told: list[str] = []
 
     async def wait(_seconds: float) -> None:
@@ -74,7 +107,7 @@ async def test_a_port_that_does_not_open_is_told(tmp_path: Path, bodies: BodyRea
 async def test_a_closed_port_is_not_tried_again(tmp_path: Path, bodies: BodyReader) -> None:
     """The router ends meanwhile."""
     files = Authority(tmp_path).server()
-    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files, "h2"))
+    rpc = GrpcListener(GrpcApp(NumpyService(), bodies), "127.0.0.1", 0, None, Certificates(files))
 
     async def wait(_seconds: float) -> None:
         await ports.close(0.0)

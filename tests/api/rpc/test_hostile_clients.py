@@ -63,7 +63,7 @@ async def test_calls_travel_over_tls(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path / "one"), Authority(tmp_path / "other")
     files = authority.server()
     looks = iter(range(0, 1000, 2))
-    async with serving(certificates=Certificates(files, "h2", lambda: float(next(looks)))) as port:
+    async with serving(certificates=Certificates(files, lambda: float(next(looks)))) as port:
         assert await live(secure_channel(port, authority)) is grpc.StatusCode.OK
         assert await live(secure_channel(port, other)) is grpc.StatusCode.UNAVAILABLE
         assert await live(grpc.aio.insecure_channel(f"127.0.0.1:{port}")) is grpc.StatusCode.UNAVAILABLE
@@ -76,7 +76,7 @@ async def test_grpc_clients_show_a_certificate_where_they_must(tmp_path: Path) -
     """One of the authority that the server names."""
     authority, clients = Authority(tmp_path / "one"), Authority(tmp_path / "clients")
     files = authority.server(client_ca=clients.ca_file)
-    async with serving(certificates=Certificates(files, "h2")) as port:
+    async with serving(certificates=Certificates(files)) as port:
         assert await live(secure_channel(port, authority, clients)) is grpc.StatusCode.OK
         assert await live(secure_channel(port, authority)) is grpc.StatusCode.UNAVAILABLE
         assert await live(secure_channel(port, authority, authority)) is grpc.StatusCode.UNAVAILABLE
