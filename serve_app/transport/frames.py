@@ -125,7 +125,7 @@ def encode_result(call: int, result: BundleResult) -> list[Part]:
     """Make the frame of a bundle's result."""
     values, failures = [], []
     for index, answer in enumerate(result.results):
-        if type(answer) is Success:
+        if isinstance(answer, Success):
             values.append(answer.value)
         else:
             failures.append((index, tuple(answer)))

@@ -78,8 +78,11 @@ class Parsed(msgspec.Struct, frozen=True):
     offset: int
 
 
-Encoded: TypeAlias = tuple[bytes, int | None]
-"""A response body, and the length of its JSON part where binary tensors follow it."""
+class Encoded(msgspec.Struct, frozen=True):
+    """A response body, and the length of its JSON part where binary tensors follow it."""
+
+    body: bytes
+    header_length: int | None
 
 
 class InputPlan(NamedTuple):
@@ -408,9 +411,9 @@ class ModelCodec:
                 parts += (b'"data":', dump_data(array, name), b"}")
         parts.append(b"]}" if selection else b',"outputs":[]}')
         if not blobs:
-            return b"".join(parts), None
+            return Encoded(b"".join(parts), None)
         length = sum(map(len, parts))
-        return b"".join((*parts, *blobs)), length
+        return Encoded(b"".join((*parts, *blobs)), length)
 
     def _describe(self, name: str, array: npt.NDArray[Any]) -> bytes:
         """Note how the description of an output begins, up to the comma before its data."""

@@ -102,10 +102,10 @@ class Infer(HttpOperation[InferRequest]):
         told = None
         if (timed := parsed.parsed.parameters.timings) or answer.unverified:
             told = body_parameters(answer, timed=timed)
-        body, length = parsed.codec.encode(request.id, parsed.selection, value, answer.variant, told)
-        if length is None:
-            return Reply(body)
-        return Reply(body, _BINARY, [(_HEADER_LENGTH, b"%d" % length)])
+        encoded = parsed.codec.encode(request.id, parsed.selection, value, answer.variant, told)
+        if encoded.header_length is None:
+            return Reply(encoded.body)
+        return Reply(encoded.body, _BINARY, [(_HEADER_LENGTH, b"%d" % encoded.header_length)])
 
 
 def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo) -> Tensors:
