@@ -254,7 +254,7 @@ class Gateway:
         elif not self._open_administration:
             raise PermissionDenied(
                 "this would change the server for everybody: it takes an API key with admin: true"
-                " (router.api_keys_file), or router.open_administration in the configuration"
+                " (router.access.keys_file), or router.access.open_administration in the configuration"
             )
 
     def is_open(self, policy: Policy) -> bool:

@@ -312,7 +312,7 @@ async def test_without_keys_nobody_changes_the_server(service: NumpyService) -> 
         for path in ("/v2/logging", "/v2/trace/setting", "/v2/models/double/trace/setting"):
             reply = await client.post(path, json={})
             assert (reply.status_code, reply.json()["code"]) == (403, "permission_denied")
-            assert "router.open_administration" in reply.json()["error"]
+            assert "router.access.open_administration" in reply.json()["error"]
             assert (await client.get(path)).status_code == 200
 
 
