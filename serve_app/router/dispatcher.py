@@ -436,7 +436,7 @@ class Dispatcher:
         codes: list[str | None] = []
         ran = rows = 0
         for entry, answer in zip(entries, result.results, strict=True):
-            code = None if type(answer) is Success else answer[0]
+            code = None if isinstance(answer, Success) else answer.code
             codes.append(code)
             has_run = code not in _NOT_RUN
             if has_run:

@@ -10,13 +10,13 @@ from serve_app.telemetry.readings import Gauge, Total
 CONNECTIONS: Final[tuple[Gauge[Listener], ...]] = (
     Total(
         "serve_app_connections_refused",
-        "Connections to direct_port turned away: too many, in all or of one address.",
+        "Connections to the own HTTP port turned away: too many, in all or of one address.",
         (),
         lambda listener: [((), listener.refused)],
     ),
     Total(
         "serve_app_connections_evicted",
-        "Connections to direct_port that asked nothing and were closed to make room for others.",
+        "Connections to the own HTTP port that asked nothing and were closed to make room for others.",
         (),
         lambda listener: [((), listener.evicted)],
     ),
