@@ -34,7 +34,8 @@ from benchmarks.failure import BenchmarkError
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
 from serve_app.composition import model_info, read_models, router_settings
-from serve_app.composition.model import find_files, make_backend, make_samples
+from serve_app.composition.backend import make_backend
+from serve_app.composition.model import find_files, make_samples
 from serve_app.config import ModelConfig, parse_args
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.payloads import Bundle, BundleResult, ModelSignature
