@@ -14,7 +14,8 @@ from serve_app.composition.access import watched_keys
 from serve_app.config import RouterConfig
 from serve_app.domain.keys import Key
 from serve_app.errors import ConfigError, Unauthenticated
-from serve_app.telemetry.key_metrics import KeysCollector
+from serve_app.telemetry.key_metrics import KEYS
+from serve_app.telemetry.readings import Readings
 
 
 def hash_of(name: str) -> str:
@@ -211,7 +212,7 @@ async def test_metrics(file: Path) -> None:
     await look(watch)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
-        for metric in KeysCollector(watch.guard).collect()
+        for metric in Readings(KEYS, lambda: watch.guard).collect()
         for sample in metric.samples
     }
     assert samples["serve_app_key_requests_total", "old", "admitted"] == 1

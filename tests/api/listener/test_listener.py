@@ -15,7 +15,8 @@ from api.protocol_service import NumpyService
 from serve_app.api.http_app import create_app
 from serve_app.http.http1 import Limits
 from serve_app.http.listener import Listener, bind
-from serve_app.telemetry.connection_metrics import ConnectionsCollector
+from serve_app.telemetry.connection_metrics import CONNECTIONS
+from serve_app.telemetry.readings import Readings
 
 
 @pytest.mark.parametrize("path", ["/echo", "/v1/models/words/predict", "/v1/embeddings"])
@@ -88,7 +89,7 @@ async def test_who_went_and_who_was_not_let_in_is_counted() -> None:
     app = Gated()
     async with serving(app, Limits(connections=2)) as (listener, port):
         registry = CollectorRegistry()
-        registry.register(ConnectionsCollector(listener))
+        registry.register(Readings(CONNECTIONS, lambda: listener))
 
         def counted() -> list[float | None]:
             return [registry.get_sample_value(f"serve_app_connections_{what}_total") for what in ("refused", "evicted")]
