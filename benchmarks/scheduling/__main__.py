@@ -18,7 +18,18 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.machine import revision
-from benchmarks.scheduling import caps, fairness, flash_crowd, frontier, parts, shared_device, shares, speed, streams
+from benchmarks.scheduling import (
+    caps,
+    fairness,
+    faults,
+    flash_crowd,
+    frontier,
+    parts,
+    shared_device,
+    shares,
+    speed,
+    streams,
+)
 from benchmarks.scheduling.baselines import BASELINES
 from benchmarks.scheduling.cases import GROUPS, settings
 from benchmarks.scheduling.comparison import BEST, look, run_group
@@ -39,6 +50,7 @@ EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "shared_device": shared_device.run,
     "caps": caps.run,
     "frontier": frontier.run,
+    "faults": faults.run,
     "parts": parts.run,
     "speed": speed.run,
 }

@@ -22,6 +22,7 @@ from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
+from serve_app.scheduling.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS
 from serve_app.telemetry.key_metrics import KEYS
@@ -33,7 +34,6 @@ from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
-from serve_app.transport.liveness import Watch
 from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)

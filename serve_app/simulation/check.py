@@ -49,7 +49,9 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     for place, failure in enumerate(scenario.failures):
         if failure.model not in names:
             yield f"failures[{place}].model: unknown model {failure.model!r}; there are: {', '.join(names)}"
-        for field in ("replica", "at_s", "down_s", "noticed_s"):
+        if not 0.0 < failure.share <= 1.0:
+            yield f"failures[{place}].share: must be over 0 and at most 1, got {failure.share:g}"
+        for field in ("replica", "at_s", "down_s", "noticed_s", "lasts_s"):
             if not getattr(failure, field) >= 0:
                 yield f"failures[{place}].{field}: must be at least 0, got {getattr(failure, field)}"
     noise = scenario.noise

@@ -61,11 +61,28 @@ class Fleet:
             self._loop.at(self.model.autoscaling.interval_s, self._autoscale)
 
     def fail(self, failure: Failure) -> None:
-        """A replica dies now."""
+        """Something goes wrong with a replica now."""
         alive = self._alive()
         if failure.replica >= len(alive):
             return
         machine = alive[failure.replica]
+        if failure.kind == "hang":
+            machine.hang(failure)
+        elif failure.kind == "fail":
+            machine.fail(failure)
+        else:
+            self._die(machine, failure)
+
+    def kill(self, machine: Machine) -> None:
+        """End the process of a replica, if it hangs."""
+        if machine.status != "hangs":
+            return
+        if machine.name in self.listed and machine.hang_of is not None:
+            self._die(machine, machine.hang_of)
+        else:
+            machine.die()
+
+    def _die(self, machine: Machine, failure: Failure) -> None:
         machine.gone = now = self._loop.now
         self._start(failure.down_s)
         self._loop.at(now + min(failure.noticed_s, failure.down_s), partial(self._unlist, machine))

@@ -13,8 +13,8 @@ from math import inf
 import numpy as np
 
 from serve_app.simulation.loop import Event, Loop
-from serve_app.simulation.scenario import Device, Noise
-from serve_app.simulation.system import Execution, Request
+from serve_app.simulation.scenario import Device, Failure, Noise
+from serve_app.simulation.system import Execution, Request, Status
 
 _CHUNK = 1024
 _EPSILON_S = 1e-12
@@ -81,13 +81,22 @@ class Running:
         begun: Whether it has begun.
         waited_s: How long requests of its model had waited by then; see `serve_app.simulation.results.Waiting`.
         done: Called with how it ended.
+        raises: Whether the model will raise at its end.
     """
 
-    __slots__ = ("began", "begun", "done", "requests", "rows", "waited_s", "work_s")
+    __slots__ = ("began", "begun", "done", "raises", "requests", "rows", "waited_s", "work_s")
 
     def __init__(
-        self, requests: Sequence[Request], rows: int, work_s: float, began: float, done: Callable[[Execution], None]
+        self,
+        requests: Sequence[Request],
+        rows: int,
+        work_s: float,
+        began: float,
+        done: Callable[[Execution], None],
+        *,
+        raises: bool = False,
     ) -> None:
+        self.raises = raises
         self.requests = requests
         self.rows = rows
         self.work_s = work_s
@@ -179,7 +188,7 @@ class SharedProcessor(Processor):
 
 
 class Machine:
-    """One replica: starting, listed, draining, or dead.
+    """One replica: starting, listed, hanging, draining, or dead.
 
     Args:
         name: As systems know it, like ``wide#1``.
@@ -189,6 +198,7 @@ class Machine:
         noise: Of its execution times.
         stall_s: How long a stall lasts.
         between_s: Draws the time from the end of an execution until the next can begin.
+        luck: Numbers from 0 to 1: which executions raise while a part of them do.
         on_begin: Told when an execution begins to compute.
         on_end: Told how it ended.
 
@@ -198,21 +208,30 @@ class Machine:
         born: When it was listed first; ``None`` while it starts.
         gone: When it left the list or died.
         busy_until: End of its last execution.
-        held_until: No execution makes progress before this: a pause or a stall.
+        held_until: No execution makes progress before this: a pause, a stall, or a hang.
+        hangs_until: Its process stands still until then; past: it does not.
+        hang_of: Why it hangs, or did last.
+        changed: Called when it goes on or dies.
     """
 
     __slots__ = (
         "_between_s",
+        "_failing_share",
+        "_failing_until",
         "_held",
         "_loop",
+        "_luck",
         "_noise",
         "_processor",
         "_stall_s",
         "_stalls",
         "born",
         "busy_until",
+        "changed",
         "dead",
         "gone",
+        "hang_of",
+        "hangs_until",
         "held_until",
         "model",
         "name",
@@ -230,6 +249,7 @@ class Machine:
         noise: NoiseSource,
         stall_s: float,
         between_s: Callable[[], float],
+        luck: Callable[[], float],
         on_begin: Callable[[Running], None],
         on_end: Callable[[Machine, Running, bool], None],
     ) -> None:
@@ -247,7 +267,13 @@ class Machine:
         self._noise = noise
         self._stall_s = stall_s
         self._between_s = between_s
+        self._luck = luck
+        self._failing_until = -inf
         self.held_until = -inf
+        self.hangs_until = -inf
+        self._failing_share = 0.0
+        self.hang_of: Failure | None = None
+        self.changed: list[Callable[[], None]] = []
         self._held: Event | None = None
         self._stalls: Event | None = None
 
@@ -263,11 +289,33 @@ class Machine:
         """Begin an execution; the caller has seen that the machine is idle and alive."""
         now = self._loop.now
         begins = max(now, self.held_until)
-        self.running = Running(requests, rows, mean_s * self._noise.factor(begins), begins, done)
+        work_s = mean_s * self._noise.factor(begins)
+        self.running = Running(requests, rows, work_s, begins, done, raises=self.raises())
         if begins > now:
             self._held = self._loop.at(begins, self._resume)
         else:
             self._resume()
+
+    @property
+    def status(self) -> Status:
+        """Whether its process runs."""
+        return "dead" if self.dead else "hangs" if self.hangs_until > self._loop.now else "works"
+
+    def raises(self) -> bool:
+        """Whether the model raises on what is run now."""
+        return self._loop.now < self._failing_until and self._luck() < self._failing_share
+
+    def fail(self, failure: Failure) -> None:
+        """From now on a part of the executions raise."""
+        self._failing_share = failure.share
+        self._failing_until = self._loop.now + failure.lasts_s
+
+    def hang(self, failure: Failure) -> None:
+        """Its process stands still from now on."""
+        self.hang_of = failure
+        self.hangs_until = self._loop.now + failure.lasts_s
+        self._hold_until(self.hangs_until)
+        self._loop.at(self.hangs_until, self._go_on)
 
     def die(self) -> None:
         """What runs fails now."""
@@ -277,6 +325,15 @@ class Machine:
         if self.running is not None:
             self._pause()
             self._end(failed=True)
+        self._tell()
+
+    def _go_on(self) -> None:
+        if self.status == "works":
+            self._tell()
+
+    def _tell(self) -> None:
+        for changed in self.changed:
+            changed()
 
     def _end(self, failed: bool = False) -> None:
         running = self.running
@@ -291,12 +348,16 @@ class Machine:
             self._stalls = self._loop.at(self._loop.now + after_s, self._stall)
 
     def _stall(self) -> None:
-        self.held_until = max(self.held_until, self._loop.now + self._stall_s)
+        self._hold_until(self._loop.now + self._stall_s)
+        if self.gone is None:
+            self._await_stall()
+
+    def _hold_until(self, until: float) -> None:
+        """Nothing makes progress until then."""
+        self.held_until = max(self.held_until, until)
         if self.running is not None:
             self._pause()
             self._held = self._loop.at(self.held_until, self._resume)
-        if self.gone is None:
-            self._await_stall()
 
     def _pause(self) -> None:
         assert self.running is not None

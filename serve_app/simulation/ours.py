@@ -1,7 +1,7 @@
 """serve_app itself as a system under test: the scheduler and the gate that serve, driven by the virtual clock.
 
-What the dispatcher does around a scheduler, `serve_app.simulation.router` does here, and what the worker does around a
-gate, `serve_app.simulation.replica`.
+A router is the server's own core with another driver, `serve_app.simulation.router`. What a server's replica does
+around its gate, `serve_app.simulation.replica` does here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 from serve_app.simulation.replica import SimulatedReplica
-from serve_app.simulation.router import SimulatedRouter
+from serve_app.simulation.router import Patience, SimulatedRouter
 from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.system import Request, World
 from serve_app.simulation.ties import SimulatedTies
@@ -36,6 +36,8 @@ class ServeApp:
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
         by_tenant: Whether it knows of tenants; otherwise all are one.
+        replica_silence_s: After so long without a response a replica with requests in flight is silent.
+        replica_kill_s: After so long it is killed; ``None``: never.
         hedge_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """
 
@@ -51,13 +53,15 @@ class ServeApp:
         newest_frame_wins: bool = True,
         co_schedule: bool = True,
         by_tenant: bool = True,
+        replica_silence_s: float = 2.0,
+        replica_kill_s: float | None = 10.0,
         hedge_share: float = 0.05,
     ) -> None:
         self._hedge = HedgeSettings(share=hedge_share)
         self._co_schedule = co_schedule
         self._by_tenant = by_tenant
         self._network_s = network_s
-        self._bundle_timeout_s = bundle_timeout_s
+        self._patience = Patience(bundle_timeout_s, replica_silence_s, replica_kill_s)
         self._spread = spread
         self._policy = policy
         self._newest_frame_wins = newest_frame_wins
@@ -85,7 +89,7 @@ class ServeApp:
                 world,
                 Scheduler(settings, scenario.classes, limits, groups),
                 self._replicas,
-                self._bundle_timeout_s,
+                self._patience,
                 self._newest_frame_wins,
                 self._ties,
             )
@@ -104,6 +108,7 @@ class ServeApp:
                     {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
                     self._ties,
                     planned=known.device is not None and self._co_schedule,
+                    pads=known.pads,
                 )
                 for of, bucket in self._seeded:
                     if of == model:

@@ -1,26 +1,31 @@
-"""A simulated replica: one gate, and around it what `serve_app.replica.session` does in a server.
+"""A simulated replica: one gate, and around it what `serve_app.replica` does in a server.
 
 Entries that reach a busy replica wait at its gate. When the session is free the gate composes a batch of them; bundles
-whose entries are in it are answered after it, and what else they brought goes back to their routers.
+whose entries are in it are answered after it, and what else they brought goes back to their routers. A batch that
+raises is run again entry by entry, and then the replica tries an input that is known to be good, once a second at most.
+While its process hangs, messages lie unread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import inf
 
-from serve_app.errors import DeadlineExceeded
+from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.scheduling.decisions import RETURNED, Dispatch
 from serve_app.scheduling.entry import ALONE, Entry, Priority
 from serve_app.scheduling.gate import Gate, Turn
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.simulation.system import Execution, Request, Timer, World
+from serve_app.simulation.system import Execution, Timer, World
 from serve_app.simulation.ties import SimulatedTies
 
 Observed = tuple[int, int, float, str]
 """Rows, bucket, seconds and variant of one execution, as `Scheduler.on_done` takes it."""
+
+_TRIED_EVERY_S = 1.0
 
 
 class Sent:
@@ -33,18 +38,21 @@ class Sent:
         at: When it was sent.
         places: Of its entries in the table of ties; empty where they are not tied.
         waiting: Its entries at the gate, by their ids there.
+        runs: Whether any of them are in a batch, so that it is answered after that.
         executions: What ran for it.
         codes: Of entries without an answer, why; see `RouterCore.answered`.
         left: When its answer left the replica.
+        reached: Whether its replica took it.
         reaches: When it is at the replica.
         waited_s: How long it was here before its execution began, seconds.
         runs_s: Predicted time until what runs here has ended, seconds.
         told_s: Predicted time until all that is here is done, seconds.
+        model_works: See `RouterCore.answered`.
     """
 
     __slots__ = (
-        "at", "codes", "dispatch", "done", "executions", "failed", "left", "places", "reaches", "runs_s", "told_s",
-        "waited_s", "waiting",
+        "at", "codes", "dispatch", "done", "executions", "failed", "left", "model_works", "places", "reached",
+        "reaches", "runs", "runs_s", "told_s", "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +70,10 @@ class Sent:
         self.failed = failed
         self.waiting: dict[int, Entry] = {}
         self.executions: list[Observed] = []
+        self.reached = True
+        self.runs = False
         self.codes: dict[Entry, str] = {}
+        self.model_works: bool | None = None
         self.left = 0.0
         self.reaches = 0.0
         self.runs_s = 0.0
@@ -70,8 +81,56 @@ class Sent:
         self.waited_s = 0.0
 
 
+class _Run:
+    """Entries that run together, in pieces where they have more rows than a batch may.
+
+    Attributes:
+        entries: Their entries at the gate.
+        left: Rows that have not run.
+        bucket: What they are padded to.
+    """
+
+    __slots__ = ("bucket", "entries", "left")
+
+    def __init__(self, entries: Sequence[Entry], rows: int, bucket: int) -> None:
+        self.entries = entries
+        self.left = rows
+        self.bucket = bucket
+
+
+class _Batch:
+    """What the gate has let through, while it has the session.
+
+    Attributes:
+        bundles: With entries in it, and which of its entries each has.
+        runs: Those that have not ended.
+        variant: What it runs on.
+        ran: Executions so far that did not raise.
+        codes: Of entries without an answer, why.
+    """
+
+    __slots__ = ("bundles", "codes", "ran", "runs", "variant")
+
+    def __init__(self, bundles: dict[Sent, None], runs: Iterable[_Run], variant: str) -> None:
+        self.bundles = bundles
+        self.runs = deque(runs)
+        self.variant = variant
+        self.ran: list[Observed] = []
+        self.codes: dict[Entry, str] = {}
+
+
 class SimulatedReplica:
-    """One replica: its gate, and what a session does around it."""
+    """One replica: its gate, and what a session does around it.
+
+    Args:
+        world: Its clock, and where it executes.
+        settings: Of the model.
+        name: Its name.
+        min_share: Guaranteed share per class.
+        ties: Where replicas agree on who runs what several have.
+        planned: Whether routers compose the batches; see `Gate`.
+        pads: Whether entries of several cost buckets run together; see `SimulatedModel`.
+    """
 
     def __init__(
         self,
@@ -82,6 +141,7 @@ class SimulatedReplica:
         ties: SimulatedTies,
         *,
         planned: bool,
+        pads: bool = True,
     ) -> None:
         self._world = world
         self.model = settings.name
@@ -92,11 +152,22 @@ class SimulatedReplica:
         self._here: dict[int, Sent] = {}
         self._ties = ties
         self._tied: dict[Entry, int] = {}  # what other replicas have, too, with its place among the ties
+        self._pads = pads
         self._busy = False
         self._reopening: Timer | None = None
+        self._unread: list[Callable[[], None]] = []
+        self._tried: tuple[float, bool] | None = None  # when the known good input was run, and whether it did
+        world.watch(name, self._changed)
 
     def arrive(self, sent: Sent) -> None:
         """A bundle has reached the replica. What travels is the budget left, so that the way does not count."""
+        if (status := self._world.status(self._name)) != "works":
+            if status == "dead":
+                sent.reached = False
+                self._reply(sent, sent.failed)
+            else:
+                self._unread.append(partial(self.arrive, sent))
+            return
         now = self._world.now
         for index, entry in enumerate(sent.dispatch.entries):
             here = Entry(
@@ -125,12 +196,33 @@ class SimulatedReplica:
 
     def recall(self, sent: Sent, entries: Collection[Entry]) -> None:
         """A router does not wait for these entries of a bundle any more; those that wait here do not run."""
+        if self._world.status(self._name) == "hangs":
+            self._unread.append(partial(self.recall, sent, entries))
+            return
         taken = [here for here in sent.waiting.values() if here.payload in entries]
         for here in taken:
             self._take_out(sent, here)
         if taken and not sent.waiting:
             self._reply(sent, sent.done)
         self._open()
+
+    def probe(self, answer: Callable[[], None]) -> None:
+        """A router asks whether it is alive; its event loop answers while its session runs."""
+        status = self._world.status(self._name)
+        if status == "works":
+            answer()
+        elif status == "hangs":
+            self._unread.append(partial(self.probe, answer))
+
+    def _changed(self) -> None:
+        """The process goes on, or is dead: then all that is here fails, and connections end at once."""
+        if self._world.status(self._name) == "dead":
+            self._died(())
+        unread, self._unread = self._unread, []
+        for read in unread:
+            read()
+        if self._world.status(self._name) == "works":
+            self._open()
 
     def _take_out(self, sent: Sent, here: Entry, *, elsewhere: bool = False) -> None:
         """An entry goes back to its router."""
@@ -141,7 +233,7 @@ class SimulatedReplica:
 
     def _open(self) -> None:
         """Let the next batch begin if the session is free."""
-        if self._busy:
+        if self._busy or self._world.status(self._name) != "works":
             return
         if (ready := self._world.ready_at(self._name)) > self._world.now:
             self._reopen_at(ready)
@@ -165,7 +257,7 @@ class SimulatedReplica:
         elif turn.opens < inf:
             self._reopen_at(turn.opens)
         for sent in ended:
-            if not sent.waiting and not sent.executions:
+            if not sent.waiting and not sent.runs:
                 self._reply(sent, sent.done)
 
     def _reopen_at(self, opens: float) -> None:
@@ -181,49 +273,95 @@ class SimulatedReplica:
     def _run(self, turn: Turn) -> None:
         now = self._world.now
         bundles: dict[Sent, None] = {}
-        requests: list[Request] = []
         for here in turn.entries:
             sent = self._here.pop(here.id)
             del sent.waiting[here.id]
             bundles[sent] = None
-            requests.append(here.payload.payload)
             if (place := self._tied.pop(here, None)) is not None:
                 self._ties.take(place)
         for sent in bundles:
             sent.waited_s = now - sent.reaches
-            sent.executions.append((0, 0, 0.0, ""))  # it is answered after the run
+            sent.runs = True
             for here in list(sent.waiting.values()):
                 self._take_out(sent, here)
         self._busy = True
-        whole, rest = divmod(turn.rows, self._max_rows)
-        pieces = [turn.rows] if turn.rows <= self._max_rows else [self._max_rows] * whole + ([rest] if rest else [])
-        self._run_pieces(turn, list(bundles), requests, pieces, [])
+        self._step(_Batch(bundles, self._runs_of(turn), turn.variant))
 
-    def _run_pieces(
-        self, turn: Turn, bundles: list[Sent], requests: list[Request], pieces: list[int], ran: list[Observed]
-    ) -> None:
-        if not pieces:
-            for sent in bundles:
-                sent.executions = ran
-            self.gate.ended()
-            self._busy = False
-            self._open()
-            for sent in bundles:
-                self._reply(sent, sent.done)
+    def _runs_of(self, turn: Turn) -> list[_Run]:
+        """One run, padded to the largest cost bucket; or one for each, where padding would change answers."""
+        if self._pads:
+            return [_Run(turn.entries, turn.rows, turn.bucket)]
+        of_bucket: dict[int, list[Entry]] = {}
+        for here in turn.entries:
+            of_bucket.setdefault(here.bucket, []).append(here)
+        return [_Run(members, sum([here.rows for here in members]), bucket) for bucket, members in of_bucket.items()]
+
+    def _step(self, batch: _Batch) -> None:
+        """Begin the next execution of a batch, or answer it."""
+        if not batch.runs:
+            self._answer(batch)
             return
-        rows = pieces.pop(0)
+        run = batch.runs[0]
+        rows = min(run.left, self._max_rows)
+        requests = [here.payload.payload for here in run.entries]
+        done = partial(self._executed, batch, run, rows)
+        self._world.execute(self.model, self._name, requests, rows, run.bucket, done, batch.variant)
 
-        def done(execution: Execution) -> None:
-            if execution.failed:
-                self._died(bundles)
-                return
-            observed = (rows, turn.bucket, execution.seconds, turn.variant)
+    def _executed(self, batch: _Batch, run: _Run, rows: int, execution: Execution) -> None:
+        if execution.failed:
+            self._died(batch.bundles)
+            return
+        if execution.raised:
+            batch.runs.popleft()
+            self._run_alone(batch, run)
+        else:
+            observed = (rows, run.bucket, execution.seconds, batch.variant)
             self.gate.observe(*observed)
-            self._run_pieces(turn, bundles, requests, pieces, [*ran, observed])
+            batch.ran.append(observed)
+            run.left -= rows
+            if not run.left:
+                batch.runs.popleft()
+        self._step(batch)
 
-        self._world.execute(self.model, self._name, requests, rows, turn.bucket, done, turn.variant)
+    def _run_alone(self, batch: _Batch, run: _Run) -> None:
+        """Entries whose run has raised run again, each by itself; one that did already has failed."""
+        now = self._world.now
+        if len(run.entries) == 1:
+            batch.codes[run.entries[0].payload] = InferenceFailed.code
+            return
+        for here in reversed(run.entries):
+            if here.deadline > now:
+                batch.runs.appendleft(_Run([here], here.rows, run.bucket))
+            else:
+                batch.codes[here.payload] = DeadlineExceeded.code
 
-    def _died(self, bundles: list[Sent]) -> None:
+    def _answer(self, batch: _Batch) -> None:
+        """A batch has run: the session is free, and its bundles are answered."""
+        works: bool | None = None
+        if InferenceFailed.code in batch.codes.values():
+            works = self._works()
+        elif batch.ran and self._tried is not None and not self._tried[1]:
+            self._tried = None  # what failed before was not for good
+        for sent in batch.bundles:
+            sent.executions = batch.ran
+            sent.model_works = works
+            for entry in sent.dispatch.entries if batch.codes else ():
+                if entry in batch.codes:
+                    sent.codes[entry] = batch.codes[entry]
+        self.gate.ended()
+        self._busy = False
+        self._open()
+        for sent in batch.bundles:
+            self._reply(sent, sent.done)
+
+    def _works(self) -> bool:
+        """Whether the model runs an input that is known to be good, as tried now or within the last second."""
+        now = self._world.now
+        if self._tried is None or now - self._tried[0] >= _TRIED_EVERY_S:
+            self._tried = now, self._world.example_runs(self._name)
+        return self._tried[1]
+
+    def _died(self, bundles: Iterable[Sent]) -> None:
         """The replica is gone: what ran and what waited here fails."""
         self._busy = False
         waiting = dict.fromkeys(self._here.values())

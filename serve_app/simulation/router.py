@@ -5,13 +5,15 @@ One decision per instant, however many events it has.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 from serve_app.scheduling.core import RouterCore, Why
 from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Request, Timer, World
@@ -21,6 +23,59 @@ from serve_app.simulation.ways import Serial
 _NUMBERS = count(1)
 
 
+class Patience(NamedTuple):
+    """How a router deals with replicas that do not answer.
+
+    Attributes:
+        bundle_timeout_s: See `RouterCore`.
+        silence_s: After so long without a response a replica is silent, seconds.
+        kill_s: After so long it is killed, seconds; ``None``: never.
+    """
+
+    bundle_timeout_s: float
+    silence_s: float
+    kill_s: float | None
+
+
+class _Watched:
+    """A replica that a router watches while it has requests in flight there.
+
+    Attributes:
+        owed: Bundles in flight.
+        heard: Whether anything has come since it was asked last.
+        liveness: Tells whether it is alive.
+    """
+
+    __slots__ = ("heard", "liveness", "owed")
+
+    def __init__(
+        self,
+        world: World,
+        core: RouterCore[Sent],
+        model: str,
+        name: str,
+        patience: Patience,
+        ask: Callable[[], None],
+    ) -> None:
+        self.owed = 0
+        self.heard = False
+        self.liveness = Liveness(
+            patience.silence_s,
+            patience.kill_s,
+            call_later=lambda seconds, action: world.at(world.now + seconds, action),
+            in_flight=lambda: self.owed > 0,
+            heard=self._has_heard,
+            ask=ask,
+            on_silent=lambda: core.on_silent(model, name, world.now),
+            on_heard=lambda: core.on_heard(model, name, world.now),
+            on_given_up=lambda: world.kill(name),
+        )
+
+    def _has_heard(self) -> bool:
+        heard, self.heard = self.heard, False
+        return heard
+
+
 class SimulatedRouter:
     """One router: its core, and the `serve_app.scheduling.core.Driver` of it.
 
@@ -28,7 +83,7 @@ class SimulatedRouter:
         world: Its clock and its clients.
         scheduler: Decides.
         replicas: By name, those of all models; they come and go.
-        bundle_timeout_s: See `RouterCore`.
+        settings: How it deals with replicas that do not answer.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         ties: Where replicas agree on who runs what several have.
     """
@@ -38,15 +93,19 @@ class SimulatedRouter:
         world: World,
         scheduler: Scheduler,
         replicas: dict[str, SimulatedReplica],
-        bundle_timeout_s: float,
+        settings: Patience,
         newest_frame_wins: bool,
         ties: SimulatedTies,
     ) -> None:
         self.name = f"router-{next(_NUMBERS)}"
         self.scheduler = scheduler
-        self._core: RouterCore[Sent] = RouterCore(scheduler, self, bundle_timeout_s, ties)
+        self._core: RouterCore[Sent] = RouterCore(scheduler, self, settings.bundle_timeout_s, ties)
         self._world = world
         self._replicas = replicas
+        self._patience = settings
+        # Only where something hangs: elsewhere nobody is ever silent, and nothing need be asked.
+        self._watches = any(failure.kind == "hang" for failure in world.scenario.failures)
+        self._watched: dict[str, _Watched] = {}
         self._newest_frame_wins = newest_frame_wins
         self._processor = Serial(world, world.overheads.router_s)
         self._frames: dict[int, Entry] = {}
@@ -98,9 +157,17 @@ class SimulatedRouter:
     def done(self, sent: Sent) -> None:
         """A bundle's answer has come back."""
         dispatch = sent.dispatch
+        self._heard(dispatch)
         codes = [sent.codes.get(entry) for entry in dispatch.entries]
         alive = self._core.answered(
-            dispatch, codes, sent.executions, self._world.now, sent.waited_s, sent.runs_s, sent.told_s
+            dispatch,
+            codes,
+            sent.executions,
+            self._world.now,
+            sent.waited_s,
+            sent.runs_s,
+            sent.told_s,
+            sent.model_works,
         )
         for entry in alive:
             if sent.codes and entry in sent.codes:
@@ -113,7 +180,36 @@ class SimulatedRouter:
 
     def failed(self, sent: Sent) -> None:
         """A bundle failed with its replica."""
-        self._core.lost(sent.dispatch, self._world.now, replica_lost=True, reached=True)
+        if (watched := self._watched.pop(str(sent.dispatch.replica), None)) is not None:
+            watched.liveness.end()
+        self._core.lost(sent.dispatch, self._world.now, replica_lost=True, reached=sent.reached)
+
+    def _watch(self, dispatch: Dispatch) -> None:
+        """A bundle goes to a replica, which may fall silent."""
+        name = str(dispatch.replica)
+        if (watched := self._watched.get(name)) is None:
+            ask = partial(self._ask, name)
+            watched = self._watched[name] = _Watched(self._world, self._core, dispatch.model, name, self._patience, ask)
+        watched.owed += 1
+        watched.liveness.begin()
+
+    def _ask(self, name: str) -> None:
+        """Probe a replica. Its answer is on its way for as long as a message usually is."""
+        way_s, at = self._world.overheads.send_s, self._world.at
+
+        def answered() -> None:
+            at(self._world.now + way_s, partial(self._answered, name))
+
+        at(self._world.now + way_s, partial(self._replicas[name].probe, answered))
+
+    def _answered(self, name: str) -> None:
+        if (watched := self._watched.get(name)) is not None:
+            watched.heard = True
+
+    def _heard(self, dispatch: Dispatch) -> None:
+        if (watched := self._watched.get(str(dispatch.replica))) is not None:
+            watched.owed -= 1
+            watched.heard = True
 
     # ------------------------------------------------------------ as `Driver`
 
@@ -140,6 +236,8 @@ class SimulatedRouter:
     def send(self, dispatch: Dispatch, now: float, places: Sequence[int]) -> Sent:
         """See `Driver.send`."""
         sent = Sent(dispatch, now, places, self.done, self.failed)
+        if self._watches:
+            self._watch(dispatch)
         to = self._replicas[str(dispatch.replica)]
         way_s = self._world.way_s("send")
         sent.reaches = now + way_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import Literal
 
 from serve_app.scheduling.entry import Priority
@@ -55,6 +55,9 @@ class SimulatedModel:
     autoscaling: SimulatedAutoscaling | None = None
     known: bool = True
     """Whether schedulers get the curve as their prior (a profile), or must learn it."""
+    pads: bool = True
+    """Whether a batch of several cost buckets is one run, padded to the largest. Otherwise, since padding would change
+    answers, each bucket has a run of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +92,26 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A replica dies. What runs there fails; the others learn of it when its bundle fails or it leaves the list."""
+    """Something goes wrong with a replica.
+
+    ``die``: what runs and waits there fails at once. ``hang``: its process stands still: nothing runs on, and messages
+    lie unread; it goes on with all of it after ``lasts_s``, unless the system has it killed before: then it dies.
+    ``fail``: for ``lasts_s`` a part of its executions raise at their end, so that nobody is answered by them.
+    """
 
     model: str
     replica: int
     """Its place in the model's list of replicas at that time, from 0; nothing happens where there is none."""
     at_s: float
-    down_s: float
-    """Until its successor is listed."""
+    down_s: float = 0.0
+    """From its death until its successor is listed."""
     noticed_s: float = 1.0
-    """Until it leaves the list."""
+    """From its death until it leaves the list."""
+    kind: Literal["die", "hang", "fail"] = "die"
+    lasts_s: float = inf
+    """``hang``, ``fail``: until it is over."""
+    share: float = 1.0
+    """``fail``: part of the executions, over 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

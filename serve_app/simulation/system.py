@@ -24,13 +24,14 @@ class Request:
         tenant: Who sent it; empty for nobody in particular.
         ended: When it was answered, rejected or dropped; ``None`` before that.
         answered: Whether it ended with an answer (in time or not).
+        raised: Whether its last execution raised, so that it has no answer; the world's.
         replaced: Set by a system before it drops a frame because a newer one of its stream has arrived.
         server_s: Server time charged to it so far, seconds.
         waits: Whether it has reached the system, does not execute and has not ended; the world's.
     """
 
     __slots__ = (
-        "answered", "arrival", "bucket", "deadline", "ended", "id", "model", "priority", "replaced", "rows",
+        "answered", "arrival", "bucket", "deadline", "ended", "id", "model", "priority", "raised", "replaced", "rows",
         "server_s", "stream", "tenant", "waits",
     )  # fmt: skip
 
@@ -57,6 +58,7 @@ class Request:
         self.tenant = tenant
         self.ended: float | None = None
         self.answered = False
+        self.raised = False
         self.replaced = False
         self.server_s = 0.0
         self.waits = False
@@ -68,10 +70,16 @@ class Execution(NamedTuple):
     Attributes:
         seconds: How long it ran, as the replica would measure it.
         failed: Whether the replica died under it; then nobody was answered.
+        raised: Whether the model raised: the replica lives, and what would be answered of it is an error.
     """
 
     seconds: float
     failed: bool = False
+    raised: bool = False
+
+
+Status = Literal["works", "hangs", "dead"]
+"""Of a replica's process."""
 
 
 Way = Literal["send", "answer", "direct"]
@@ -132,8 +140,22 @@ class World(Protocol):
     def ready_at(self, replica: str) -> float:
         """When an idle replica can begin: now, or after the pause since its last execution."""
 
+    def status(self, replica: str) -> Status:
+        """Whether a replica's process runs. Nothing that is sent to one that hangs is read before it goes on."""
+
+    def watch(self, replica: str, changed: Callable[[], None]) -> None:
+        """Have ``changed`` called when a replica goes on that hung, and when it dies. What hangs tells nobody."""
+
+    def kill(self, replica: str) -> None:
+        """End the process of a replica that hangs; any other is left alone. Its successor starts at once."""
+
+    def example_runs(self, replica: str) -> bool:
+        """Whether an input that is known to be good runs at a replica now. Takes no time."""
+
     def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
         """The answer leaves now and reaches the client by this way. No-op when ended already.
+
+        Where the last execution raised, it is an error: the request gets no answer.
 
         Args:
             request: Whose answer it is.

@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 from math import exp
 
+import numpy as np
+
 from serve_app.simulation.fleet import Fleet
 from serve_app.simulation.loop import Event, Loop
 from serve_app.simulation.machine import Machine, NoiseSource, Processor, Running, SharedProcessor
 from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage, Waiting
 from serve_app.simulation.scenario import Overheads, Scenario
-from serve_app.simulation.system import Execution, Request, System, Way
+from serve_app.simulation.system import Execution, Request, Status, System, Way
 from serve_app.simulation.ways import Drawn, request_ways
 from serve_app.simulation.workloads import Arrivals
 
@@ -162,9 +164,29 @@ class SimulatedWorld:
         """See `World.ready_at`."""
         return max(self._loop.now, self._machines[replica].held_until)
 
+    def status(self, replica: str) -> Status:
+        """See `World.status`."""
+        return self._machines[replica].status
+
+    def watch(self, replica: str, changed: Callable[[], None]) -> None:
+        """See `World.watch`."""
+        self._machines[replica].changed.append(changed)
+
+    def kill(self, replica: str) -> None:
+        """See `World.kill`."""
+        machine = self._machines[replica]
+        self._fleets[machine.model].kill(machine)
+
+    def example_runs(self, replica: str) -> bool:
+        """See `World.example_runs`."""
+        return not self._machines[replica].raises()
+
     def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
         """See `World.answer`."""
         if request.ended is not None:
+            return
+        if request.raised:
+            self.drop(request)
             return
         arrives = self._loop.now + (self._ways[way]() if left is None else 0.0)
         request.answered = True
@@ -220,13 +242,15 @@ class SimulatedWorld:
         self._fleets[machine.model].running_rows -= running.rows
         if not failed:
             self._charge(running.requests, seconds)
+            for request in running.requests:
+                request.raised = running.raises
         else:
             self.usage.failed_s += seconds if self._loop.now >= self._scenario.warm_up_s else 0.0
             for request in running.requests:
                 if request.ended is None and not request.waits:
                     request.waits = True
                     self._waiting[request.model].add(1, self._loop.now)
-        running.done(Execution(seconds, failed))
+        running.done(Execution(seconds, failed, running.raises and not failed))
 
     def _count(self, machine: Machine, running: Running) -> float:
         """Take an execution into the sums. Returns how long it ran."""
@@ -266,6 +290,7 @@ class SimulatedWorld:
             NoiseSource(noise, (self._seed, self._places[fleet.name], number)),
             noise.stall_s,
             Drawn(overheads.between_s, overheads.scatter, (self._seed, self._places[fleet.name], number, 3)),
+            np.random.default_rng((self._seed, self._places[fleet.name], number, 4)).random,
             self._begun,
             self._executed,
         )

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from serve_app.scheduling.liveness import Watch
 from serve_app.transport.arena import Arena
 from serve_app.transport.link_protocol import LinkError
-from serve_app.transport.liveness import Watch
 from serve_app.transport.replica_link import ReplicaLink, connect
 from serve_app.transport.ties import TieTable
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
+from serve_app.scheduling.liveness import Liveness, Watch
 from serve_app.transport.arena import Arena
 from serve_app.transport.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
 from serve_app.transport.link_protocol import (
@@ -25,7 +26,6 @@ from serve_app.transport.link_protocol import (
     check_peer,
     new_socket,
 )
-from serve_app.transport.liveness import Liveness, Watch
 from serve_app.transport.send import ReplicaLost
 from serve_app.transport.ties import TieTable
 
@@ -65,6 +65,7 @@ class ReplicaLink(FramedProtocol):
         self._liveness = Liveness(
             watch.silence_s,
             watch.kill_s,
+            call_later=asyncio.get_running_loop().call_later,
             in_flight=lambda: bool(self._calls),
             heard=self._has_heard,
             ask=lambda: self.write(encode_ping()),

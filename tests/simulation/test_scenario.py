@@ -103,7 +103,11 @@ def test_values_reach_the_simulator_in_seconds() -> None:
             "drift_every_s": 8,
             "drift_s": 3,
         },
-        failures=[{"model": "images", "at_s": 3, "down_s": 2}],
+        failures=[
+            {"model": "images", "at_s": 3, "down_s": 2},
+            {"kind": "hang", "model": "images", "at_s": 4, "down_s": 2, "lasts_s": 1},
+            {"kind": "fail", "model": "images", "at_s": 5, "share": 0.3},
+        ],
         weights={"high": 5},
         workload=[
             {
@@ -126,7 +130,11 @@ def test_values_reach_the_simulator_in_seconds() -> None:
     assert (scenario.duration_s, scenario.warm_up_s, scenario.routers) == (10, 1, 2)
     assert scenario.overheads == Overheads(0.001, 0.002, 0.003, 0.004, 0.5, 0.0001)
     assert scenario.noise == Noise("uniform", 0.2, 5, 1, 1.5, 8, 3)
-    assert scenario.failures == (Failure("images", 0, 3, 2),)
+    assert scenario.failures == (
+        Failure("images", 0, 3, 2),
+        Failure("images", 0, 4, 2, kind="hang", lasts_s=1),
+        Failure("images", 0, 5, kind="fail", share=0.3),
+    )
     assert scenario.weights == {Priority.HIGH: 5, Priority.NORMAL: 10, Priority.LOW: 1}
     assert scenario.models[0].curve == Affine(0.005, 0.001)
     assert scenario.workload == (

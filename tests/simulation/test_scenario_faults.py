@@ -176,6 +176,26 @@ FAULTS = [
         id="failure after the end",
     ),
     pytest.param(
+        document(failures=[{"kind": "hang", "model": "images", "at_s": 1}]),
+        "failures[0].down_s: required with kind: hang",
+        id="hang without a successor",
+    ),
+    pytest.param(
+        document(failures=[{"kind": "fail", "model": "images", "at_s": 1, "down_s": 1}]),
+        "failures[0].down_s: does nothing with kind: fail; leave it out",
+        id="fault with a successor",
+    ),
+    pytest.param(
+        document(failures=[{"model": "images", "at_s": 1, "down_s": 1, "lasts_s": 1}]),
+        "failures[0].lasts_s: does nothing with kind: die; name hang or fail",
+        id="death that passes",
+    ),
+    pytest.param(
+        document(failures=[{"kind": "hang", "model": "images", "at_s": 1, "down_s": 1, "share": 0.5}]),
+        "failures[0].share: does nothing with kind: hang; name fail",
+        id="part of a hang",
+    ),
+    pytest.param(
         document(noise={"spread": 0.2}),
         "noise.spread: does nothing with kind: none; name uniform or lognormal",
         id="noise without a kind",

@@ -17,9 +17,9 @@ from runtime_harness import MODEL, make_dispatcher, submit, tensor
 from serve_app.domain.service import Answer
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Success
+from serve_app.scheduling.liveness import Liveness, Watch
 from serve_app.transport.link_server import LinkServer
 from serve_app.transport.links import Links
-from serve_app.transport.liveness import Liveness, Watch
 from serve_app.transport.send import ReplicaLost
 from serve_app.transport.ties import TieTable
 
@@ -202,6 +202,7 @@ async def test_only_what_owes_answers_is_watched() -> None:
     liveness = Liveness(
         0.02,
         0.04,
+        call_later=asyncio.get_running_loop().call_later,
         in_flight=looking,
         heard=was_heard,
         ask=lambda: told.put_nowait("ask"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -100,7 +101,13 @@ class NoiseConfig(Section):
 
 
 class FailureConfig(Section):
-    """A replica that dies."""
+    """Something that goes wrong with a replica."""
+
+    kind: Literal["die", "hang", "fail"] = "die"
+    """`die`: what runs and waits there fails. `hang`: its process stands still, until it goes on or is killed.
+
+    `fail`: a part of its executions raise.
+    """
 
     model: str
     """Name of the model."""
@@ -109,14 +116,41 @@ class FailureConfig(Section):
     """Which of its replicas, from 0."""
 
     at_s: Delay
-    """When it dies."""
+    """When it happens."""
 
-    down_s: Seconds
-    """Until its successor is there."""
+    down_s: Seconds | None = None
+    """From its death until its successor is there; required with `die` and `hang`, since routers kill what hangs."""
+
+    lasts_s: Seconds | None = None
+    """How long it hangs or fails; by default for good."""
+
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """Of `fail`: part of the executions."""
+
+    @model_validator(mode="after")
+    def _check(self) -> FailureConfig:
+        dies = self.kind != "fail"
+        if dies and self.down_s is None:
+            raise misfit([(("down_s",), f"required with kind: {self.kind}")])
+        if not dies and self.down_s is not None:
+            raise misfit([(("down_s",), "does nothing with kind: fail; leave it out")])
+        if self.kind == "die" and self.lasts_s is not None:
+            raise misfit([(("lasts_s",), "does nothing with kind: die; name hang or fail")])
+        if dies and "share" in self.model_fields_set:
+            raise misfit([(("share",), f"does nothing with kind: {self.kind}; name fail")])
+        return self
 
     def simulated(self) -> Failure:
         """The values for the simulator."""
-        return Failure(self.model, self.replica, self.at_s, self.down_s)
+        return Failure(
+            self.model,
+            self.replica,
+            self.at_s,
+            self.down_s or 0.0,
+            kind=self.kind,
+            lasts_s=inf if self.lasts_s is None else self.lasts_s,
+            share=self.share,
+        )
 
 
 class WeightsConfig(Section):
@@ -212,7 +246,7 @@ class ScenarioFile(Section):
     """How execution times scatter."""
 
     failures: Annotated[tuple[FailureConfig, ...], Field(strict=False)] = ()
-    """Replicas that die."""
+    """What goes wrong with replicas."""
 
     weights: WeightsConfig = WeightsConfig()
     """Worth of the classes."""

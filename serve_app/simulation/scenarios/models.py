@@ -11,10 +11,10 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from serve_app.config.batching import BatchingConfig, fallback_faults
+from serve_app.config.breaker import BreakerConfig
 from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.names import checked_model_name, checked_variant_name
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section
-from serve_app.scheduling.settings import BreakerSettings
 from serve_app.simulation.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
 
 MOST_ROWS = 65_536
@@ -162,6 +162,12 @@ class SimulatedModelConfig(Section):
     fallbacks: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Names of variants that answer where the exact model would be too late, as in the server's configuration."""
 
+    breaker: BreakerConfig = BreakerConfig()
+    """When a model that fails is not asked any more, as in the server's configuration."""
+
+    pads: bool = True
+    """Whether a batch of several cost buckets is one run, padded to the largest; otherwise each bucket has its own."""
+
     known: bool = True
     """Whether schedulers know the costs from the start, as from a profile, or must learn them."""
 
@@ -209,7 +215,7 @@ class SimulatedModelConfig(Section):
             scheduling=replace(
                 self.batching.scheduling(self.name, self.fallbacks),
                 variants=tuple(variant.name for variant in self.variants),
-                breaker=BreakerSettings(),
+                breaker=self.breaker.settings(),
             ),
             curve=curve,
             replicas=self.replicas,
@@ -227,6 +233,7 @@ class SimulatedModelConfig(Section):
                 interval_s=scaling.metrics_interval_s,
             ),
             known=self.known,
+            pads=self.pads,
         )
 
 

@@ -7,9 +7,8 @@ process stood still itself, only one turn has passed, and what has arrived meanw
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 _TURNS: Final = 4
 
@@ -30,12 +29,20 @@ class Watch(NamedTuple):
     on_heard: Callable[[str, str], None]
 
 
+class Timer(Protocol):
+    """Something that will be called."""
+
+    def cancel(self) -> object:
+        """Do not call it."""
+
+
 class Liveness:
     """Watches one replica.
 
     Args:
         silence_s: See `Watch`.
         kill_s: See `Watch`.
+        call_later: Calls something after so many seconds.
         in_flight: Whether requests are in flight.
         heard: Whether anything has come since it was asked last.
         ask: Probes the replica.
@@ -52,12 +59,13 @@ class Liveness:
         silence_s: float,
         kill_s: float | None,
         *,
+        call_later: Callable[[float, Callable[[], None]], Timer],
         in_flight: Callable[[], bool],
         heard: Callable[[], bool],
-        ask: Callable[[], None],
-        on_silent: Callable[[], None],
-        on_heard: Callable[[], None],
-        on_given_up: Callable[[], None],
+        ask: Callable[[], object],
+        on_silent: Callable[[], object],
+        on_heard: Callable[[], object],
+        on_given_up: Callable[[], object],
     ) -> None:
         self._turn_s = silence_s / _TURNS
         self._last_turn = None if kill_s is None else max(_TURNS, round(kill_s / self._turn_s))
@@ -67,8 +75,8 @@ class Liveness:
         self._on_silent = on_silent
         self._on_heard = on_heard
         self._on_given_up = on_given_up
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._call_later = call_later
+        self._timer: Timer | None = None
         self._quiet = 0
         self.at_rest = True
 
@@ -79,7 +87,7 @@ class Liveness:
         """Something has been sent."""
         if self.at_rest:
             self.at_rest = False
-            self._timer = self._loop.call_later(self._turn_s, self._turn)
+            self._timer = self._call_later(self._turn_s, self._turn)
 
     def end(self) -> None:
         """Watch no more."""
