@@ -97,6 +97,7 @@ endef
 
 .venv-perf-analyzer/.made: requirements/clients/perf_analyzer.txt | .venv-uv/.made
 	$(call make-environment,.venv-perf-analyzer,$<)
+	@ldconfig -p | grep -q 'libb64\.so' || echo "perf_analyzer needs libb64, and its tests skip without: apt-get install libb64-0d"
 	@touch $@
 
 .PHONY: clients

@@ -13,7 +13,7 @@ import onnx_models
 import pytest
 import yaml
 from collector import without_cycles
-from deployments import fallback_model, named_models
+from deployments import fallback_model, named_models, refusing_models
 from deployments.own_models import bring
 from serve_process import ROOT, ServeProcess
 
@@ -87,9 +87,10 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[onnx_model
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    """The demo's models, as configured, three tiny ones, three of a user's, one with a fallback, two with free names.
+    """The demo's models, tiny ones, a user's, one with a fallback, two with free names, and two with narrow inputs.
 
-    One real server for all tests that only ask it things.
+    One real server for all tests that only ask it things. How it was started does not matter to them, and `serve-app
+    run` is quicker than `serve run`.
     """
     folder = tmp_path_factory.mktemp("server")
     demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
@@ -99,11 +100,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         onnx_models.make(folder / "models" / kind / "1" / "model.onnx", kind)
         args["models"].append({"name": kind, "path": str(folder / "models" / kind), "resources": {"cpus": 0.1}})
     args["models"] += [*bring(folder / "own"), fallback_model.bring(folder / "fallback")]
-    args["models"] += named_models.bring(folder / "named")
+    args["models"] += [*named_models.bring(folder / "named"), *refusing_models.bring(folder / "refusing")]
     direct, direct_grpc = free_ports(2)
     args["router"] = {"limits": {"max_body": "4MiB"}, "http": {"port": direct}, "grpc": {"port": direct_grpc}}
     for model in args["models"]:
         model.setdefault("resources", {})["cpus"] = 0.1
         model["autoscaling"] = {"min_replicas": 1, "max_replicas": 1}
-    with ServeProcess(args, folder) as running:
+    with ServeProcess(args, folder, graceful=True) as running:
         yield running

@@ -197,9 +197,9 @@ def test_settings_can_be_sent_to_other_processes_and_differ(name: str) -> None:
 
 def test_a_search_visits_every_batch_size_and_the_neighbours_of_the_best() -> None:
     """From coarse to fine: all sizes first, and around the best every point one and two steps away."""
-    scenario = replace(_overloaded(1.0), models=(make_model(max_rows=32),))
+    scenario = replace(_overloaded(1.0), models=(make_model(max_rows=12),))
     grid, found = grid_of("sliding", scenario), tuned("sliding", scenario, [1])
-    assert len(grid) == 32 * 7
+    assert len(grid) == 12 * 7
     points = {grid.title(point): point for point in grid.all()}
     assert set(points) >= set(found.scores)
     best = max(points, key=lambda title: simulate(scenario, grid.factory(points[title]), 1).weighted_goodput)

@@ -19,7 +19,7 @@ from conformance.thorough import TIMEOUT_S, report, thorough
 
 _AT_ONCE = 60
 """Models of one server."""
-_SAMPLE = 110
+_SAMPLE = 60
 """Cases of each form in the normal suite."""
 _DIFFERENT = 10
 """Requests to one model that differ."""

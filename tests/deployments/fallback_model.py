@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 SIZE = 2048
-EXACT, LIGHT = 2000, 1
+EXACT, LIGHT = 1000, 1
 
 
 def chain(path: Path, products: int) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
+from foreign import CLIENTS, needs_clients, needs_perf_analyzer
 from serve_process import ROOT, ServeProcess
 
 EXAMPLES = ROOT / "examples"
-CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
-PERF_ANALYZER = ROOT / ".venv-perf-analyzer" / "bin" / "perf_analyzer"
 
 pytestmark = pytest.mark.cluster
 
@@ -112,20 +112,25 @@ def run(command: list[str | Path], **env: str) -> str:
 
 def check(example: Example, served: Served) -> None:
     """Run an example and compare what it prints."""
-    if example.python == "clients" and not CLIENTS.exists():
-        pytest.skip("the environment of the other servers' clients is not made: make clients")
     interpreters: dict[str, list[str | Path]] = {"own": [sys.executable], "clients": [CLIENTS], "shell": []}
     printed = run([*interpreters[example.python], EXAMPLES / example.script, getattr(served, example.address)])
     assert [line for line in example.lines if line not in printed] == []
 
 
-@pytest.mark.parametrize("example", SCRIPTS, ids=[example.script for example in SCRIPTS])
+def _params(examples: Sequence[Example]) -> list[Any]:
+    return [
+        pytest.param(example, id=example.script, marks=[needs_clients] if example.python == "clients" else [])
+        for example in examples
+    ]
+
+
+@pytest.mark.parametrize("example", _params(SCRIPTS))
 def test_example(example: Example, served: Served) -> None:
     """Prints what it should."""
     check(example, served)
 
 
-@pytest.mark.parametrize("example", GRPC_SCRIPTS, ids=[example.script for example in GRPC_SCRIPTS])
+@pytest.mark.parametrize("example", _params(GRPC_SCRIPTS))
 def test_grpc_example(example: Example, served: Served) -> None:
     """Prints what it should."""
     check(example, served)
@@ -139,14 +144,9 @@ def test_first_request_of_the_client(served: Served) -> None:
     assert run([sys.executable, "-c", program], SERVE_APP_URL=served.http).splitlines() == expected
 
 
+@needs_perf_analyzer
 def test_perf_analyzer(served: Served) -> None:
     """Measures, without a failed request."""
-    if not PERF_ANALYZER.exists():
-        pytest.skip("the environment of perf_analyzer is not made: make clients")
-    libraries = subprocess.run(["ldd", PERF_ANALYZER], check=False, capture_output=True, text=True).stdout
-    absent = [line.split()[0] for line in libraries.splitlines() if "not found" in line and "cudart" not in line]
-    if absent:
-        pytest.skip(f"perf_analyzer needs {', '.join(absent)} of the system (Debian: apt-get install libb64-0d)")
     brief = "--measurement-mode count_windows --measurement-request-count 50 --max-trials 3 --stability-percentage 900"
     printed = run([EXAMPLES / "perf_analyzer.sh", served.http], PERF_ANALYZER_ARGS=brief)
     assert "Inferences/Second vs. Client Average Batch Latency" in printed

@@ -165,14 +165,15 @@ def test_more_requests_than_a_chunk_keep_their_order() -> None:
 
 def test_mmpp_arrivals_have_their_mean_rate_and_two_levels() -> None:
     """The mean over both states is the rate; counts per second are those of either, twenty times apart."""
-    stream = Stream("mmpp", "m", rate=100.0, surge=20.0, surge_s=50.0, quiet_s=150.0, timeout_s=0.1)
-    arrivals = _arrivals(stream, duration_s=100_000.0)
-    assert 100.0 == pytest.approx(len(arrivals) / 100_000.0, rel=0.1)
+    duration_s, surge_s, quiet_s = 20_000.0, 10.0, 30.0  # five hundred of both, and few seconds belong to two of them
+    stream = Stream("mmpp", "m", rate=100.0, surge=20.0, surge_s=surge_s, quiet_s=quiet_s, timeout_s=0.1)
+    arrivals = _arrivals(stream, duration_s=duration_s)
+    assert 100.0 == pytest.approx(len(arrivals) / duration_s, rel=0.1)
     counts = np.bincount(arrivals.arrival.astype(np.int64))
-    low = 100.0 * 200.0 / (20.0 * 50.0 + 150.0)
+    low = 100.0 * (surge_s + quiet_s) / (20.0 * surge_s + quiet_s)
     assert low == pytest.approx(np.quantile(counts, 0.4), rel=0.2)
     assert 20.0 * low == pytest.approx(np.quantile(counts, 0.9), rel=0.05)
-    assert np.array_equal(arrivals.arrival, _arrivals(stream, duration_s=100_000.0).arrival)
+    assert np.array_equal(arrivals.arrival, _arrivals(stream, duration_s=duration_s).arrival)
 
 
 def test_requests_carry_their_tenant() -> None:

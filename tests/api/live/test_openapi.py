@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from effort import examples
 from fuzz_http import fuzz
 from local_server import LocalServer
 
@@ -209,11 +210,12 @@ def test_the_front_page_leads_there(server: LocalServer) -> None:
     assert "/docs" in httpx.get(server.url).text
 
 
+@pytest.mark.hypothesis
 def test_the_server_keeps_to_its_description(server: LocalServer) -> None:
     """Whatever the description allows is answered as it says; what it does not allow is refused; and nothing fails.
 
     `make fuzz-http` asks for longer.
     """
-    done = fuzz(server.url, "--max-examples", "20", "--generation-deterministic")
+    done = fuzz(server.url, "--max-examples", str(examples(8)), "--generation-deterministic")
 
     assert done.returncode == 0, done.stdout
