@@ -30,7 +30,8 @@ def _declared() -> Iterator[str]:
 
 def test_every_metric_is_documented_and_no_other() -> None:
     """By the name that a page of metrics shows, in some page of the documentation."""
-    text = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name != "extending.md"]  # which adds one
+    text = "".join(page.read_text() for page in pages)
     named = set(re.findall(r"\bserve_app_\w+", text)) - {"serve_app_client"}
 
     assert named == set(_declared())
