@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from serve_app import __version__
 from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import named_files
 from serve_app.config.model import ModelConfig
 from serve_app.errors import ConfigError
 
@@ -54,6 +56,9 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
     settings = model.model_dump(mode="json", exclude=_nested(WITHOUT_EFFECT))
     begun = hashlib.sha256(msgspec.json.encode((__version__, locations[""].kind.name, settings), order="sorted"))
     try:
+        for name in named_files(model):
+            if (file := locations[""].sidecars().find(name)) is not None:
+                begun.update(_content(file))  # it may lie outside of the model's folder
         exact = _digest(locations[""])
         found = {}
         for variant, location in locations.items():
@@ -81,7 +86,11 @@ def _nested(places: Mapping[str, str]) -> dict[str, Any]:
 def _digest(location: ModelLocation) -> bytes:
     digest = hashlib.sha256(location.version.encode())
     for name, file in sorted((str(file.relative_to(location.root)), file) for file in location.files()):
-        with file.open("rb") as opened:
-            digest.update(msgspec.json.encode((name, file.stat().st_size)))
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+        digest.update(msgspec.json.encode((name, file.stat().st_size)))
+        digest.update(_content(file))
     return digest.digest()
+
+
+def _content(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()

@@ -62,17 +62,21 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
     Raises:
         ConfigError: Something is not there; names the path.
     """
-    exact = resolve_model(model.path, model.version, environ, _named_files(model), model.backend)
+    exact = resolve_model(model.path, model.version, environ, _files_beside(model), model.backend)
     # One backend runs all builds, so that the model's options are those of each.
     return {"": exact} | {
         variant.name: resolve_model(variant.path, None, environ, backend=exact.kind.name) for variant in model.variants
     }
 
 
-def _named_files(model: ModelConfig) -> tuple[str, ...]:
-    """Files beside the model that this configuration names, relative to the model's folder."""
-    names = (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)))
-    return tuple(name for name in names if not name.startswith("/") and ".." not in name.split("/"))
+def named_files(model: ModelConfig) -> tuple[str, ...]:
+    """Files that this configuration names, relative to the model's folder; they may lie elsewhere."""
+    return (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)))
+
+
+def _files_beside(model: ModelConfig) -> tuple[str, ...]:
+    """Those of the named files that lie beside the model."""
+    return tuple(name for name in named_files(model) if not name.startswith("/") and ".." not in name.split("/"))
 
 
 def make_processor(model: ModelConfig, signature: ModelSignature, location: ModelLocation) -> Processor | None:

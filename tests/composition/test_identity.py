@@ -128,6 +128,17 @@ def test_identities_are_of_contents(tmp_path: Path) -> None:
     assert len({each[""] for each in found}) == len(found) - 1
 
 
+def test_labels_outside_of_the_models_folder_count(tmp_path: Path) -> None:
+    """An answer is made with them, wherever they are."""
+    onnx_models.make(tmp_path / "m" / "1" / "model.onnx", "add_one")
+    labels = tmp_path / "labels.txt"
+    for name in (str(labels), "../../labels.txt"):
+        labels.write_text("red\ngreen\n")
+        first = _identity(tmp_path / "m", labels=name)
+        labels.write_text("green\nred\n")
+        assert _identity(tmp_path / "m", labels=name) != first
+
+
 def _identity(path: Path, **changes: Any) -> str:
     config = parse_args({"models": [{"name": "m", "path": str(path), **changes}]}).models[0]
     return identities(config, find_files(config))[""]
