@@ -22,6 +22,7 @@ _LOAD = 0.25
 """Of two replicas, so that one alone can do it as well."""
 _DOWN_S = 3.0
 _KILL_S = 4.0
+_BREAKER = BreakerSettings()
 _AT = 0.2
 """Faults come after this part of the workload."""
 _TIMEOUTS_S = {Priority.HIGH: 1.0, Priority.NORMAL: 2.5, Priority.LOW: 5.0}
@@ -49,7 +50,7 @@ class Way:
 
     hedge_share: float = 0.05
     copies: int = COPIES
-    breaker: BreakerSettings | None = BreakerSettings()
+    breaker: BreakerSettings | None = _BREAKER
 
 
 WAYS: Mapping[str, Way] = {
@@ -117,8 +118,8 @@ def run(lab: Laboratory) -> Experiment:
         f"Two replicas with {LIGHT.alpha_s * 1e3:g} ms per batch and {LIGHT.beta_s * 1e3:g} ms per row at a load of "
         f"{_LOAD:g}, which one of them can do; classes with deadlines of "
         f"{', '.join(f'{seconds:g}' for seconds in _TIMEOUTS_S.values())} s. After a fifth of the time something "
-        f"happens to one of them. What hangs is killed after {_KILL_S:g} s, and {_DOWN_S:g} s after a death there is a successor. "
-        "An error is a miss.",
+        f"happens to one of them. What hangs is killed after {_KILL_S:g} s, and {_DOWN_S:g} s after a death there is a "
+        "successor. An error is a miss.",
         [
             _finding("ties, a hang of 1.5 s", gain("hangs 1.5 s", "no hedging", "neither")),
             _finding("hedging without ties, a hang of 1.5 s", gain("hangs 1.5 s", "no ties", "neither")),

@@ -1,4 +1,4 @@
-"""The scheduler: events in, decisions out. The only object that the dispatcher and the simulator talk to.
+"""The scheduler: events in, decisions out. The router's core drives it (`serve_app.scheduling.core`).
 
     on_arrival ──> rejected
         │

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.scheduling import cases, fairness, memory, parts, shared_device, streams
+from benchmarks.scheduling import cases, fairness, faults, memory, parts, shared_device, streams
 from benchmarks.scheduling.__main__ import EXPERIMENTS, write
 from benchmarks.scheduling.ablations import ABLATIONS, taken_away
 from benchmarks.scheduling.comparison import HEADER, look, run_group
@@ -193,6 +193,18 @@ def test_the_report_keeps_what_is_not_run_again(tmp_path: Path) -> None:
     assert written.index("## Title of poisson") < written.index("## Title of gamma")
     assert list(orjson.loads((tmp_path / "scheduling.json").read_bytes())["experiments"]) == ["poisson", "gamma"]
     assert set(EXPERIMENTS) >= {"poisson", "gamma"}
+
+
+def test_faults_are_measured_with_and_without_what_is_there_for_them(lab: Laboratory) -> None:
+    """Every fault has a line for all that there is, in a possible scenario."""
+    found = faults.run(lab)
+    (table,) = found.tables
+    assert all(len(row) == len(table.header) for row in table.rows)
+    assert {f"{fault}, all" for fault in faults.FAULTS} <= set(found.data)
+    for fault in faults.FAULTS:
+        check(faults.faulty(fault, faults.WAYS["all"], 5.0))
+    in_time = [faults.measure("fails", way, 4.0, 1)[0] for way in ("all", "no breaker")]
+    assert in_time[0] > in_time[1] + 0.1
 
 
 def test_a_polite_tenant_is_compared_with_being_alone_and_above(lab: Laboratory) -> None:
