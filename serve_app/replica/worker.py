@@ -113,16 +113,27 @@ class Worker:
     async def run(self, bundle: Bundle) -> BundleResult:
         """Run one bundle. One result or error per entry, in order; it never raises for an entry's fault."""
         started = time.monotonic()
+        deadlines: list[float] = []
+        tensors: list[Tensors | Failure] = []
+        media: list[int] = []
+        for index, entry in enumerate(bundle.entries):
+            deadlines.append(started + entry.budget_s)
+            if isinstance(entry.payload, dict):
+                tensors.append(entry.payload)
+            else:
+                tensors.append(_NOT_PREPROCESSED)
+                media.append(index)
         staged = Staged(
             bundle.entries,
-            [started + entry.budget_s for entry in bundle.entries],
-            [_NOT_PREPROCESSED] * len(bundle.entries),
+            deadlines,
+            tensors,
             [None] * len(bundle.entries),
             sender=bundle.sender,
             recalled=bundle.recalled,
             ties=bundle.ties,
         )
-        await self._pool.preprocess(staged)
+        if media:
+            await self._pool.preprocess(staged, media)
         preprocessed = time.monotonic()
         staged.count_rows(self._joining)
         if staged.rows:
@@ -132,7 +143,7 @@ class Worker:
         await self._pool.postprocess(staged)
         finished = time.monotonic()
         with self._lock:
-            runs_s, backlog_s = self._gate.runs_s(finished), self._gate.backlog_s(finished)
+            runs_s, backlog_s = self._gate.outlook_s(finished)
         results: list[Any] = staged.results  # `postprocess` has left none out
         return BundleResult(
             results,

@@ -140,11 +140,14 @@ def too_slow(entry: Entry, model: ModelState, now: float) -> Rejection | None:
         now: Seconds.
     """
     latencies = model.latencies
-    latency = latencies.of(entry.variant)
+    latency = latencies.of(entry.variant) if entry.variant else latencies.exact
     if not latency.known:
         return None
     budget = entry.deadline - now
-    own = _own_s(entry, latency, model)
+    if entry.rows <= model.settings.max_rows:
+        own = latency.predict(entry.rows, entry.bucket) + model.overhead.seconds
+    else:
+        own = _own_s(entry, latency, model)
     if own > budget and not entry.lane:
         fallbacks = [latencies.of(name) for name in model.settings.fallbacks if latencies.has(name)]
         own = min([own, *(_own_s(entry, fallback, model) for fallback in fallbacks)])

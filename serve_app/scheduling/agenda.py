@@ -21,14 +21,14 @@ class Agenda:
 
     Attributes:
         touched: Devices to which something has happened since `take`.
+        due: What each device named last, seconds; only those that named any.
     """
 
-    __slots__ = ("_due", "_heap", "_pushed", "touched")
+    __slots__ = ("_heap", "_pushed", "due", "touched")
 
     def __init__(self) -> None:
         self.touched: dict[Device, None] = {}
-        # What each device named last; only those that named any.
-        self._due: dict[Device, float] = {}
+        self.due: dict[Device, float] = {}
         self._heap: list[tuple[float, int, Device]] = []
         self._pushed = 0
 
@@ -44,7 +44,7 @@ class Agenda:
 
     def note(self, device: Device, at: float) -> None:
         """Look at a device at this time, in seconds, instead of when it said before; ``inf``: never."""
-        due = self._due
+        due = self.due
         if at == inf:
             due.pop(device, None)
         elif due.get(device) != at:
@@ -67,8 +67,8 @@ class Agenda:
         self.touched = {}
         while heap and heap[0][0] <= now:
             at, _, device = heappop(heap)
-            if self._due.get(device) == at:
-                del self._due[device]
+            if self.due.get(device) == at:
+                del self.due[device]
                 taken[device] = None
         return taken
 
@@ -77,7 +77,7 @@ class Agenda:
         heap = self._heap
         while heap:
             at, _, device = heap[0]
-            if self._due.get(device) == at:
+            if self.due.get(device) == at:
                 return at
             heappop(heap)
         return inf

@@ -64,7 +64,8 @@ class Breakers:
         breaker = self.by_variant.get(variant)
         if breaker is None:
             breaker = self.by_variant[variant] = CircuitBreaker(self._settings, now)
-        if self.ejection.observe(verdict, replica, slots, now):
+        ejection = self.ejection
+        if (verdict is Verdict.FAULT or ejection.records) and ejection.observe(verdict, replica, slots, now):
             breaker.forgive()
             assert replica.ejected_until is not None
             self.changes.append(Change(self._model.name, variant, replica.name, "ejected", replica.ejected_until - now))

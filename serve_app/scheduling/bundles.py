@@ -27,11 +27,12 @@ class Bundle:
         settled: Whether no hedge of any of its entries is to be thought of any more.
         orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
         recalled: Whether any of its entries was.
+        first_deadline: The earliest of its entries' deadlines, seconds.
     """
 
     __slots__ = (
-        "_by_deadline", "_due", "begins", "entries", "id", "model", "orphaned", "recalled", "replica", "rows",
-        "settled",
+        "_by_deadline", "_due", "begins", "entries", "first_deadline", "id", "model", "orphaned", "recalled", "replica",
+        "rows", "settled",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +52,8 @@ class Bundle:
         self.replica = replica
         self.entries = entries
         self.rows = rows
-        self._by_deadline = sorted(entries, key=_deadline) if len(entries) > 1 else entries
+        self._by_deadline = by_deadline = sorted(entries, key=_deadline) if len(entries) > 1 else entries
+        self.first_deadline = by_deadline[0].deadline
         self._due = 0
 
     @property
@@ -86,12 +88,13 @@ class BundlesInFlight:
     are done are dropped lazily, so that it has at most ``2 * bundles + 64`` of them.
 
     Attributes:
+        due: The heap: nothing expires before the first of it.
         recalls: By bundle, entries that nobody waits for any more; see `recall`.
     """
 
     def __init__(self) -> None:
         self._bundles: dict[int, Bundle] = {}
-        self._due: list[tuple[float, int]] = []
+        self.due: list[tuple[float, int]] = []
         self.recalls: dict[int, list[Entry]] = {}
 
     def __len__(self) -> int:
@@ -100,22 +103,21 @@ class BundlesInFlight:
     @property
     def heap_size(self) -> int:
         """Pairs held, stale ones included."""
-        return len(self._due)
+        return len(self.due)
 
     def add(self, bundle: Bundle) -> None:
         """A bundle is sent. All of its entries are RUNNING."""
         self._bundles[bundle.id] = bundle
-        if (deadline := bundle.next_deadline) is not None:
-            heappush(self._due, (deadline, bundle.id))
+        heappush(self.due, (bundle.first_deadline, bundle.id))
 
     def pop(self, bundle_id: int) -> Bundle | None:
         """A bundle was answered or failed; ``None`` when it is not known (any more)."""
         bundle = self._bundles.pop(bundle_id, None)
         if self.recalls:
             self.recalls.pop(bundle_id, None)
-        if len(self._due) > 2 * len(self._bundles) + _STALE_ALLOWED:
-            self._due[:] = [pair for pair in self._due if pair[1] in self._bundles]
-            heapify(self._due)
+        if len(self.due) > 2 * len(self._bundles) + _STALE_ALLOWED:
+            self.due[:] = [pair for pair in self.due if pair[1] in self._bundles]
+            heapify(self.due)
         return bundle
 
     def recall(self, entry: Entry) -> None:
@@ -136,11 +138,14 @@ class BundlesInFlight:
 
     def next_deadline(self) -> float:
         """The earliest deadline of all running entries; ``inf`` without any."""
-        due = self._due
+        due = self.due
         while due:
             noted, bundle_id = due[0]
             bundle = self._bundles.get(bundle_id)
-            deadline = None if bundle is None else bundle.next_deadline
+            if bundle is None:
+                heappop(due)
+                continue
+            deadline = bundle.next_deadline
             if deadline is None:
                 heappop(due)
                 self.forget_ended(bundle_id)
@@ -152,7 +157,7 @@ class BundlesInFlight:
 
     def pop_due(self, now: float) -> list[Entry]:
         """The running entries whose deadline has passed, a tied one for each of its bundles. The caller ends them."""
-        due = self._due
+        due = self.due
         expired: list[Entry] = []
         while due and due[0][0] <= now:
             bundle_id = heappop(due)[1]

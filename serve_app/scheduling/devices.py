@@ -59,7 +59,7 @@ class Alone:
         model: The model.
 
     Attributes:
-        active: The model.
+        active: The model, always.
         open_at: When the latest `next_bundle` wants to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
@@ -71,18 +71,6 @@ class Alone:
         self._model = model
         self.active = {model: None}
         self.open_at = inf
-
-    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
-        """An entry was accepted."""
-
-    def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
-        """A bundle was sent."""
-
-    def ended(self, bundle_id: int, now: float) -> None:
-        """A bundle was answered, failed, or was given up."""
-
-    def rest(self) -> None:
-        """After a decision."""
 
     @property
     def wake_at(self) -> float:
@@ -113,9 +101,12 @@ class Alone:
                 if (following := self._dealt(priority, now)) is not None:
                     return following
                 continue
-            replica = slots.choose(priority, most, now, model.per_row_s)
+            # Of one replica nothing is to be compared.
+            replica = slots.choose(priority, most, now, model.per_row_s if len(slots.replicas) > 1 else 0.0)
             if replica is None:
                 continue
+            if not replica.bundles:
+                return self._bundle(replica, self._take(priority, head, replica, most))
             part = self._part()
             if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
@@ -194,10 +185,14 @@ class Alone:
 
     def _bundle(self, replica: Replica, entries: list[Entry], tied: Sequence[Replica] = ()) -> NextBundle:
         model = self._model
-        rows = sum([entry.rows for entry in entries])
-        bucket = max([entry.bucket for entry in entries])
         head = entries[0]
-        predicted_s = execution_s(model.latencies.of(head.variant), rows, bucket, model.settings.max_rows)
+        rows, bucket = head.rows, head.bucket
+        if len(entries) > 1:
+            rows = sum([entry.rows for entry in entries])
+            bucket = max([entry.bucket for entry in entries])
+        latencies, most = model.latencies, model.settings.max_rows
+        latency = latencies.of(head.variant) if head.variant else latencies.exact
+        predicted_s = latency.predict(rows, bucket) if rows <= most else execution_s(latency, rows, bucket, most)
         return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s, tied)
 
 
@@ -289,7 +284,7 @@ class Shared:
             nbytes = min(following.rows, following.model.settings.max_rows) * following.model.settings.bytes_per_row
             self._running[bundle_id] = _Running(now + following.predicted_s, nbytes)
 
-    def ended(self, bundle_id: int, now: float) -> None:  # noqa: ARG002 - every event carries its time
+    def ended(self, bundle_id: int) -> None:
         """A bundle was answered, failed, or was given up."""
         self._running.pop(bundle_id, None)
 

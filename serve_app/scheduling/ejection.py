@@ -39,26 +39,27 @@ class Ejection:
 
     Attributes:
         count: Ejections so far.
+        records: What is held against replicas, by those that have failed.
     """
 
-    __slots__ = ("_records", "_settings", "_threshold", "count")
+    __slots__ = ("_settings", "_threshold", "count", "records")
 
     def __init__(self, settings: BreakerSettings) -> None:
         self._settings = settings
         self._threshold = max(1, settings.consecutive_failures - 1)
-        self._records: dict[Replica, _Record] = {}
+        self.records: dict[Replica, _Record] = {}
         self.count = 0
 
     def observe(self, verdict: Verdict, replica: Replica, slots: Slots, now: float) -> bool:
         """Take the verdict on an answer of a replica that is not ejected. Returns whether it is now."""
-        record = self._records.get(replica) if self._records else None
+        record = self.records.get(replica) if self.records else None
         if verdict is not Verdict.FAULT:
             if record is not None and verdict is Verdict.ANSWERED:
                 record.faults = 0
             return False
         if record is None:
-            self._records = {known: record for known, record in self._records.items() if known.listed}
-            record = self._records[replica] = _Record()
+            self.records = {known: record for known, record in self.records.items() if known.listed}
+            record = self.records[replica] = _Record()
         record.faults += 1
         if record.faults < self._threshold or not self._may_eject(replica, slots):
             return False

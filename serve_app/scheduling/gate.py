@@ -22,7 +22,7 @@ from serve_app.scheduling.claims import Claims
 from serve_app.scheduling.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.queue import ClassQueue, ModelQueue
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.shares import Shares, riders_of
 from serve_app.scheduling.tenant_queue import Totals
@@ -126,7 +126,7 @@ class Gate:
     @property
     def rows(self) -> int:
         """Rows that wait."""
-        return self._queue.rows
+        return self._queue.total.rows
 
     # ---------------------------------------------------------------- events
 
@@ -137,7 +137,7 @@ class Gate:
             entry: Its deadline is the moment at which its execution must have ended, on this process's clock.
             now: Seconds.
         """
-        self._queue.push(entry)
+        self._queue.fresh[entry.priority - 1].push(entry)
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
         if entry.priority is _HIGH:
@@ -166,31 +166,44 @@ class Gate:
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """An execution has ended; see `LatencyModel.observe`."""
         self._runs_until = -inf
-        self.latencies.observe(rows, bucket, seconds, variant)
+        if variant:
+            self.latencies.observe(rows, bucket, seconds, variant)
+        else:
+            self.latencies.exact.observe(rows, bucket, seconds)
         self._executed_s += seconds
 
     def ended(self) -> None:
         """The batch has run, however long that was predicted to take: the session is free."""
         self._runs_until = -inf
-        self._backlogged = bool(self._queue)
+        self._backlogged = self._queue.total.rows > 0
 
     def seed(self, points: Iterable[tuple[int, int, float, str]]) -> None:
         """Take a warm-up profile: ``(rows, bucket, seconds, variant)`` of each execution."""
         self.latencies.seed(points)
+
+    def outlook_s(self, now: float) -> tuple[float, float]:
+        """What is predicted of the session: seconds until what runs, and until all that runs and waits, is done.
+
+        Where nothing runs and something waits, as long as the last run counts for what is about to.
+        """
+        if self._queue.total.rows:
+            return self.runs_s(now), self.backlog_s(now)
+        left_s = max(0.0, self._runs_until - now)
+        return left_s, left_s
 
     def runs_s(self, now: float) -> float:
         """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
         left_s = self._runs_until - now
         if left_s > 0.0:
             return left_s
-        return self._run_s if self._queue else 0.0
+        return self._run_s if self._queue.total.rows else 0.0
 
     def backlog_s(self, now: float) -> float:
         """Predicted time until all that runs and waits here is done, seconds."""
         left_s = max(0.0, self._runs_until - now)
-        if not self._queue:
+        if not self._queue.total.rows:
             return left_s
-        rows, buckets = self._queue.rows, self.latencies.exact.buckets
+        rows, buckets = self._queue.total.rows, self.latencies.exact.buckets
         return left_s + self.seconds(rows, buckets[-1] if buckets else 0, "")
 
     # ------------------------------------------------------------- decisions
@@ -205,12 +218,12 @@ class Gate:
         Args:
             now: Seconds.
         """
+        if (turn := self._at_once(now)) is not None:
+            return turn
         queue = self._queue
         dropped: list[Entry] = []
         queue.expire(now, dropped)
-        if not dropped and (turn := self._at_once(now)) is not None:
-            return turn
-        while queue:
+        while queue.total.rows:
             chosen, paid, owed, spare_s, ready = self._choose(now)
             head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
@@ -234,20 +247,23 @@ class Gate:
 
     def _at_once(self, now: float) -> Turn | None:
         """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
-        head: Entry | None = None
+        only: ClassQueue | None = None
         for queue in self._queue.fresh:
             if queue.rows:
-                if head is not None or len(queue) > 1:
+                if only is not None or queue.totals.entries > 1:
                     return None
-                head = queue.head()
-        if head is None:
+                only = queue
+        head = None if only is None else only.head()
+        if only is None or head is None or head.rows > self._settings.max_rows:
             return None
-        alone_s = self.seconds(head.rows, head.bucket, head.variant)
+        latencies = self.latencies
+        latency = latencies.of(head.variant) if head.variant else latencies.exact
+        alone_s = latency.predict(head.rows, head.bucket)
         if not 0.0 < alone_s <= _SHORT_S or now + alone_s > head.deadline:
             return None
-        self._queue.remove(head)
+        only.remove(head)
         self.shares.dispatched(alone_s, (head.priority,), head.priority, paid=False)
-        self._queue.served((head,), alone_s, head.priority, ())
+        only.served((head,), alone_s, 1.0, head.priority)
         return self._turn((head,), head.rows, head.bucket, head.variant, alone_s, (), now)
 
     def _turn(
@@ -271,7 +287,8 @@ class Gate:
         self._runs_until = now + predicted_s
         for entry in entries:
             entry.state = EntryState.RUNNING
-            self._note(entry)
+            if self._bears_s:
+                self._note(entry)
         return Turn(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:

@@ -150,11 +150,10 @@ class Hedges:
     # ---------------------------------------------------------------- events
 
     def launched(self, bundle: Bundle) -> None:
-        """A bundle was sent to a replica."""
-        if not self._settings.share or len(self._models[bundle.model].slots.replicas) < 2:
-            return
-        self._allowances[bundle.model].earn(bundle.rows)
-        self.check_at = min(self.check_at, self._overdue_at(bundle))
+        """A bundle was sent to one of several replicas."""
+        if self._settings.share:
+            self._allowances[bundle.model].earn(bundle.rows)
+            self.check_at = min(self.check_at, self._overdue_at(bundle))
 
     def left_to(self, bundle: Bundle, now: float) -> None:
         """It is the last that has an entry which was tied: it may be hedged now."""

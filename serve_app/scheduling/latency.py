@@ -122,7 +122,7 @@ class _Curve:
         self.typical = _Line(_MEDIAN)
 
     def add(self, rows: int, seconds: float) -> None:
-        at = _cell_of(rows)
+        at = min((rows - 1).bit_length(), _CELLS - 1)
         self.count += 1
         cell = self.cells[at]
         if cell is None or self.count - cell.latest > self.forgotten_after:
@@ -130,7 +130,7 @@ class _Curve:
         cell.latest = self.count
         count = len(cell.samples)
         refits = not self.profiled and count < cell.enough and not count & (count + 1)
-        sample = rows, seconds, 1.0 if refits else seconds / self.shape_at(rows)
+        sample = rows, seconds, 1.0 if refits else seconds / (self.known_shape.get(rows) or self.shape_at(rows))
         cell.add(sample)
         self.pool.add(sample)
         if refits:
@@ -156,7 +156,7 @@ class _Curve:
             seconds.insert(0, seconds[0] - min([seconds[0] / rows[0] / 2, *slopes[:1]]) * (rows[0] - 1))
             rows.insert(0, 1)
         self.corners = sorted({*rows, *_ENDS})
-        self.cell_of = [_cell_of(corner) for corner in self.corners]
+        self.cell_of = [min((corner - 1).bit_length(), _CELLS - 1) for corner in self.corners]
         self.shape = [_along(rows, seconds, 0.0, corner) for corner in self.corners]
         self.known_shape.clear()
         for ratios in (self.pool, *self.cells):
@@ -194,15 +194,17 @@ class _Curve:
                 highest = scaled
             values.append(highest)
         line.slope = self.slope * ratios[-1]
-        line.predicted.clear()
+        line.predicted = dict(zip(self.corners, values, strict=True))
         line.stale = False
 
     def predict(self, rows: int, line: _Line) -> float:
         if line.stale:
             self.draw(line)
-        seconds = _along(self.corners, line.values, line.slope, rows)
-        if rows <= self.corners[-1]:
-            line.predicted[rows] = seconds
+        seconds = line.predicted.get(rows)
+        if seconds is None:
+            seconds = _along(self.corners, line.values, line.slope, rows)
+            if rows <= self.corners[-1]:
+                line.predicted[rows] = seconds
         return seconds
 
 
@@ -214,25 +216,20 @@ class LatencyModel:
         window: Ratios kept per cell, and per bucket.
 
     A model that was neither seeded nor observed predicts 0.0 for everything, so that nothing is refused blindly.
+
+    Attributes:
+        known: Whether there is anything to predict from.
+        buckets: The cost buckets that were seeded or observed, ascending.
     """
 
     def __init__(self, quantile: float = 0.95, window: int = 32) -> None:
         self._quantile = quantile
         self._window = window
         self._curves: dict[int, _Curve] = {}
-        self._buckets: list[int] = []
+        self.known = False
+        self.buckets: tuple[int, ...] = ()
         # By cost bucket, known or not: the arguments and the answer of `best` since something was last learned.
         self._best: dict[int, tuple[int, float, tuple[int, float]]] = {}
-
-    @property
-    def known(self) -> bool:
-        """Whether there is anything to predict from."""
-        return bool(self._curves)
-
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        """The cost buckets that were seeded or observed, ascending."""
-        return tuple(self._buckets)
 
     def seed(self, points: Iterable[tuple[int, int, float]]) -> None:
         """Take the points of a profile or a warm-up as the shape of their buckets.
@@ -312,11 +309,11 @@ class LatencyModel:
         """
         cached = self._best.get(bucket)
         if cached is None or cached[0] != max_rows or cached[1] != slo_s:
-            if not self._buckets:
+            if not self.buckets:
                 return max_rows, 0.0
             if len(self._best) >= _MAX_BUCKETS:
                 self._best.clear()
-            known = self._buckets[min(bisect_left(self._buckets, bucket), len(self._buckets) - 1)]
+            known = self.buckets[min(bisect_left(self.buckets, bucket), len(self.buckets) - 1)]
             rows = self.rows_within(slo_s, known, max_rows) or 1
             cached = self._best[bucket] = (max_rows, slo_s, (rows, self.predict(rows, known) / rows))
         return cached[2]
@@ -327,12 +324,13 @@ class LatencyModel:
             if len(self._curves) >= _MAX_BUCKETS:
                 del self._curves[next(iter(self._curves))]
             curve = self._curves[bucket] = _Curve(self._quantile, self._window)
-            self._buckets = sorted(self._curves)
+            self.buckets = tuple(sorted(self._curves))
+            self.known = True
         return curve
 
     def _unseen(self, predict: Callable[[int, int], float], rows: int, bucket: int) -> float:
         """Between two known buckets: a straight line. Outside: in proportion, half of a smaller one's cost fixed."""
-        buckets = self._buckets
+        buckets = self.buckets
         if not buckets:
             return 0.0
         at = bisect_left(buckets, bucket)
@@ -345,10 +343,6 @@ class LatencyModel:
         if nearest <= 0 or bucket < 0:
             return seconds
         return seconds * (bucket / nearest if bucket > nearest else 0.5 + 0.5 * bucket / nearest)
-
-
-def _cell_of(rows: int) -> int:
-    return min((rows - 1).bit_length(), _CELLS - 1)
 
 
 def _along(rows: Sequence[int], seconds: Sequence[float], slope: float, at: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from serve_app.scheduling.breakers import Breakers
@@ -119,7 +120,10 @@ class ModelState:
         if executions:
             executed_s = 0.0
             for rows, bucket, seconds, variant in executions:
-                self.latencies.observe(rows, bucket, seconds, variant)
+                if variant:
+                    self.latencies.observe(rows, bucket, seconds, variant)
+                else:
+                    self.latencies.exact.observe(rows, bucket, seconds)
                 self.run_rows += _RECENT * (rows - self.run_rows)
                 executed_s += seconds
             # How long a replica was silent that has been given up tells nothing of the ways.
@@ -143,7 +147,9 @@ class ModelState:
 
         Also without work: who asks for the usable replicas must not see holds that are over.
         """
-        earliest = min(self.queue.next_deadline(), self.slots.next_release)
+        earliest = self.queue.next_deadline() if self.queue.total.rows else inf
+        if self.slots.holding:
+            earliest = min(earliest, self.slots.next_release)
         breakers = self.breakers
         return min(earliest, breakers.next_poll) if breakers is not None and breakers.tripped else earliest
 

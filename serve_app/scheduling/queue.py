@@ -14,7 +14,7 @@ from typing import Final
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.sizes import Size, Sizes, size_of
-from serve_app.scheduling.tenant_queue import Counts, TenantQueue, Totals
+from serve_app.scheduling.tenant_queue import Counts, Rows, TenantQueue, Totals
 from serve_app.scheduling.tenants import Service
 
 _EMPTY_ALLOWED: Final = 8
@@ -106,14 +106,16 @@ class ClassQueue(Counts):
     """Entries of one (model, class).
 
     Attributes:
+        has_tenants: Whether there is more than one tenant that counts.
         sizes: What its sizes of requests had.
         service: What its tenants had.
     """
 
-    __slots__ = ("_sole", "_tenants", "service", "sizes")
+    __slots__ = ("_sole", "_tenants", "has_tenants", "service", "sizes")
 
-    def __init__(self, totals: Totals, size_fairness: float = 0.0) -> None:
-        super().__init__(totals)
+    def __init__(self, totals: Totals, size_fairness: float = 0.0, model: Rows | None = None) -> None:
+        super().__init__(totals, model or Rows())
+        self.has_tenants = False
         self._tenants: dict[str, TenantQueue] = {}
         # The only tenant that counts, if there is one: then nothing is to be decided between tenants.
         self._sole: TenantQueue | None = None
@@ -137,11 +139,6 @@ class ClassQueue(Counts):
         """Bytes queued."""
         return sum(queue.nbytes for queue in self._tenants.values())
 
-    @property
-    def has_tenants(self) -> bool:
-        """Whether there is more than one tenant that counts."""
-        return len(self._tenants) > 1
-
     def waiting(self) -> list[TenantQueue]:
         """The queues of the tenants that have something queued."""
         return [queue for queue in self._tenants.values() if queue]
@@ -158,7 +155,9 @@ class ClassQueue(Counts):
     def head(self, lane: str | None = None) -> Entry | None:
         """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
         sole = self._sole
-        return sole.head(lane) if sole is not None else _earliest(self._tenants.values(), lane)
+        if sole is None:
+            return _earliest(self._tenants.values(), lane)
+        return sole.known_head if lane is None and sole.known_head is not None else sole.head(lane)
 
     def pop(self) -> Entry:
         """Take the entry with the earliest deadline. Raises IndexError when empty."""
@@ -187,6 +186,9 @@ class ClassQueue(Counts):
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
+        sole = self._sole
+        if sole is not None and (head := sole.known_head) is not None and head.deadline > now:
+            return
         before = len(into)
         for queue in self._tenants.values():
             queue.expire(now, into)
@@ -254,6 +256,7 @@ class ClassQueue(Counts):
             tenants = self._tenants = {queue.tenant: queue for queue in waiting}
         queue = tenants[entry.tenant] = TenantQueue(self, entry.tenant, entry.weight)
         self._sole = queue if len(tenants) == 1 else None
+        self.has_tenants = self._sole is None
         return queue
 
     def _settle(self, queue: TenantQueue) -> None:
@@ -264,6 +267,7 @@ class ClassQueue(Counts):
             service.reach(service.of(queue.tenant, queue.weight))
             self._tenants = {queue.tenant: queue}
             self._sole = queue
+            self.has_tenants = False
 
 
 def _order(entry: Entry) -> tuple[float, int]:
@@ -302,39 +306,27 @@ class ModelQueue:
     Attributes:
         fresh: Per class, in order of urgency: entries that no bundle has carried yet.
         retry: Per class: entries whose first bundle failed. They are kept apart because they travel alone.
+        total: Its rows in all classes, retries included.
     """
 
-    __slots__ = ("_all", "fresh", "retry")
+    __slots__ = ("_all", "fresh", "retry", "total")
 
     def __init__(self, totals: dict[Priority, Totals], size_fairness: float = 0.0) -> None:
-        self.fresh = tuple(ClassQueue(totals[priority], size_fairness) for priority in Priority)
-        self.retry = tuple(ClassQueue(totals[priority]) for priority in Priority)
+        self.total = Rows()
+        self.fresh = tuple(ClassQueue(totals[priority], size_fairness, self.total) for priority in Priority)
+        self.retry = tuple(ClassQueue(totals[priority], 0.0, self.total) for priority in Priority)
         self._all = (*self.fresh, *self.retry)
 
     def __len__(self) -> int:
         return sum(map(len, self._all))
 
     def __bool__(self) -> bool:
-        for queue in self._all:  # noqa: SIM110 - a quarter of the time of any()
-            if queue.rows:
-                return True
-        return False
-
-    @property
-    def rows(self) -> int:
-        """Rows queued in all classes."""
-        return sum(queue.rows for queue in self._all)
+        return self.total.rows > 0
 
     @property
     def fresh_rows(self) -> int:
         """Rows queued in all classes, retries not included."""
         return sum(queue.rows for queue in self.fresh)
-
-    @property
-    def has_tenants(self) -> bool:
-        """Whether any class has more than one tenant that counts."""
-        fresh = self.fresh
-        return fresh[0].has_tenants or fresh[1].has_tenants or fresh[2].has_tenants
 
     def __contains__(self, entry: Entry) -> bool:
         return entry in (self.retry if entry.attempts else self.fresh)[entry.priority - 1]

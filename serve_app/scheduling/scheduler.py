@@ -223,8 +223,10 @@ class Scheduler:
                 if rejection is None:
                     entry.priority = priority
                     device = self._device_of[entry.model]
-                    device.arrived(entry, model, now)
-                    self._agenda.touch(device, model)
+                    if isinstance(device, Shared):
+                        device.arrived(entry, model, now)
+                        device.active[model] = None
+                    self._agenda.touched[device] = None
                     model.queue.fresh[priority - 1].push(entry)
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
@@ -251,7 +253,10 @@ class Scheduler:
         breakers = known.breakers
         if breakers is not None and breakers.tripped and (refusal := breakers.precheck(now)) is not None:
             return refusal
-        if self._bounds.room(priority, nbytes) is None and not self._crowds(priority, nbytes, tenant, weight):
+        bounds = self._bounds
+        if bounds.fits(priority, nbytes) or bounds.room(priority, nbytes) is not None:
+            return None
+        if not self._crowds(priority, nbytes, tenant, weight):
             return self._queue_full(known, priority, nbytes, now)
         return None
 
@@ -273,7 +278,7 @@ class Scheduler:
         device = self._device_of[model]
         self._agenda.touch(device, known)
         gone = known.slots.set_replicas(replicas, now)
-        self._let_go(gone, device, now)
+        self._let_go(gone, device)
         self._hedges.replicas_changed(now)
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
@@ -315,8 +320,10 @@ class Scheduler:
         if model is not None:
             model.answered(bundle, executions, now, waited_s, runs_s, told_s)
             device = self._device_of[bundle.model]
-            device.ended(bundle_id, now)
-            self._agenda.touch(device, model)
+            if isinstance(device, Shared):
+                device.ended(bundle_id)
+                device.active[model] = None
+            self._agenda.touched[device] = None
         answered: list[Entry] = []
         vain = nbytes = 0
         for entry in bundle.entries:
@@ -386,7 +393,8 @@ class Scheduler:
         model = None if bundle.orphaned else self._models[bundle.model]
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
-            self._device_of[bundle.model].ended(bundle_id, now)
+            if isinstance(device := self._device_of[bundle.model], Shared):
+                device.ended(bundle_id)
         self._hedges.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
@@ -429,16 +437,18 @@ class Scheduler:
         """
         known, device = self._models[model], self._device_of[model]
         self._agenda.touch(device, known)
-        if replica is not None and (quarantined := known.slots.replicas.get(replica)) is not None:
+        quarantined = None if replica is None else known.slots.replicas.get(replica)
+        if quarantined is not None and isinstance(device, Shared):
             for bundle_id in quarantined.bundles:
-                device.ended(bundle_id, now)
+                device.ended(bundle_id)
         abandoned = known.slots.quarantine(replica, now)
-        self._let_go(() if abandoned is None else (abandoned,), device, now)
+        self._let_go(() if abandoned is None else (abandoned,), device)
 
-    def _let_go(self, vanished: Iterable[Replica], device: Device, now: float) -> None:
+    def _let_go(self, vanished: Iterable[Replica], device: Device) -> None:
         for replica in vanished:
             for bundle_id in list(replica.bundles):
-                device.ended(bundle_id, now)
+                if isinstance(device, Shared):
+                    device.ended(bundle_id)
                 self._bundles.forget_ended(bundle_id)
 
     def on_silent(self, model: str, replica: str, now: float) -> None:
@@ -534,7 +544,7 @@ class Scheduler:
         known = self._models[model]
         sent = [bundle for at in known.slots.bundles if (bundle := self._bundles.get(at)) is not None]
         running = {entry for bundle in sent for entry in bundle.entries if entry.state is _RUNNING}
-        return known.queue.rows + sum([entry.rows for entry in running])
+        return known.queue.total.rows + sum([entry.rows for entry in running])
 
     def queue_lengths(self, model: str) -> dict[Priority, QueueLength]:
         """What each class of the model has queued."""
@@ -575,9 +585,13 @@ class Scheduler:
         hedges = self._hedges
         if hedges.check_at <= now:
             hedges.check(now)
-        expired = [entry for entry in self._late if entry.state is _RUNNING]
-        self._late.clear()
-        expired += self._bundles.pop_due(now)
+        expired: list[Entry] = []
+        if self._late:
+            expired += [entry for entry in self._late if entry.state is _RUNNING]
+            self._late.clear()
+        due = self._bundles.due
+        if due and due[0][0] <= now:
+            expired += self._bundles.pop_due(now)
         dispatches: list[Dispatch] = []
         given_up: list[Entry] = []
         refused: list[Refused] = []
@@ -585,9 +599,10 @@ class Scheduler:
         for device in self._agenda.take(now):
             waiting = False
             for model in device.active:
-                model.slots.release_holds(now)
+                if model.slots.holding:
+                    model.slots.release_holds(now)
                 queue = model.queue
-                if queue:
+                if queue.total.rows:
                     queue.expire(now, expired)
                     waiting = True
                 breakers = model.breakers
@@ -595,13 +610,16 @@ class Scheduler:
                     refused += breakers.sweep(model.queue, now)
                     changes += breakers.changes
                     breakers.changes.clear()
-            if waiting:
-                while (following := device.next_bundle(now, given_up)) is not None:
-                    dispatches += self._launch(following, now)
-            else:
+            while waiting and (following := device.next_bundle(now, given_up)) is not None:
+                dispatches += self._launch(following, now)
+                waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
+            if not waiting:
                 device.open_at = inf
-            device.rest()
-            self._agenda.note(device, device.wake_at)
+            if isinstance(device, Shared):
+                device.rest()
+            wake_at = device.wake_at
+            if wake_at < inf or device in self._agenda.due:
+                self._agenda.note(device, wake_at)
         if len(expired) > 1:
             expired = list(dict.fromkeys(expired))  # a tied one is due in both of its bundles
         if hedges.pairs:
@@ -632,7 +650,9 @@ class Scheduler:
         agenda = self._agenda
         for device in agenda.touched:
             agenda.note(device, device.wake_at)
-        earliest = min(agenda.next_at(), self._bundles.next_deadline())
+        earliest = self._bundles.next_deadline()
+        if agenda.due:
+            earliest = min(earliest, agenda.next_at())
         if self._hedges.check_at < earliest and len(self._bundles):
             earliest = self._hedges.check_at
         for entry in self._late:
@@ -656,19 +676,23 @@ class Scheduler:
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
         bundle = self._count_in(following, replica, now, suspect=suspect)
-        self._device_of[model.settings.name].launched(bundle.id, following, now)
-        if attempt:
+        if isinstance(device := self._device_of[model.settings.name], Shared):
+            device.launched(bundle.id, following, now)
+        if attempt and len(model.slots.replicas) > 1:
             self._hedges.launched(bundle)
-        bundles = [bundle, *(self._count_in(following, other, now) for other in tied)]
-        exact = entries[0].lane != "" or model.has_limited_fallbacks
+        bundles = [bundle]
+        if tied:
+            bundles += [self._count_in(following, other, now) for other in tied]
+        exact = entries[0].lane != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
         overhead_s = model.overhead.seconds
         _, _, _, rows, bucket, _, predicted_s, _ = following
-        return [
-            Dispatch(
-                each.id, each.model, each.replica.name, entries, rows, bucket, predicted_s, variant, exact, overhead_s
+        dispatches: list[Dispatch] = []
+        for each in bundles:
+            to = each.replica.name
+            dispatches.append(
+                Dispatch(each.id, each.model, to, entries, rows, bucket, predicted_s, variant, exact, overhead_s)
             )
-            for each in bundles
-        ]
+        return dispatches
 
     def _count_in(self, following: NextBundle, replica: Replica, now: float, *, suspect: bool = False) -> Bundle:
         """One more bundle in flight, at one replica."""
@@ -677,7 +701,8 @@ class Scheduler:
         bundle = Bundle(self._last_bundle, model.settings.name, replica, entries, following.rows, now)
         for entry in entries:
             entry.bundles += (bundle.id,)
-        tenants = model.queue.has_tenants
+        high, normal, low = model.queue.fresh
+        tenants = high.has_tenants or normal.has_tenants or low.has_tenants
         model.slots.acquire(replica, bundle.id, entries, predicted_s, now, suspect=suspect, tenants=tenants)
         self._bundles.add(bundle)
         return bundle

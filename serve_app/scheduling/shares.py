@@ -74,7 +74,7 @@ class Shares:
             self._served(priority, cost_s * part)
         if paid:
             credit[chosen] -= cost_s * own
-        else:
+        elif self._min_share[chosen]:  # of a class without one there is nothing to count
             self._served(chosen, cost_s * own)
 
     def _served(self, priority: Priority, seconds: float) -> None:

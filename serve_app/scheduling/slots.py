@@ -109,6 +109,7 @@ class Slots:
 
     Attributes:
         replicas: By name.
+        holding: Whether anything is held, the wake-up slot included.
     """
 
     def __init__(self, window: int, max_ejected: float = 1.0) -> None:
@@ -119,6 +120,7 @@ class Slots:
         self.replicas: dict[str, Replica] = {}
         self._wake_up = Replica(None)
         self._held: dict[Replica, None] = {}
+        self.holding = False
 
     def set_replicas(self, names: Collection[str], now: float) -> list[Replica]:
         """Take the list of replicas as it is now. Returns those that vanished."""
@@ -163,14 +165,14 @@ class Slots:
         best: Replica | None = None
         least = (inf, 0, inf)
         for replica in self.replicas.values():
-            if (
-                replica.held_until is None
-                and replica.rows_before(priority) < most
-                and replica.name != avoid
-                and not (suspect and replica.suspects)
-            ):
-                begins = max(now, replica.free_at) + per_row_s * replica.rows_before(priority)
-                if (cost := (begins, replica.rows, replica.sent_at)) < least:
+            if replica.held_until is not None or replica.name == avoid or (suspect and replica.suspects):
+                continue
+            rows = before = 0
+            if replica.bundles:
+                rows, before = replica.rows, replica.rows_before(priority)
+            if before < most:
+                begins = max(now, replica.free_at) + per_row_s * before
+                if (cost := (begins, rows, replica.sent_at)) < least:
                     best, least = replica, cost
         return best
 
@@ -271,7 +273,8 @@ class Slots:
             replica.held_until = replica.ejected_until
         elif replica.held_until == inf and not replica.bundles:
             replica.held_until = self._hold_end(replica, now)
-        self._place(replica)
+        if self.holding or replica.held_until is not None:
+            self._place(replica)
 
     def fail(self, replica: Replica, now: float) -> None:
         """Hold a replica that is believed lost, or the wake-up slot. One that is held already stays so."""
@@ -294,6 +297,7 @@ class Slots:
             abandoned = self._wake_up
             abandoned.listed = False
             self._wake_up = Replica(None)
+            self.holding = bool(self._held)
             return abandoned
         if (replica := self.replicas.get(name)) is not None:
             replica.held_until = inf if replica.bundles else self._hold_end(replica, now)
@@ -317,12 +321,11 @@ class Slots:
                     replica.held_until = replica.ejected_until = None
                     self._place(replica)
             self._end_ejections()
+        self.holding = bool(self._held) or wake_up.held_until is not None
 
     @property
     def next_release(self) -> float:
         """When the next hold ends by itself; ``inf`` when none does."""
-        if not self._held and self._wake_up.held_until is None:
-            return inf
         return min((r.held_until for r in (*self._held, self._wake_up) if r.held_until is not None), default=inf)
 
     @property
@@ -386,6 +389,7 @@ class Slots:
         self._held.pop(replica, None)
         if replica.name is not None and replica.listed and replica.held_until is not None:
             self._held[replica] = None
+        self.holding = bool(self._held) or self._wake_up.held_until is not None
 
 
 def _rows(replica: Replica) -> int:

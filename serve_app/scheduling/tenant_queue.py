@@ -25,24 +25,36 @@ class Totals:
         self.nbytes = 0
 
 
+class Rows:
+    """Rows queued for one model in all classes."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+
 class Counts:
     """What one class of one model has queued, over all its tenants.
 
     Args:
         totals: Of the class over all models.
+        model: Of the model over all classes.
 
     Attributes:
         rows: Rows queued.
         row_buckets: Sum of rows times bucket, for the mean cost bucket of what waits.
         totals: Of the class over all models.
+        model: Of the model over all classes.
     """
 
-    __slots__ = ("row_buckets", "rows", "totals")
+    __slots__ = ("model", "row_buckets", "rows", "totals")
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, model: Rows) -> None:
         self.rows = 0
         self.row_buckets = 0
         self.totals = totals
+        self.model = model
 
 
 class TenantQueue:
@@ -57,14 +69,15 @@ class TenantQueue:
         tenant: Its name.
         weight: Its weight.
         nbytes: Bytes queued.
+        known_head: The head, where it is known: most questions for it come while it stays the same.
     """
 
     __slots__ = (
         "_calendars",
         "_counts",
         "_entries",
-        "_head",
         "_pairs",
+        "known_head",
         "nbytes",
         "tenant",
         "weight",
@@ -75,8 +88,7 @@ class TenantQueue:
         self._calendars: dict[str, Calendar] = {}
         self._pairs = 0
         self._entries: dict[int, Entry] = {}
-        # The head, where it is known: most questions for it come while it stays the same.
-        self._head: Entry | None = None
+        self.known_head: Entry | None = None
         self._counts = counts
         self.tenant = tenant
         self.weight = weight
@@ -95,21 +107,25 @@ class TenantQueue:
 
     def push(self, entry: Entry) -> None:
         """Queue an entry. Raises ValueError when its id is queued here already."""
-        if entry.id in self._entries:
+        entries = self._entries
+        if entry.id in entries:
             raise ValueError(f"entry {entry.id} is queued already")
-        self._entries[entry.id] = entry
+        if not entries:
+            self.known_head = entry
+        entries[entry.id] = entry
         pair = (entry.deadline, entry.id)
         calendar = self._calendars.get(entry.lane)
         if calendar is None:
             calendar = self._calendars[entry.lane] = Calendar()
         calendar.push(pair)
         self._pairs += 1
-        head = self._head
+        head = self.known_head
         if head is not None and entry.deadline <= head.deadline and pair < (head.deadline, head.id):
-            self._head = entry
+            self.known_head = entry
         rows, nbytes, counts = entry.rows, entry.nbytes, self._counts
         self.nbytes += nbytes
         counts.rows += rows
+        counts.model.rows += rows
         counts.row_buckets += rows * entry.bucket
         totals = counts.totals
         totals.entries += 1
@@ -117,7 +133,7 @@ class TenantQueue:
 
     def head(self, lane: str | None = None) -> Entry | None:
         """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
-        head = self._head
+        head = self.known_head
         if head is not None and (lane is None or lane == head.lane):
             return head
         entries, calendars = self._entries, self._calendars
@@ -126,15 +142,15 @@ class TenantQueue:
         if lane is None:
             if len(calendars) > 1:
                 earliest = min(first for name in tuple(calendars) if (first := self._first(name)) is not None)
-                self._head = entries[earliest[1]]
-                return self._head
+                self.known_head = entries[earliest[1]]
+                return self.known_head
             (lane,) = calendars
         first = self._first(lane)
         if first is None:
             return None
         head = entries[first[1]]
         if len(calendars) == 1:
-            self._head = head
+            self.known_head = head
         return head
 
     def first_of(self, size: Size) -> Entry | None:
@@ -198,7 +214,7 @@ class TenantQueue:
 
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
-        while (entry := self.head()) is not None and entry.deadline <= now:
+        while (entry := self.known_head or self.head()) is not None and entry.deadline <= now:
             self.take_head(entry.lane)
             into.append(entry)
 
@@ -217,11 +233,12 @@ class TenantQueue:
 
     def _forget(self, entry: Entry) -> None:
         """Count out an entry that has left the dict, and rebuild the calendars when too much of them is stale."""
-        if entry is self._head:
-            self._head = None
+        if entry is self.known_head:
+            self.known_head = None
         rows, nbytes, counts = entry.rows, entry.nbytes, self._counts
         self.nbytes -= nbytes
         counts.rows -= rows
+        counts.model.rows -= rows
         counts.row_buckets -= rows * entry.bucket
         totals = counts.totals
         totals.entries -= 1

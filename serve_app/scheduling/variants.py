@@ -44,9 +44,6 @@ class VariantLatency:
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
         """Learn from one execution; see `LatencyModel.observe`."""
-        if not variant:
-            self.exact.observe(rows, bucket, seconds)
-            return
         self._learning(variant).observe(rows, bucket, seconds)
         self._drop_unknown(variant)
 

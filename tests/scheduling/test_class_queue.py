@@ -145,7 +145,7 @@ def test_model_queue_counts_per_class_and_in_total() -> None:
     assert one.lengths() == {HIGH: (1, 2, 5), NORMAL: (0, 0, 0), LOW: (1, 3, 7)}
     assert QueueLength(1, 1, 11) == other.lengths()[LOW]
     assert (totals[LOW].entries, totals[LOW].nbytes) == (2, 18)
-    assert (len(one), one.rows, bool(one)) == (2, 5, True)
+    assert (len(one), one.total.rows, bool(one)) == (2, 5, True)
 
 
 def test_retries_queue_apart_and_count_with_their_class() -> None:

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
-from serve_app.scheduling.entry import ALONE, Entry, EntryState, Priority
+from serve_app.scheduling.composition import Room, compose, execution_s
+from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.settings import ModelScheduling
+from serve_app.scheduling.tenant_queue import Totals
+from serve_app.scheduling.variants import VariantLatency
 
 _POLICIES: list[Policy] = ["auto", "eager"]
 _MAX_ROWS = 6
@@ -239,3 +244,33 @@ def test_nothing_runs_late_where_predictions_hold(offered: list[_Offered]) -> No
         now += turn.predicted_s
         waiting -= set(turn.entries)
         assert all(entry.deadline >= now - 1e-9 for entry in turn.entries)
+
+
+@given(
+    st.sampled_from(Priority),
+    st.integers(1, 8),
+    st.sampled_from(["", "", EXACT_ONLY, ALONE]),
+    st.floats(0.0, 0.004),
+    st.floats(1e-5, 1e-3),
+    st.integers(1, 8),
+)
+def test_a_lone_entry_runs_as_it_would_be_composed(
+    priority: Priority, rows: int, lane: str, deadline: float, row_s: float, max_rows: int
+) -> None:
+    """What is quick runs without anything being weighed: the batch is the one that weighing makes."""
+    profile = [(each, 0, row_s * each) for each in (1, 2, 4, 8)]
+    here, same = (make_entry(priority, deadline, rows=rows) for _ in range(2))
+    here.lane = same.lane = lane
+    turn = make_gate(here, max_rows=max_rows, profile=profile).next(0.0)
+    queue, latencies = ModelQueue({each: Totals() for each in Priority}), VariantLatency()
+    queue.push(same)
+    latencies.exact.seed(profile)
+    expired: list[Entry] = []
+    queue.expire(0.0, expired)
+    scheduling = ModelScheduling("m", max_rows, 10.0, policy="eager")
+    composed = None if expired else compose(queue, priority, scheduling, latencies, Room(0.0, max_rows))
+    assert [here] * (composed is not None and composed.entries == [same]) == list(turn.entries)
+    assert bool(turn.dropped) == (composed is None or composed.given_up == [same])
+    if composed is not None and composed.entries:
+        assert (turn.rows, turn.bucket, turn.variant) == (composed.rows, composed.bucket, composed.variant)
+        assert turn.predicted_s == execution_s(latencies.exact, rows, 0, max_rows)

@@ -316,3 +316,27 @@ def test_room_is_bounded_and_counts_come_back_to_zero(
         slots.release(of, bundle_id, 1e3, answered=True)
     assert (slots.rows, slots.in_use) == (0, 0)
     assert all(replica.ahead == [0, 0, 0] for replica in slots.replicas.values())
+
+
+@given(
+    st.sampled_from(Priority),
+    st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 5)), max_size=3),
+    st.floats(0.0, 10.0),
+    st.floats(0.0, 10.0),
+    st.sampled_from([None, "a", "b"]),
+    st.booleans(),
+)
+def test_of_one_replica_no_prediction_decides(
+    priority: Priority,
+    sent: list[tuple[Priority, int]],
+    now: float,
+    per_row_s: float,
+    avoid: str | None,
+    suspect: bool,
+) -> None:
+    """It is chosen or not, whatever a row takes: who asks about one need not predict."""
+    slots = _slots("a")
+    for number, (of, rows) in enumerate(sent):
+        slots.acquire(slots.replicas["a"], number, [make_entry(of, rows=rows)], 1.0, 0.0, suspect=number == 1)
+    unpredicted = slots.choose(priority, _MAX_ROWS, now, 0.0, avoid, suspect=suspect)
+    assert slots.choose(priority, _MAX_ROWS, now, per_row_s, avoid, suspect=suspect) is unpredicted
