@@ -272,6 +272,10 @@ bench-scheduler: env ## Measure what the scheduler's decisions cost
 bench-request: env ## Measure what one small request costs the router
 	@$(BIN)/python -m benchmarks.request_path
 
+.PHONY: bench-calls
+bench-calls: env models ## Count the Python functions that one small request calls, router and replica together
+	@$(BIN)/python -m benchmarks.calls
+
 .PHONY: bench-int8
 bench-int8: env models ## Compare ways to compute minilm in 8 bits: speed, accuracy, what neighbours change
 	@$(BIN)/python -m benchmarks.int8

@@ -99,7 +99,7 @@ class _Counter:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type] # as its documentation allows
+            threading.setprofile(None)
 
 
 def count(model: Path, requests: int = 200) -> Calls:

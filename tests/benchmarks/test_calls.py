@@ -1,0 +1,28 @@
+"""How many Python functions a small request calls stays as few as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_models
+
+from benchmarks.calls import count
+
+_MOST = 310
+"""Where the machine is too busy for runs in the event loop, one in the session's thread takes some more."""
+
+
+def test_a_small_request_calls_few_functions(make_model: Callable[[onnx_models.Kind], Path]) -> None:
+    """Router and replica together, from the socket to the socket; most calls of each side are one per request."""
+    calls = count(make_model("add_one").parent.parent, requests=50)
+    assert calls.median <= _MOST
+    per_request = {code.co_qualname: round(number) for code, number in calls.functions.items()}
+    once = (
+        "Connection.on_headers_complete",
+        "ModelCodec.decode",
+        "Scheduler.on_arrival",
+        "Gate.next",
+        "ModelCodec.encode",
+    )
+    assert [per_request[name] for name in once] == [1] * len(once)
