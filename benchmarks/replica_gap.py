@@ -18,6 +18,7 @@ from statistics import median, quantiles
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.context import _set_internal_replica_context
@@ -144,7 +145,7 @@ def make_worker(case: Case, backend: Timed) -> Worker:
 async def gaps(case: Case, backend: Timed, seconds: float, *, busy: bool) -> list[float]:
     """Seconds between the end of a run and the start of the next, with bundles always waiting."""
     worker = make_worker(case, backend)
-    bundles = [bundle._replace(sender="") for bundle in make_bundles(backend.signature, case)]
+    bundles = [replace(bundle, sender="") for bundle in make_bundles(backend.signature, case)]
     until = time.perf_counter() + seconds
 
     async def client(number: int) -> None:

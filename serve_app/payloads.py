@@ -1,6 +1,7 @@
 """What travels: payloads from the protocol adapters to the processors, bundles from the router to the replicas.
 
-Everything here is a plain tuple underneath: cheap to build and to pickle, and without behaviour.
+Everything here is a plain tuple or a struct of msgspec, cheap to build and to pickle, and without behaviour. What is
+made for every request is a struct: that calls no Python function.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from serve_app.errors import DeadlineExceeded
 
@@ -182,7 +184,7 @@ class Texts(NamedTuple):
 Payload: TypeAlias = Tensors | Media | Texts
 
 
-class Origin(NamedTuple):
+class Origin(Struct, frozen=True):
     """Where a request comes from, for the log and the trace of the process that runs it.
 
     Attributes:
@@ -197,7 +199,7 @@ class Origin(NamedTuple):
         return f"{self.request_id or 'without id'} (trace {self.trace_parent[3:35] or 'none'})"
 
 
-class WireEntry(NamedTuple):
+class WireEntry(Struct, frozen=True):
     """One entry of a bundle.
 
     Attributes:
@@ -240,7 +242,7 @@ class Ties(Protocol):
         """Run it here, unless another replica does. Returns whether it may."""
 
 
-class Bundle(NamedTuple):
+class Bundle(Struct, frozen=True):
     """Entries that a router sends to a replica in one call.
 
     Attributes:
@@ -269,7 +271,7 @@ class Embeddings(NamedTuple):
     tokens: int
 
 
-class Success(NamedTuple):
+class Success(Struct, frozen=True):
     """The answer to one entry.
 
     Attributes:
@@ -318,7 +320,7 @@ class Execution(NamedTuple):
     variant: str = ""
 
 
-class BundleResult(NamedTuple):
+class BundleResult(Struct, frozen=True):
     """What a replica answers to a bundle.
 
     Attributes:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve_app.domain.service import Answer, ModelInfo
 from serve_app.payloads import RETURNED, Bundle, BundleResult, Execution, ModelSignature, Payload, Success, Tensors
@@ -207,7 +208,8 @@ async def run_to_the_end(worker: Worker, bundle: Bundle) -> BundleResult:
     for position, answer in zip(again, rest.results, strict=True):
         result.results[position] = answer
     works = [each.model_works for each in (result, rest) if each.model_works is not None]
-    return result._replace(
+    return replace(
+        result,
         executions=[*result.executions, *rest.executions],
         model_works=all(works) if works else None,
         joinable=result.joinable or rest.joinable,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from serve_app.access.guard import Guard, allowed_class
 from serve_app.domain.keys import Key
 from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions, unknown_model
@@ -58,8 +60,8 @@ class GuardedService:
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """As the service's, in a class that the key may use, with the key's name and weight among the options."""
         key = self._check(model)
-        allowed = options._replace(
-            priority=allowed_class(key, options.priority), key=key.name, tenant=key.name, weight=key.weight
+        allowed = replace(
+            options, priority=allowed_class(key, options.priority), key=key.name, tenant=key.name, weight=key.weight
         )
         return await self._service.submit(model, payload, allowed)
 

@@ -109,7 +109,9 @@ class HttpApp:
         if scope["type"] != "http":
             await _NOT_HTTP(scope, receive, send)
             return
-        path, method = _route_path(scope), scope["method"]
+        path, method = scope["path"], scope["method"]
+        if not path or path[-1] == "/" or scope.get("root_path"):
+            path = _route_path(scope)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if CACHE_CONTROL in headers:
             headers = headers_of(scope["headers"])

@@ -39,8 +39,13 @@ def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Respo
 
 def server_timing(answer: Answer) -> bytes:
     """The value of the Server-Timing header (milliseconds): where the time of an answer went."""
-    _, _, queue_s, total_s, _, _, preprocess_s, infer_s, postprocess_s, *_ = answer
-    return _SERVER_TIMING % (queue_s * 1e3, preprocess_s * 1e3, infer_s * 1e3, postprocess_s * 1e3, total_s * 1e3)
+    return _SERVER_TIMING % (
+        answer.queue_s * 1e3,
+        answer.preprocess_s * 1e3,
+        answer.infer_s * 1e3,
+        answer.postprocess_s * 1e3,
+        answer.total_s * 1e3,
+    )
 
 
 def timings(answer: Answer) -> dict[str, int]:

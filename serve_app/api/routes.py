@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -53,7 +54,10 @@ class HttpCall:
 
     def qos(self, levels: PriorityLevels) -> QosHints:
         """As `parse_qos_headers`."""
-        return parse_qos_headers(self.headers, levels)
+        headers = self.headers
+        if b"x-priority" not in headers and b"x-timeout-ms" not in headers:
+            return None, None
+        return parse_qos_headers(headers, levels)
 
     def declared_size(self, bodies: BodyReader) -> int | None:
         """The Content-Length, checked; ``None`` for a chunked body."""
@@ -72,10 +76,11 @@ class HttpCall:
 
     def release(self, bodies: BodyReader) -> None:
         """Stop counting the body."""
-        bodies.release(self._held)
+        if self._held > bodies.offload_above:  # others are not counted
+            bodies.release(self._held)
 
 
-class Reply(NamedTuple):
+class Reply(Struct, frozen=True):
     """An answer as it goes over HTTP, without what every answer says of how it was served.
 
     Attributes:
@@ -86,7 +91,7 @@ class Reply(NamedTuple):
 
     body: bytes
     content_type: tuple[bytes, bytes] = JSON
-    headers: Headers = []  # noqa: RUF012 - never changed
+    headers: Headers = []
 
 
 class HttpOperation(Operation[HttpCall, _Parsed, Reply], Generic[_Parsed]):

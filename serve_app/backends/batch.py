@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +33,8 @@ InTime: TypeAlias = Callable[[int], bool]
 """Whether somebody still waits for an entry, by its position."""
 
 
-class _Ran(NamedTuple):
-    """Entries that ran together: their positions, their rows, and the outputs of all."""
-
-    positions: Sequence[int]
-    counts: Sequence[int]
-    outputs: Tensors
+_Ran: TypeAlias = tuple[Sequence[int], Sequence[int], Tensors]
+"""Entries that ran together: their positions, their rows, and the outputs of all."""
 
 
 class BatchRun:
@@ -47,12 +43,14 @@ class BatchRun:
     Attributes:
         executions: The runs of the backend that succeeded. Failed ones are left out: how long a model takes to fail
             says nothing about how long it takes.
+        failed: Whether the model has failed on an entry.
     """
 
-    __slots__ = ("_errors", "_outcomes", "_ran", "executions")
+    __slots__ = ("_errors", "_outcomes", "_ran", "executions", "failed")
 
     def __init__(self) -> None:
         self.executions: list[Execution] = []
+        self.failed = False
         self._ran: list[_Ran] = []
         self._errors: dict[int, ServeAppError] = {}
         self._outcomes: list[Outcome] | None = None
@@ -64,7 +62,8 @@ class BatchRun:
         Made when asked for, so that whoever runs batches can leave it to somebody else.
         """
         if self._outcomes is None:
-            self._outcomes = self._split()
+            alone = len(self._ran) == 1 and len(self._ran[0][0]) == 1 and not self._errors
+            self._outcomes = [self._ran[0][2]] if alone else self._split()
         return self._outcomes
 
     def add(self, positions: Sequence[int], counts: Sequence[int], outputs: Tensors) -> None:
@@ -75,17 +74,14 @@ class BatchRun:
         """
         if len(positions) > 1:
             _check_rows(outputs, sum(counts))
-        self._ran.append(_Ran(positions, counts, outputs))
+        self._ran.append((positions, counts, outputs))
 
     def fail(self, position: int, error: ServeAppError) -> None:
         """Note the error of an entry, without what led to it: that knows this run, and the entry's input with it."""
         error.__traceback__ = error.__cause__ = error.__context__ = None
         self._errors[position] = error
-
-    @property
-    def failed(self) -> bool:
-        """Whether the model has failed on an entry."""
-        return bool(self._errors) and any(isinstance(error, InferenceFailed) for error in self._errors.values())
+        if isinstance(error, InferenceFailed):
+            self.failed = True
 
     def refuse_non_finite(self) -> None:
         """Fail the entries whose outputs hold NaN or infinity."""
@@ -94,8 +90,6 @@ class BatchRun:
                 self.fail(positions[at], InferenceFailed(f"output {name!r} of the model is not finite for this input"))
 
     def _split(self) -> list[Outcome]:
-        if len(self._ran) == 1 and len(self._ran[0].positions) == 1 and not self._errors:
-            return [self._ran[0].outputs]
         found: dict[int, Outcome] = {}
         for positions, counts, outputs in self._ran:
             found.update(zip(positions, split(outputs, counts), strict=True))
@@ -352,12 +346,16 @@ def run_assembled(
         clock: For the run's duration, seconds.
         in_time: As in `run_entries`.
     """
-    ran = BatchRun()
+    ran, rows = BatchRun(), sum(counts)
+    if rows <= max_rows:
+        together = partial(_timed, backend, batch, rows, bucket, ran.executions, clock)
+    else:
+        together = partial(_run, backend, batch, rows, max_rows, bucket, ran.executions, clock)
     _together_or_alone(
         ran,
         range(len(counts)),
         counts,
-        partial(_run, backend, batch, sum(counts), max_rows, bucket, ran.executions, clock),
+        together,
         lambda position, rows: _run(backend, entries[position], rows, max_rows, bucket, ran.executions, clock),
         lambda position: backend.run_whole(entries[position]),
         in_time,

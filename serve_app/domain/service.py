@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
+from msgspec import Struct
+
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
@@ -106,7 +108,7 @@ class ModelInfo(NamedTuple):
         return quote(self.name, safe="")
 
 
-class RequestOptions(NamedTuple):
+class RequestOptions(Struct, frozen=True):
     """How a request wants to be treated.
 
     Attributes:
@@ -147,7 +149,7 @@ class RequestOptions(NamedTuple):
     spent_s: float = 0.0
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """The answer to one request, and what it took.
 
     Attributes:

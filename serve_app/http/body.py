@@ -87,6 +87,7 @@ class BodyReader:
         self._max_held = max_held_bytes
         self.offload_above = offload_above
         self._held = 0
+        self._small = min(max_body, offload_above)  # bodies of so many bytes are neither refused nor counted
         self._patience_s = patience_s
         self._threads = ThreadPoolExecutor(decode_threads, "conversion")
 
@@ -161,7 +162,8 @@ class BodyReader:
             message: Message = done.value
             if message["type"] == "http.request" and not message.get("more_body", False):
                 body: bytes = message.get("body", b"")
-                self._grow(0, len(body))
+                if len(body) > self._small:
+                    self._grow(0, len(body))
             else:
                 body = await self._receive(_Arriving(steps, None, message), receive, limit_s)
         else:

@@ -243,10 +243,9 @@ class Exchange:
             self._waiter = None
 
     def _invite(self) -> None:
-        if self.expects:
-            self.expects = False
-            if not self.body_complete and self.response in _UNSENT:
-                self._wire.write(_CONTINUE)
+        self.expects = False
+        if not self.body_complete and self.response in _UNSENT:
+            self._wire.write(_CONTINUE)
 
     # --- What the application calls ---
 
@@ -272,7 +271,8 @@ class Exchange:
 
     async def __call__(self) -> Message:
         """ASGI's ``receive``."""
-        self._invite()
+        if self.expects:
+            self._invite()
         while self.response < Response.COMPLETE:
             if self._chunks or (self.body_complete and not self._ended):
                 chunks, self._chunks = self._chunks, []
@@ -293,7 +293,8 @@ class Exchange:
             ClientGone: The client went away.
         """
         assert self.length == len(buffer)
-        self._invite()
+        if self.expects:
+            self._invite()
         position = 0
         for chunk in self._chunks:
             buffer[position : position + len(chunk)] = chunk
@@ -404,5 +405,6 @@ class Exchange:
         self._wire.write(head, body)
         if not more:
             self.response = _AFTER[self.response, _Event.ENDED]
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
             self._wire.answered()

@@ -73,7 +73,13 @@ def without_upgrade(method: bytes, url: bytes, version: str, headers: Headers) -
 
 
 def scope_of(
-    method: str, url: bytes, version: str, headers: Headers, server: Address | None, client: Address | None
+    method: str,
+    url: bytes,
+    version: str,
+    headers: Headers,
+    server: Address | None,
+    client: Address | None,
+    scheme: str,
 ) -> Scope:
     """What ASGI applications are told of a request.
 
@@ -84,6 +90,7 @@ def scope_of(
         headers: All of them.
         server: Where it came in.
         client: Where it came from.
+        scheme: ``https`` where it came by TLS.
     """
     raw_path, _, query = url.partition(b"?")
     if not raw_path.startswith(b"/"):  # the form for proxies, or `*`
@@ -95,7 +102,7 @@ def scope_of(
         "http_version": version,
         "server": server,
         "client": client,
-        "scheme": "http",
+        "scheme": scheme,
         "method": method,
         "root_path": "",
         "path": unquote(path) if "%" in path else path,

@@ -113,6 +113,8 @@ class Shared:
         on_lost: Called after a connection has ended.
         errors_of: The shape of errors at a path.
         scratch: Where bytes arrive; used up before the next connection reads.
+        date_line: The line of the header Date.
+        date_until: When it is to be made again, seconds.
     """
 
     app: ASGIApp
@@ -126,19 +128,17 @@ class Shared:
     on_lost: Callable[[], None] = lambda: None
     errors_of: ErrorsOf = lambda _: render
     scratch: memoryview = field(default_factory=lambda: memoryview(bytearray(64 * 1024)))
-    _date: bytes = b""
-    _date_until: float = 0.0
+    date_line: bytes = b""
+    date_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.limiter = ConnectionLimiter(self.limits.connections, self.limits.connections_per_client)
 
-    def date(self) -> bytes:
-        """The line of the header Date, made once a second."""
-        now = self.loop.time()
-        if now >= self._date_until:
-            self._date = f"date: {formatdate(usegmt=True)}\r\n".encode()
-            self._date_until = now + 1.0
-        return self._date
+    def renew_date(self) -> bytes:
+        """Make the line of the header Date, which holds for a second."""
+        self.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
+        self.date_until = self.loop.time() + 1.0
+        return self.date_line
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         reply = render(QueueFull(reason, 1.0))._replace(status=503)
-        exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
+        exchange = self._last_exchange()
         self._current = exchange
         exchange.reply(reply)
 
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._unframed > MAX_HEAD or len(self._headers) > MAX_FIELDS:
             self._refuse(too_long())
         current = self._current
-        if current is not None and current.task is None and current.ready:
+        if current is not None and current.task is None and (current.body_complete or current.ready):
             self._start(current)
         if self._arriving is not None or self._queue or not self._reading:
             self.steer()
@@ -316,7 +316,8 @@ class Connection(asyncio.BufferedProtocol):
         if refused is not None:
             self._refusal = refused
             raise ValueError  # which stops the parser
-        exchange = self._exchange(method, url, headers, version, length, keep_alive=parser.should_keep_alive())
+        scope = scope_of(method, url, version, headers, self._server, self._client, self._scheme)
+        exchange = Exchange(self, scope, length, keep_alive=parser.should_keep_alive())
         if b"expect" in fields:
             exchange.expects = fields[b"expect"].lower() == b"100-continue" and version == "1.1"
         self._arriving = exchange
@@ -345,19 +346,10 @@ class Connection(asyncio.BufferedProtocol):
             if not exchange.keep_alive:
                 self._move(_Event.ENDED)
 
-    def _exchange(
-        self,
-        method: str,
-        url: bytes,
-        headers: Headers,
-        version: str,
-        length: int | None,
-        *,
-        keep_alive: bool,
-    ) -> Exchange:
-        scope = scope_of(method, url, version, headers, self._server, self._client)
-        scope["scheme"] = self._scheme
-        return Exchange(self, scope, length, keep_alive=keep_alive)
+    def _last_exchange(self) -> Exchange:
+        """The exchange of an answer to no request that is understood: the connection ends after it."""
+        scope = scope_of("GET", b"/", "1.1", [], self._server, self._client, self._scheme)
+        return Exchange(self, scope, 0, keep_alive=False)
 
     def _refuse(self, reply: Rendered) -> None:
         """Answer what cannot be understood, after the requests before it, and end."""
@@ -372,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
             self._current = None
         elif broken is not None:
             self._queue.pop()
-        exchange = self._exchange("GET", b"/", [], "1.1", 0, keep_alive=False)
+        exchange = self._last_exchange()
         if self._current is None:
             self._current = exchange
             exchange.reply(reply)
@@ -460,9 +452,9 @@ class Connection(asyncio.BufferedProtocol):
         if not exchange.keep_alive:
             # While draining, the client may have sent another request before it could know.
             self._end(linger=not exchange.body_complete or self._shared.draining)
-        elif self._drain is None:
+        elif self._drain is None and self._queue:
             self._next()
-        else:
+        elif self._drain is not None or self._arriving is not None or not self._reading:
             self.steer()
 
     def _next(self) -> None:
@@ -509,7 +501,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def date(self) -> bytes:
         """The line of the header Date."""
-        return self._shared.date()
+        shared = self._shared
+        return shared.date_line if self._loop.time() < shared.date_until else shared.renew_date()
 
     @property
     def draining(self) -> bool:

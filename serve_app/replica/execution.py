@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from math import inf
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -98,7 +99,7 @@ class Executor:
             if len(set(buckets)) != 1:
                 return None
             inputs = self._pad(self._processor, places, inputs, buckets)
-        rows = fit(inputs)
+        rows = inputs[0] if len(inputs) == 1 else fit(inputs)
         return None if rows is None else Assembled(inputs, rows)
 
     def run(self, bundles: Sequence[Staged]) -> list[Ran]:
@@ -208,7 +209,7 @@ class Executor:
             places.extend(zip(repeat(staged), range(len(staged.entries))))
             earliest = min(earliest, *staged.deadlines)
         backend = self._backends.get(variant)
-        if backend is None or not self._joining.of(variant).joins:
+        if backend is None or variant in self._joining.apart:
             return None
         batch = batches[0] if len(batches) == 1 else fit(batches)
         if batch is None:
@@ -218,7 +219,7 @@ class Executor:
             return None
         for staged in bundles:
             staged.executed_at = now
-        in_time = self._in_time_of(places)
+        in_time = partial(self._in_time, places)
         run = run_assembled(backend, batch, entries, counts, self._max_rows, bucket, self._progress, in_time)
         return Ran(places, variant, run)
 
@@ -257,20 +258,16 @@ class Executor:
         if self._processor is not None:
             buckets = self._buckets(places, inputs)
             inputs = self._pad(self._processor, places, inputs, buckets)
-        in_time = self._in_time_of(places)
+        in_time = partial(self._in_time, places)
         whole = [staged.counts[index] if self._runs_alone(staged, index) else 0 for staged, index in places]
         run = run_entries(self._backends[variant], inputs, self._max_rows, buckets, self._progress, in_time, whole)
         return Ran(places, variant, run)
 
     @staticmethod
-    def _in_time_of(places: Sequence[Place]) -> Callable[[int], bool]:
-        """Tells of each entry, by its position, whether somebody still waits for it."""
-
-        def in_time(position: int) -> bool:
-            staged, index = places[position]
-            return staged.deadlines[index] > time.monotonic()
-
-        return in_time
+    def _in_time(places: Sequence[Place], position: int) -> bool:
+        """Whether somebody still waits for the entry at a position."""
+        staged, index = places[position]
+        return staged.deadlines[index] > time.monotonic()
 
     def _progress(self) -> float:
         """The clock of the session's runs. It is read before and after each, so it also notes that one has ended."""

@@ -42,16 +42,9 @@ class ProcessorPool:
         """Have other work done in one of the threads. Raises ``RuntimeError`` after `close`."""
         return self._pool.submit(work, *args, **kwargs)
 
-    async def preprocess(self, staged: Staged) -> None:
-        """Fill in the tensors of every entry, or why there are none."""
-        media = []
-        for index, entry in enumerate(staged.entries):
-            if isinstance(entry.payload, dict):
-                staged.tensors[index] = entry.payload
-            else:
-                media.append(index)
-        if media:
-            await self._in_pool(media, lambda index: self._preprocess_entry(staged, index))
+    async def preprocess(self, staged: Staged, media: Sequence[int]) -> None:
+        """Fill in the tensors of the entries at these positions, which hold media or texts, or why there are none."""
+        await self._in_pool(media, lambda index: self._preprocess_entry(staged, index))
 
     def _preprocess_entry(self, staged: Staged, index: int) -> None:
         payload = staged.entries[index].payload

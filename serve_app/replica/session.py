@@ -23,7 +23,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from math import inf
 from queue import SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
@@ -45,7 +47,7 @@ _JOBS_WAIT_S = 60.0
 _CLASSES = {int(priority): priority for priority in Priority}
 
 
-class _Turn(NamedTuple):
+class _Turn(Struct, frozen=True):
     """What the gate let through.
 
     Attributes:
@@ -472,11 +474,14 @@ class Session:
             # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
             staying: list[Staged] = []
             for staged in granted:
-                if not staged.left:
+                if staged.waiter is None or not staged.waiter.cancelled():
                     staying.append(staged)
-                for index in staged.waiting:
-                    staged.results[index] = RETURNED
-                self._take_out(staged)
+                if staged.waiting:
+                    for index in staged.waiting:
+                        staged.results[index] = RETURNED
+                    self._take_out(staged)
+                else:
+                    del self._waiting[staged]
             self._held.update(staying)
             for staged in staying:
                 staged.stage = AFTER[staged.stage, Event.GRANTED]

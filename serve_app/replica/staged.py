@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+from msgspec import Struct
 
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import RETURNED, EntryResult, Execution, Failure, Tensors, Ties, WireEntry
@@ -29,7 +31,7 @@ class Job(Protocol):
         """It will not be done."""
 
 
-class Assembled(NamedTuple):
+class Assembled(Struct, frozen=True):
     """All entries of a bundle as one batch.
 
     Attributes:
@@ -152,11 +154,6 @@ class Staged:
     def variant(self) -> str:
         """What its first entry runs on, or its job."""
         return self.entries[0].variant if self.entries else self.on_behalf_of
-
-    @property
-    def left(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self.waiter is not None and self.waiter.cancelled()
 
     @property
     def complete(self) -> bool:

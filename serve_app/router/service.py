@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any
+
+from msgspec.structs import replace
 
 from serve_app.backends.batch import most_rows
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
-from serve_app.processors.processor import Cost, Processor
+from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCache, ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
@@ -19,7 +22,7 @@ from serve_app.router.settings import RoutedModel
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
-from serve_app.telemetry.trace import RequestTraces, origin_of
+from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
 
 _NORMAL = Priority.NORMAL
 _NOTHING_KNOWN = Joinable(PROVEN, "")
@@ -127,7 +130,7 @@ class Service:
         if self._served[model].cache is not None:
             return
         priority = priority or _NORMAL
-        rejection = self._scheduler.precheck(model, priority, nbytes, self._dispatcher.now(), tenant, weight)
+        rejection = self._scheduler.precheck(model, priority, nbytes, monotonic(), tenant, weight)
         if rejection is not None:
             self._metrics.rejected(model, priority, rejection.code)
             raise refused(rejection)
@@ -154,7 +157,7 @@ class Service:
             if cache is None or not options.cacheable:
                 return await self._submit(model, payload, options)
             if not options.nbytes:
-                options = options._replace(nbytes=_nbytes(payload))
+                options = replace(options, nbytes=_nbytes(payload))
             answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
             answer = self._with_proof(served, answer)
             if self._traces is not None and answer.cache in _WITHOUT_WORK:
@@ -185,7 +188,7 @@ class Service:
         timeout_s, default_of = options.timeout_s, None
         if timeout_s is None:
             timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
-        trace = None if self._traces is None else self._traces.begin(model, priority, rows, options)
+        trace = None if self._traces is None else RequestTrace(self._traces, model, priority, rows, options)
         try:
             answer = await self._dispatcher.submit(
                 model,
@@ -222,7 +225,7 @@ class Service:
     def _with_proof(served: _Served, answer: Answer) -> Answer:
         """An answer that says whether it may have shared a run without proof, whoever it was executed for."""
         verdict = served.info.joinable.get(answer.variant, _NOTHING_KNOWN).verdict
-        return answer if answer.unverified or verdict != UNVERIFIED else answer._replace(unverified=True)
+        return answer if answer.unverified or verdict != UNVERIFIED else replace(answer, unverified=True)
 
     def on_joinable(self, model: str, verdicts: Mapping[str, Joinable]) -> None:
         """Take what a replica says of which requests may share runs. Of several replicas the most careful counts.
@@ -418,8 +421,8 @@ class _Served:
             await self.left.wait()
 
 
-def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> Cost:
-    """What a request costs its batch.
+def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> tuple[int, int]:
+    """What a request costs its batch, as of `Processor.estimate`: rows, and a cost bucket.
 
     Args:
         info: Of the model.
@@ -437,7 +440,7 @@ def cost_of(info: ModelInfo, processor: Processor | None, payload: Payload) -> C
             rows = 1  # it is run by itself, whatever its shapes
         else:
             rows = (shape and shape[0]) or most_rows(payload)[0] or 1
-        return Cost(rows, 0 if processor is None else processor.bucket(payload))
+        return rows, 0 if processor is None else processor.bucket(payload)
     if processor is None:
         raise InvalidRequest(f"model {info.name} takes tensors: send them to POST /v2/models/{info.segment}/infer")
     return processor.estimate(payload)

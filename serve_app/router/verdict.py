@@ -17,9 +17,9 @@ def verdict_of(result: BundleResult) -> Verdict:
     """Judge an answer: by whether any entry was answered, and otherwise by what failed and whether the model works."""
     failed = False
     for answer in result.results:
-        if type(answer) is Success:
+        if isinstance(answer, Success):
             return Verdict.ANSWERED
-        failed = failed or answer[0] == _FAILED
+        failed = failed or answer.code == _FAILED
     if not failed:
         return Verdict.NEITHER
     return Verdict.FAULT if result.model_works is False else Verdict.SUSPECT

@@ -269,7 +269,7 @@ class RouterMetrics:
                 self.execution.of(model),
             )
         children[0].observe(entries)
-        statistics = self.statistics(model)
+        statistics = self._statistics.get(model) or self.statistics(model)
         statistics.preprocess_s += result.preprocess_s * entries
         statistics.postprocess_s += result.postprocess_s * entries
         for execution in result.executions:

@@ -28,13 +28,17 @@ class TenantCollector(Collector):
 
     def served(self, entries: Iterable[Entry], executions: Sequence[Execution]) -> None:
         """Count entries that were answered, and the runs that they were part of."""
-        rows = sum([execution.rows for execution in executions])
+        rows, executed_s = 0, 0.0
+        for execution in executions:
+            rows += execution.rows
+            executed_s += execution.seconds
         if not rows:
             return
-        per_row_s = sum([execution.seconds for execution in executions]) / rows
-        seconds = self._seconds
+        per_row_s = executed_s / rows
+        seconds, named = self._seconds, self._named
         for entry in entries:
-            key = entry.priority, self._name(entry.tenant)
+            tenant = entry.tenant
+            key = entry.priority, tenant if tenant in named else self._name(tenant)
             seconds[key] = seconds.get(key, 0.0) + per_row_s * entry.rows
 
     def collect(self) -> Iterator[Metric]:
@@ -49,8 +53,7 @@ class TenantCollector(Collector):
         yield served
 
     def _name(self, tenant: str) -> str:
-        if tenant in self._named:
-            return tenant
+        """What a tenant that has no name of its own yet is called."""
         if len(self._named) >= MOST_NAMED:
             return OTHER
         self._named.add(tenant)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec.structs import replace
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
@@ -55,19 +56,20 @@ class RequestTraces:
         self.log = log
         self.tracer = tracer
 
-    def begin(self, model: str, priority: Priority, rows: int, options: RequestOptions) -> RequestTrace:
-        """Follow one request from now on."""
-        return RequestTrace(self, model, priority, rows, options)
-
     def answered_from_cache(self, model: str, options: RequestOptions, answer: Answer) -> None:
         """Tell of a request that never became an entry: it got what another one was answered, now or before."""
         RequestTrace(self, model, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
 
 
 class RequestTrace:
-    """One request that is followed.
+    """One request that is followed, from the moment at which this is made.
 
     Args:
+        traces: Where it is told.
+        model: The model that it asks for.
+        priority: Its class.
+        rows: Its rows.
+        options: As it asks for them.
         ago_s: How long ago it came, seconds.
 
     Attributes:
@@ -97,9 +99,9 @@ class RequestTrace:
             self._span = span = traces.tracer.start_span(
                 f"infer {model}", _context(options), SpanKind.SERVER, start_time=began_ns
             )
-            options = options._replace(trace_parent=_parent(span) or options.trace_parent)
+            options = replace(options, trace_parent=_parent(span) or options.trace_parent)
         elif options.trace_parent:
-            options = options._replace(trace_parent=child_of(options.trace_parent))
+            options = replace(options, trace_parent=child_of(options.trace_parent))
         self._options = options
         self.origin = origin_of(options)
 

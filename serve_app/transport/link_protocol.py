@@ -104,35 +104,32 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
         """Take bytes that have arrived, and the frames that they complete."""
         self.heard = True
         self._filled += nbytes
-        if self._large is not None:
-            if self._filled == len(self._large):
-                whole, self._large, self._filled = self._large, None, 0
-                self._received(whole)
-            return
-        at = 0
-        while self._filled - at >= PREFIX.size:
-            size = PREFIX.unpack_from(self._scratch, at)[2]
-            if not PREFIX.size <= size <= _LARGEST_FRAME:
-                logger.error("A link sent something else than frames: it is cut")
-                self.cut()
-                return
-            have = min(self._filled - at, size)
-            if have < size <= len(self._scratch):
-                break
-            whole = np.empty(size, np.uint8).data
-            whole[:have] = self._scratch[at : at + have]
-            at += have
-            if have < size:
-                self._large, self._filled = whole, have
-                return
-            self._received(whole)
-        if at:
-            self._filled -= at
-            self._scratch[: self._filled] = self._scratch[at : at + self._filled]
-
-    def _received(self, data: memoryview) -> None:
         try:
-            self.on_frame(Frame(data))
+            if self._large is not None:
+                if self._filled == len(self._large):
+                    whole, self._large, self._filled = self._large, None, 0
+                    self.on_frame(Frame(whole))
+                return
+            at = 0
+            while self._filled - at >= PREFIX.size:
+                size = PREFIX.unpack_from(self._scratch, at)[2]
+                if not PREFIX.size <= size <= _LARGEST_FRAME:
+                    logger.error("A link sent something else than frames: it is cut")
+                    self.cut()
+                    return
+                have = min(self._filled - at, size)
+                if have < size <= len(self._scratch):
+                    break
+                whole = np.empty(size, np.uint8).data
+                whole[:have] = self._scratch[at : at + have]
+                at += have
+                if have < size:
+                    self._large, self._filled = whole, have
+                    return
+                self.on_frame(Frame(whole))
+            if at:
+                self._filled -= at
+                self._scratch[: self._filled] = self._scratch[at : at + self._filled]
         except Exception:  # both sides are this package, so this is a bug; the other side must not wait for ever
             logger.exception("A link brought a frame that cannot be read: it is cut")
             self.cut()

@@ -52,6 +52,8 @@ class LinkServer:
         recall: Is told of one that runs when more of its entries are ``recalled``.
 
     Attributes:
+        loop: Runs all of it.
+        context: An empty one, to be copied for each bundle.
         run: As given.
         running: The bundles that are being answered.
     """
@@ -59,8 +61,8 @@ class LinkServer:
     def __init__(self, name: str, run: Run, recall: Recall | None = None) -> None:
         self._name = name
         self._recall = recall
-        self._loop = asyncio.get_running_loop()
-        self._context = contextvars.Context()
+        self.loop = asyncio.get_running_loop()
+        self.context = contextvars.Context()
         self._open: set[_ServerLink] = set()
         self._joining: set[asyncio.Task[Any]] = set()
         self.run = run
@@ -70,7 +72,7 @@ class LinkServer:
         self._socket: socket.socket | None = new_socket()
         self._socket.bind(abstract(self.address))
         self._socket.listen(128)
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        self.loop.add_reader(self._socket.fileno(), self._accept)
 
     def __repr__(self) -> str:
         return f"<LinkServer {len(self._open)} links, {len(self.running)} bundles>"
@@ -87,7 +89,7 @@ class LinkServer:
             timeout_s: Longest wait, seconds; what runs then is cut.
         """
         self._stop_listening()
-        loop = self._loop
+        loop = self.loop
         until = loop.time() + timeout_s
         while self.running and (left_s := until - loop.time()) > 0.0:
             await asyncio.wait(self.running, timeout=left_s)
@@ -106,7 +108,7 @@ class LinkServer:
 
     def _stop_listening(self) -> None:
         if self._socket is not None:
-            self._loop.remove_reader(self._socket.fileno())
+            self.loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
@@ -117,7 +119,7 @@ class LinkServer:
         except OSError:  # it has left already
             return
         connection.setblocking(False)
-        task = self._loop.create_task(self._join(connection))
+        task = self.loop.create_task(self._join(connection))
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
@@ -125,8 +127,8 @@ class LinkServer:
         try:
             check_peer(connection)
             ties, arena = await self._meet(connection)
-            await self._loop.sock_sendall(connection, WELCOME)
-            await self._loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
+            await self.loop.sock_sendall(connection, WELCOME)
+            await self.loop.connect_accepted_socket(lambda: _ServerLink(self, ties, arena), connection)
         except (OSError, ValueError, LinkError) as error:
             # Routers try again for as long as they live.
             reason = str(error)
@@ -144,11 +146,11 @@ class LinkServer:
     async def _meet(self, connection: socket.socket) -> tuple[Ties, ArenaReader | None]:
         """Hear who it is, and map the memory that it shares."""
         readable = asyncio.Event()
-        self._loop.add_reader(connection.fileno(), readable.set)
+        self.loop.add_reader(connection.fileno(), readable.set)
         try:
             await readable.wait()
         finally:
-            self._loop.remove_reader(connection.fileno())
+            self.loop.remove_reader(connection.fileno())
         hello, files, _, _ = socket.recv_fds(connection, HELLO.size, 2)
         try:
             if len(hello) != HELLO.size:
@@ -185,13 +187,7 @@ class LinkServer:
                 logger.debug("%s: call %d has no entry %d to be recalled", self._name, call, position)
         if self._recall is not None:
             # In the next turn: the bundle may have come in this one, and its task must have begun.
-            self._loop.call_soon(self._recall, bundle)
-
-    def new_task(self, work: Any) -> asyncio.Task[None]:
-        """Start a bundle's task, in a context of its own."""
-        task = self._loop.create_task(work, context=self._context.copy())
-        self.running.add(task)
-        return task
+            self.loop.call_soon(self._recall, bundle)
 
     def joined(self, link: _ServerLink) -> None:
         """A link is up."""
@@ -224,8 +220,10 @@ class _ServerLink(FramedProtocol):
             self._server.recall(call, self._bundles.get(call), recalled(frame))
             return
         self._bundles[call] = bundle = decode_bundle(frame, self._arena, self._ties)
-        task = self._server.new_task(self._answer(call, bundle))
+        server = self._server
+        task = server.loop.create_task(self._answer(call, bundle), context=server.context.copy())
         self._tasks.add(task)
+        server.running.add(task)
         task.add_done_callback(self._ended)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature

@@ -129,7 +129,7 @@ class ReplicaLink(FramedProtocol):
                 future.set_exception(InferenceFailed(frame.kind.message))
             else:
                 future.set_result(decode_result(frame))
-        except Exception:  # as in `_received`, which cuts the link; but this call is not among those that it fails then
+        except Exception:  # the link is cut then; but this call is not among those that it fails
             future.set_exception(ReplicaLost(f"the answer of replica {self._name} cannot be read"))
             raise
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import ModelNotFound, ServeAppError
@@ -144,7 +145,7 @@ class NumpyService:
             raise _counted(self.fail)
         variant = options.variant or (self.fallback if options.fallback else "")
         value, priority = _compute(model, payload), options.priority or Priority.NORMAL
-        return self.took._replace(value=value, priority=priority, variant=variant)
+        return replace(self.took, value=value, priority=priority, variant=variant)
 
     def live(self) -> bool:
         """As told."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from api.protocol_service import DOUBLE
 from serve_app.domain.options import parse_qos_headers, reading_s, remaining, request_options
@@ -122,8 +123,8 @@ def test_reading_time_is_told_where_only_the_service_knows_the_deadline() -> Non
     """Naming no deadline makes none later: the default depends on what the request costs, and is charged, too."""
     named = RequestOptions(Priority.HIGH, None, 7, variant="int8", listener="http")
 
-    assert named._replace(spent_s=0.5) == remaining(named, 0.5)
-    assert named._replace(spent_s=0.5, nbytes=9) == remaining(named, 0.5, 9)
+    assert replace(named, spent_s=0.5) == remaining(named, 0.5)
+    assert replace(named, spent_s=0.5, nbytes=9) == remaining(named, 0.5, 9)
 
 
 def test_numbers_mean_what_the_configuration_says() -> None:

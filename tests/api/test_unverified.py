@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from api.protocol_service import NumpyService
 from api.rpc.conftest import FOUR
@@ -25,14 +26,14 @@ async def test_every_route_says_it_in_a_header(
     client: httpx.AsyncClient, service: NumpyService, path: str, body: Any, unverified: bool
 ) -> None:
     """And of what is proven, nothing."""
-    service.took = service.took._replace(unverified=unverified)
+    service.took = replace(service.took, unverified=unverified)
     answer = await client.post(path, json=body)
     assert (200, "batch" if unverified else None) == (answer.status_code, answer.headers.get("x-unverified"))
 
 
 async def test_v2_says_it_in_the_parameters(client: httpx.AsyncClient, service: NumpyService) -> None:
     """Beside the variant that answered."""
-    service.took = service.took._replace(unverified=True)
+    service.took = replace(service.took, unverified=True)
     body = TENSORS | {"parameters": {"variant": "int8"}}
     answer = await client.post("/v2/models/double/infer", json=body)
     assert {"variant": "int8", "unverified": "batch"} == answer.json()["parameters"]

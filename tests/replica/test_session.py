@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from runtime_harness import Paced, acquired, batch_same_turn, run_to_the_end, tensor
 
 from serve_app.payloads import RETURNED, Bundle, Execution, Failure, Success, Tensors, WireEntry
@@ -312,7 +313,7 @@ async def test_an_entry_that_expires_while_it_waits_is_left_out(make_worker: Mak
     running = asyncio.ensure_future(worker.run(bundle(1.0, width=width)))
     await begun(backend)
     mixed = bundle(2.0, 3.0, width=width)
-    mixed.entries[0] = mixed.entries[0]._replace(budget_s=0.05)
+    mixed.entries[0] = replace(mixed.entries[0], budget_s=0.05)
     waiting = asyncio.ensure_future(worker.run(mixed))
     await asyncio.sleep(0.1)
     backend.go.release(2)

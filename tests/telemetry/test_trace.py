@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -86,7 +87,7 @@ async def test_failures_and_those_who_leave_have_a_line_and_others_have_none() -
     followed = Followed()
     answered = followed.ask()
     sent = await followed.transport.next()
-    expires = followed.ask(ASKED._replace(timeout_s=0.001))
+    expires = followed.ask(replace(ASKED, timeout_s=0.001))
     leaves = followed.ask()
     with pytest.raises(DeadlineExceeded) as caught:
         await expires
@@ -184,12 +185,12 @@ async def test_what_the_cache_answers_has_a_line_and_a_span_too() -> None:
     """A hit, and a request that shared another's execution: in the trace of whoever asked, and without work below."""
     followed = Followed(tracing=True, sample=1.0, caching=True)
     first, sharing = (
-        followed.ask(ASKED._replace(request_id="first")),
-        followed.ask(ASKED._replace(request_id="sharing")),
+        followed.ask(replace(ASKED, request_id="first")),
+        followed.ask(replace(ASKED, request_id="sharing")),
     )
     (await followed.transport.next()).succeed()
     await asyncio.gather(first, sharing)
-    await followed.ask(ASKED._replace(request_id="hit"))
+    await followed.ask(replace(ASKED, request_id="hit"))
 
     told = {line["request_id"]: (line["outcome"], line.get("cache"), line["rows"]) for line in followed.lines}
     assert told == {"first": ("ok", None, 1), "sharing": ("ok", "shared", 0), "hit": ("ok", "hit", 0)}

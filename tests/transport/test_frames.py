@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from serve_app.payloads import (
     DTYPES,
@@ -81,6 +83,8 @@ def same(one: Any, other: Any) -> bool:
     """Same."""
     if isinstance(one, np.ndarray):
         return (one.dtype, one.shape, one.tolist()) == (other.dtype, other.shape, other.tolist())
+    if isinstance(one, Struct):
+        return type(one) is type(other) and same(astuple(one), astuple(other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):

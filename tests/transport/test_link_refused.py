@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -119,7 +120,8 @@ async def test_an_answer_that_cannot_be_read_ends_its_call() -> None:
         await reader.readexactly(PREFIX.unpack(prefix)[2] - PREFIX.size)
         two_numbers = np.zeros(2, np.float32).view(np.uint8).data
         three_rows_of_two = ("y", "<f4", (2,), [3])
-        writer.writelines(_frame((1, 0, 1, [], [three_rows_of_two], [], 0.0, 0.0, 0.0, None), [[two_numbers]]))
+        header = pickle.dumps((1, 0, 1, [], [three_rows_of_two], [], 0.0, 0.0, 0.0, None))
+        writer.writelines(_frame(header, [[two_numbers]]))
         await reader.read(-1)
 
     lost = asyncio.Event()

@@ -62,7 +62,7 @@ _RAW_REQUEST: Final[wire.InferRequest[Any]] = wire.InferRequest([])
 _RAW_PARAMETERS: Final = wire.RequestParameters(binary_data_output=True)
 
 
-class Parsed(NamedTuple):
+class Parsed(msgspec.Struct, frozen=True):
     """A request whose JSON is understood and whose tensor data is not checked yet.
 
     Attributes:
@@ -78,7 +78,7 @@ class Parsed(NamedTuple):
     offset: int
 
 
-class Encoded(NamedTuple):
+class Encoded(msgspec.Struct, frozen=True):
     """A response body, and the length of its JSON part where binary tensors follow it."""
 
     body: bytes
@@ -235,7 +235,8 @@ class ModelCodec:
                 )
             tensors[tensor.name] = decode_binary(parsed.body, offset, size, tensor.datatype, shape, count, where)
             offset += size
-        tensors = self.complete(tensors)
+        if len(tensors) != len(self._inputs) or self._moved:
+            tensors = self.complete(tensors)
         if offset != len(parsed.body):
             raise InvalidRequest(
                 f"the body has {len(parsed.body) - offset} bytes of binary data that no input claims"
@@ -303,7 +304,10 @@ class ModelCodec:
 
     def select(self, parsed: Parsed) -> Selection:
         """As `choose`, for a request in JSON."""
-        return self.choose(parsed.request.outputs, binary=parsed.parameters.binary_data_output)
+        outputs, binary = parsed.request.outputs, parsed.parameters.binary_data_output
+        if not outputs and not self.binary_only:
+            return self._all_outputs[binary]
+        return self.choose(outputs, binary=binary)
 
     def choose(self, outputs: Sequence[wire.RequestedOutput] | None, *, binary: bool) -> Selection:
         """The outputs to send, in order, and whether each is binary.
@@ -395,7 +399,8 @@ class ModelCodec:
         separator = b',"outputs":['
         for name, binary in selection:
             array = tensors[name]
-            parts += (separator, self._describe(name, array))
+            described = self._described.get((name, array.dtype, array.shape)) or self._describe(name, array)
+            parts += (separator, described)
             separator = b","
             if binary:
                 blob = encode_binary(array)
@@ -411,14 +416,11 @@ class ModelCodec:
         return Encoded(b"".join((*parts, *blobs)), length)
 
     def _describe(self, name: str, array: npt.NDArray[Any]) -> bytes:
-        """How the description of an output begins, up to the comma before its data."""
-        key = (name, array.dtype, array.shape)
-        described = self._described.get(key)
-        if described is None:
-            if len(self._described) >= _ANSWERS_REMEMBERED:
-                self._described.clear()
-            output = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
-            described = self._described[key] = orjson.dumps(output)[:-1] + b","
+        """Note how the description of an output begins, up to the comma before its data."""
+        if len(self._described) >= _ANSWERS_REMEMBERED:
+            self._described.clear()
+        output = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
+        described = self._described[name, array.dtype, array.shape] = orjson.dumps(output)[:-1] + b","
         return described
 
     def _check_shape(self, where: str, shape: tuple[int, ...], plan: InputPlan) -> None:

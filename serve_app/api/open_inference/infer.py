@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from msgspec import Struct
+
 from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference.classification import classify
 from serve_app.api.open_inference.codec import ModelCodec, Parsed, Selection, json_size
@@ -31,7 +33,7 @@ def routes(_: Gateway) -> list[Route]:
     ]
 
 
-class InferRequest:
+class InferRequest(Struct):
     """A V2 request on its way.
 
     Attributes:
@@ -40,12 +42,9 @@ class InferRequest:
         selection: The outputs that it asks for; once its data is decoded.
     """
 
-    __slots__ = ("codec", "parsed", "selection")
-
-    def __init__(self, codec: ModelCodec, parsed: Parsed) -> None:
-        self.codec = codec
-        self.parsed = parsed
-        self.selection: Selection = []
+    codec: ModelCodec
+    parsed: Parsed
+    selection: Selection = []
 
 
 class Infer(HttpOperation[InferRequest]):
@@ -103,10 +102,10 @@ class Infer(HttpOperation[InferRequest]):
         told = None
         if (timed := parsed.parsed.parameters.timings) or answer.unverified:
             told = body_parameters(answer, timed=timed)
-        body, length = parsed.codec.encode(request.id, parsed.selection, value, answer.variant, told)
-        if length is None:
-            return Reply(body)
-        return Reply(body, _BINARY, [(_HEADER_LENGTH, b"%d" % length)])
+        encoded = parsed.codec.encode(request.id, parsed.selection, value, answer.variant, told)
+        if encoded.header_length is None:
+            return Reply(encoded.body)
+        return Reply(encoded.body, _BINARY, [(_HEADER_LENGTH, b"%d" % encoded.header_length)])
 
 
 def classified(tensors: Tensors, counts: Mapping[str, int], info: ModelInfo) -> Tensors:

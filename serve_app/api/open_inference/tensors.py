@@ -93,7 +93,7 @@ class JsonData:
         Raises:
             InvalidRequest: The data does not fit the datatype or the shape.
         """
-        where = f"{where}.data"
+        tensor, where = where, f"{where}.data"
         view = memoryview(raw)
         try:
             if len(view) > _PIECE_BYTES and self._dtype.kind != "O":
@@ -104,7 +104,7 @@ class JsonData:
                 if array.shape != shape:
                     raise _misshaped(where, array.shape, shape)
             else:
-                return self._flat(self._decoders[0].decode(view), shape, count, where)
+                return self.take(self._decoders[0].decode(view), shape, count, tensor)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise invalid(error, where) from None
         if self._may_overflow and not np.isfinite(array).all():
@@ -113,9 +113,7 @@ class JsonData:
 
     def take(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
         """As `decode`, of data that was a flat list of the datatype's elements and is decoded already."""
-        return self._flat(values, shape, count, f"{where}.data")
-
-    def _flat(self, values: list[Any], shape: tuple[int, ...], count: int, where: str) -> npt.NDArray[Any]:
+        where = f"{where}.data"
         if len(values) != count:
             raise InvalidRequest(f"{where}: {len(values)} values, but shape {list(shape)} needs {count}")
         if self._format is None:
@@ -285,7 +283,7 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
         InvalidRequest: A BYTES element is not UTF-8 and therefore has no JSON form, or the array is bfloat16.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
-    datatype = datatype_of(array)
+    datatype = _DATATYPES.get(array.dtype, "BYTES")
     if datatype == "BF16":
         raise InvalidRequest(f"output {where!r} is BF16, which has no JSON form: ask for it as binary_data")
     if datatype == "BYTES":

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.domain.settings import CacheSettings
 from serve_app.errors import DeadlineExceeded, ServeAppError
@@ -222,9 +224,9 @@ class ModelCache:
         if asker.deadline <= began:
             raise _too_late()
         if options.timeout_s is None:  # what its deadline is, and that it named none, is said again
-            left = options._replace(spent_s=options.spent_s + began - asker.arrival)
+            left = replace(options, spent_s=options.spent_s + began - asker.arrival)
         else:
-            left = options._replace(timeout_s=asker.deadline - began)
+            left = replace(options, timeout_s=asker.deadline - began)
         answer = await submit(self._model, payload, left, None if lead is None else lead.queued)
         if lead is not None and lead.early is not None:
             return answer
@@ -234,7 +236,7 @@ class ModelCache:
             if self._redis is not None and value is not answer.value:
                 self._redis.put(key, value, held_bytes(value), self._ttl_s)
         self._metrics.cache_missed(self._model, began - asker.arrival + self._clock() - ended)
-        return answer._replace(cache="miss")
+        return replace(answer, cache="miss")
 
     def _counted(self, answer: Answer, request: _Request, *, shared: bool) -> Answer:
         """The answer as this request gets it: its own class and times."""
@@ -243,7 +245,7 @@ class ModelCache:
         self._counts[result].value += 1
         total_s = self._clock() - asker.arrival
         if result == "miss":  # counted as answered when it was
-            return answer._replace(total_s=total_s, timeout_s=asker.deadline - asker.arrival)
+            return replace(answer, total_s=total_s, timeout_s=asker.deadline - asker.arrival)
         # Who shares an answer has waited for it all the time.
         waited_s = total_s if shared else 0.0
         self._metrics.answered_from_cache(

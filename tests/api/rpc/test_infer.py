@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from api.protocol_service import EVERY_DATATYPE, MIRROR, MODELS, NumpyService
 from api.rpc.conftest import FOUR, Client, failure, parameter, request_of
@@ -130,7 +131,7 @@ async def test_what_has_no_typed_form_makes_all_outputs_raw(client: Client) -> N
 @pytest.mark.parametrize("raw", [True, False])
 async def test_timings_come_where_they_are_asked_for(client: Client, service: NumpyService, raw: bool) -> None:
     """Among the parameters of the answer, which is otherwise the same."""
-    service.took = service.took._replace(queue_s=0.25, infer_s=0.5, timeout_s=2.0)
+    service.took = replace(service.took, queue_s=0.25, infer_s=0.5, timeout_s=2.0)
     request = request_of(parameters={"binary_data_output": parameter(value=raw, kind="bool")})
     plain = await client.infer(request)
     request.parameters["timings"].bool_param = True

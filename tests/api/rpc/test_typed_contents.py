@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from api.protocol_service import NumpyService
 from api.protocol_service import model as numpy_model
@@ -53,7 +54,7 @@ class Watching(NumpyService):
         """Return the input."""
         assert isinstance(payload, dict)
         self.calls.append((model, payload, options))
-        return self.took._replace(value={"y": payload["x"]})
+        return replace(self.took, value={"y": payload["x"]})
 
 
 @contextlib.asynccontextmanager
