@@ -178,10 +178,16 @@ def test_a_batch_of_several_buckets_is_padded_to_the_largest_or_runs_in_parts(pa
     assert seconds == pytest.approx(result.server_s)
 
 
-@pytest.mark.parametrize(("field", "value"), [("share", 0.0), ("share", 1.5), ("lasts_s", -1.0)])
-def test_impossible_failures_are_named(field: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("field", "failure"),
+    [
+        ("share", Failure("m", 0, 1.0, kind="fail", share=0.0)),
+        ("share", Failure("m", 0, 1.0, kind="fail", share=1.5)),
+        ("lasts_s", Failure("m", 0, 1.0, kind="fail", lasts_s=-1.0)),
+    ],
+)
+def test_impossible_failures_are_named(field: str, failure: Failure) -> None:
     """With their place."""
-    failure = replace(Failure("m", 0, 1.0, kind="fail"), **{field: value})
     scenario: Scenario = make_scenario(_STEADY, failures=(failure,))
     with pytest.raises(ConfigError, match=rf"failures\[0\]\.{field}"):
         check(scenario)
