@@ -64,7 +64,7 @@ _PARTS = (
     ("decode, encode", ("open_inference/",)),
     ("options", ("domain/options", "domain/service")),
     ("service", ("router/service", "backends/batch")),
-    ("dispatcher", ("router/dispatcher",)),
+    ("dispatcher", ("router/dispatcher", "scheduling/core")),
     ("metrics", ("telemetry/metrics", "prometheus_client/")),
     ("scheduler", ("scheduling/",)),
     ("asyncio", ("asyncio/",)),

@@ -17,7 +17,7 @@ from serve_app.simulation.check import check
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.results import Result
 from serve_app.simulation.run import simulate
-from serve_app.simulation.scenario import Affine, Failure, Scenario, SimulatedModel, Stream
+from serve_app.simulation.scenario import Affine, Failure, SimulatedModel, Stream
 from serve_app.simulation.world import SimulatedWorld
 
 _BREAKER = BreakerSettings(reset_s=3.0, ejection_s=60.0)
@@ -179,15 +179,14 @@ def test_a_batch_of_several_buckets_is_padded_to_the_largest_or_runs_in_parts(pa
 
 
 @pytest.mark.parametrize(
-    ("field", "failure"),
+    ("failure", "field"),
     [
-        ("share", Failure("m", 0, 1.0, kind="fail", share=0.0)),
-        ("share", Failure("m", 0, 1.0, kind="fail", share=1.5)),
-        ("lasts_s", Failure("m", 0, 1.0, kind="fail", lasts_s=-1.0)),
+        (Failure("m", 0, 1.0, kind="fail", share=0.0), "share"),
+        (Failure("m", 0, 1.0, kind="fail", share=1.5), "share"),
+        (Failure("m", 0, 1.0, kind="hang", lasts_s=-1.0), "lasts_s"),
     ],
 )
-def test_impossible_failures_are_named(field: str, failure: Failure) -> None:
+def test_impossible_failures_are_named(failure: Failure, field: str) -> None:
     """With their place."""
-    scenario: Scenario = make_scenario(_STEADY, failures=(failure,))
     with pytest.raises(ConfigError, match=rf"failures\[0\]\.{field}"):
-        check(scenario)
+        check(make_scenario(_STEADY, failures=(failure,)))
