@@ -27,6 +27,8 @@ SCHEDULING ?=
 JOINING ?=
 # Arguments for the start of many models
 START ?=
+# Another checkout, with its environment and models, for `make bench-trees`
+AGAINST ?=
 # How long each of the fuzz targets runs
 FUZZ_SECONDS ?= 600
 # How many requests `make fuzz-hostile` sends
@@ -189,7 +191,7 @@ test-fast: env models clients ## Run the tests that start no Ray cluster, in a p
 .PHONY: test-thorough
 test-thorough: env models clients ## Try ten times as many examples, all of onnx's cases, 100,000 requests to random graphs
 	@SERVE_APP_THOROUGH=1 $(PARALLEL) -m "hypothesis and not cluster" --ignore tests/conformance
-	@SERVE_APP_THOROUGH=1 $(PYTEST) -s tests/conformance tests/backends/joining/test_soundness.py
+	@SERVE_APP_THOROUGH=1 $(PYTEST) -s -m "not hypothesis" tests/conformance tests/backends/joining tests/simulation
 
 .PHONY: fuzz-http
 fuzz-http: env ## Ask the HTTP side whatever its description allows and forbids, 10 minutes (FUZZ_SECONDS, URL)
@@ -231,6 +233,10 @@ bench-smoke: env models ## Measure against stock Ray Serve on this machine
 .PHONY: bench-perf-analyzer
 bench-perf-analyzer: env models clients | .venv-uv/.made ## Measure gRPC and binary HTTP beside Triton, by Triton's load generator
 	@$(BIN)/python -m benchmarks.perf_analyzer --publish
+
+.PHONY: bench-trees
+bench-trees: env models ## Measure this tree beside another one in turns (AGAINST=../other-checkout)
+	@$(BIN)/python -m benchmarks.trees --against "$(AGAINST)"
 
 .PHONY: bench-scheduling
 bench-scheduling: env ## Compare the scheduler with others in the simulator (two cores, half an hour)

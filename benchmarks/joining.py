@@ -21,13 +21,14 @@ from rich.console import Console
 
 from benchmarks import joining_load, wrk
 from benchmarks.failure import BenchmarkError
-from benchmarks.joining_load import CASES, Started, Turn
+from benchmarks.joining_load import CASES, Started
 from benchmarks.joining_replica import BuildTimes, Work, start_replica
 from benchmarks.joining_report import Build, Measured, Report, render
 from benchmarks.machine import describe
 from benchmarks.publishing import folders, write_report
 from benchmarks.server import OUT, ROOT
 from benchmarks.session import ending_in_order, quiet_machine
+from benchmarks.turns import Turn
 from serve_app.composition.model import find_files, read_builds
 from serve_app.config import ModelConfig, load_file
 

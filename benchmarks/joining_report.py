@@ -7,9 +7,10 @@ from statistics import median, quantiles
 
 import msgspec
 
-from benchmarks.joining_load import AFTER, BEFORE, UNVERIFIED, Started, Turn
+from benchmarks.joining_load import AFTER, BEFORE, UNVERIFIED, Started
 from benchmarks.machine import Machine
 from benchmarks.publishing import machine_table, table
+from benchmarks.turns import Turn
 from serve_app.payloads import Joinable
 
 _FEW = 3

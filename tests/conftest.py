@@ -15,7 +15,7 @@ import yaml
 from collector import without_cycles
 from deployments import fallback_model, named_models, refusing_models
 from deployments.own_models import bring
-from serve_process import ROOT, ServeProcess
+from serve_process import NO_CLUSTER, ROOT, ServeProcess
 
 from benchmarks.ports import free_ports
 
@@ -27,7 +27,7 @@ _WITHOUT_CYCLES = frozenset({"access", "api", "replica", "router", "telemetry", 
 def pytest_configure() -> None:
     """What holds for all tests, and for what they start."""
     # Ray starts a cluster for whoever asks it something: only `serve_process` starts any.
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    os.environ[NO_CLUSTER] = "0"
     # A background job of a shell ignores SIGINT, and what it starts does so too: tests interrupt what they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

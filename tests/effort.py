@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from typing import Final
 
+import pytest
 from hypothesis import Phase, settings
 
 THOROUGH: Final = os.environ.get("SERVE_APP_THOROUGH") == "1"
+
+thorough: Final = pytest.mark.skipif(not THOROUGH, reason="takes long; run it with: make test-thorough")
+"""Marks what takes too long for every day, in the folders that ``make test-thorough`` names."""
 
 _MORE: Final = 10
 TIMEOUT_S: Final = 3600.0 if THOROUGH else 600.0

@@ -24,6 +24,8 @@ from benchmarks.ports import free_ports, haproxy_variables
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = "SERVE_APP_TEST_SERVER"
 """Environment variable that every process of one server inherits."""
+NO_CLUSTER = "RAY_ENABLE_AUTO_CONNECT"
+"""Environment variable that keeps Ray from starting a cluster for a test. A server runs without it, as users' do."""
 
 START_TIMEOUT_S = 300.0
 _DIRECT_PORTS = 20
@@ -99,7 +101,7 @@ class ServeProcess:
         self.config_file = folder / "config.yaml"
         self.log_file = folder / "serve.log"
         self._env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != NO_CLUSTER},
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_worker_niceness": "0",  # as `serve-app run` sets it

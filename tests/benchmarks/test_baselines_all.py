@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from baselines_runs import Ask, WatchedWorld, run, serve
-from effort import examples
+from effort import examples, thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_builders import HIGH, LOW, NORMAL, make_model, make_scenario
@@ -195,11 +195,12 @@ def test_settings_can_be_sent_to_other_processes_and_differ(name: str) -> None:
     assert {name} == {system.name for system in made}
 
 
+@thorough
 def test_a_search_visits_every_batch_size_and_the_neighbours_of_the_best() -> None:
     """From coarse to fine: all sizes first, and around the best every point one and two steps away."""
-    scenario = replace(_overloaded(1.0), models=(make_model(max_rows=12),))
+    scenario = replace(_overloaded(1.0), models=(make_model(max_rows=32),))
     grid, found = grid_of("sliding", scenario), tuned("sliding", scenario, [1])
-    assert len(grid) == 12 * 7
+    assert len(grid) == 32 * 7
     points = {grid.title(point): point for point in grid.all()}
     assert set(points) >= set(found.scores)
     best = max(points, key=lambda title: simulate(scenario, grid.factory(points[title]), 1).weighted_goodput)

@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.joining_load import AFTER, BEFORE, UNVERIFIED, Started, Turn
+from benchmarks.joining_load import AFTER, BEFORE, UNVERIFIED, Started
 from benchmarks.joining_replica import Work, start_replica
 from benchmarks.joining_report import Build, Measured, Report, render
 from benchmarks.machine import Machine
 from benchmarks.server import ROOT
+from benchmarks.turns import Turn
 from serve_app.composition.model import find_files, read_builds
 from serve_app.config import load_file
 from serve_app.config.files import HOME_VARIABLE

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import thorough
 
 from conformance.onnx_cases import FORMS, Case, Cases, Form, alone, in_form, load_cases
 from conformance.row_requests import requests_of
 from conformance.serving import Candidate, judge
 from conformance.tally import Tally
-from conformance.thorough import TIMEOUT_S, report, thorough
+from conformance.thorough import TIMEOUT_S, report
 
 _AT_ONCE = 60
 """Models of one server."""

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import onnx
 import pytest
+from effort import thorough
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ from conformance.random_graphs import INPUTS, ROWS_ONLY, Graph, Inputs, Pick, St
 from conformance.row_requests import Request, answer, is_deterministic
 from conformance.serving import Candidate, judge
 from conformance.tally import Outcome, Tally
-from conformance.thorough import TIMEOUT_S, report, thorough
+from conformance.thorough import TIMEOUT_S, report
 
 _T = TypeVar("_T")
 _ROUNDS = 4

@@ -1,14 +1,10 @@
-"""What takes too long for every day: ``make test-thorough`` runs it, and writes what it found to ``build``."""
+"""What takes too long for every day writes what it found to ``build``."""
 
 from __future__ import annotations
 
-import pytest
-from effort import THOROUGH
 from serve_process import ROOT
 
 TIMEOUT_S = 3600
-
-thorough = pytest.mark.skipif(not THOROUGH, reason="takes minutes; run it with: make test-thorough")
 
 
 def report(name: str, text: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
+from effort import thorough
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from simulation_results import result
@@ -88,6 +89,7 @@ def test_the_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
     assert imread(tmp_path / "a.png").shape[1] == 1080
 
 
+@thorough
 def test_what_is_drawn_depends_on_the_cases(tmp_path: Path) -> None:
     """A sweep gives lines; one case gives bars, and a picture over time if there is a surge."""
     assert list(write_plots([case(0.5), case(1.0)], tmp_path, "load").values()) == ["sweep.svg"]

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from effort import thorough
 from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_model, make_scenario
 
 from serve_app.errors import ConfigError
@@ -122,7 +123,7 @@ def _waits(system: MakeSystem, load: float, service_s: float, seeds: int) -> lis
     return waits
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8])
+@pytest.mark.parametrize("load", [0.5, pytest.param(0.8, marks=thorough)])
 def test_one_server_waits_as_the_pollaczek_khinchine_formula_says(load: float) -> None:
     """Poisson arrivals and a constant time D, one at a time: the mean wait is load * D / (2 * (1 - load))."""
     service_s = 1.0
@@ -133,6 +134,7 @@ def test_one_server_waits_as_the_pollaczek_khinchine_formula_says(load: float) -
     assert error < 0.05 * expected
 
 
+@thorough
 def test_serve_app_with_batches_of_one_waits_as_theory_says_too() -> None:
     """Equal deadlines make earliest-deadline-first a first-in-first-out queue."""
     waits = _waits(ServeApp, 0.6, 1.0, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,37 +12,18 @@ from typing import Any
 
 import pytest
 from runtime_harness import MODEL, make_dispatcher, submit, tensor
+from transport.doubling_replica import DEADLY, serve_doubles
 
 from serve_app.domain.service import Answer
 from serve_app.errors import InferenceFailed
-from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Success
+from serve_app.payloads import Bundle, BundleResult
 from serve_app.scheduling.liveness import Liveness, Watch
 from serve_app.transport.link_server import LinkServer
 from serve_app.transport.links import Links
 from serve_app.transport.send import ReplicaLost
 from serve_app.transport.ties import TieTable
 
-_DEADLY = 13.0
 _needs_links = pytest.mark.skipif(not LinkServer.supported(), reason="needs Linux's sockets and memory files")
-
-
-async def _double(bundle: Bundle) -> BundleResult:
-    """Answer twice what came; some numbers kill the process."""
-    results: list[EntryResult] = []
-    for entry in bundle.entries:
-        assert isinstance(entry.payload, dict)
-        if float(entry.payload["x"].ravel()[0]) == _DEADLY:
-            os.kill(os.getpid(), signal.SIGKILL)
-        results.append(Success({"x": entry.payload["x"] * 2}))
-    return BundleResult(results, [Execution(len(results), 0, 0.001)], 0.0, 0.0, 0.0)
-
-
-def _replica(connection: multiprocessing.connection.Connection) -> None:
-    async def main() -> None:
-        connection.send(LinkServer("m", _double).address)
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
 
 
 class _Fleet:
@@ -67,7 +47,7 @@ class _Fleet:
         pipes = {}
         for name in names:
             pipes[name], theirs = context.Pipe()
-            self.processes[name] = context.Process(target=_replica, args=(theirs,), daemon=True)
+            self.processes[name] = context.Process(target=serve_doubles, args=(theirs,), daemon=True)
             self.processes[name].start()
         for name, pipe in pipes.items():
             self._addresses[name] = await asyncio.to_thread(pipe.recv)
@@ -160,7 +140,7 @@ async def test_a_silent_replica_is_killed_and_what_waits_for_it_goes_to_the_next
 async def test_poison_is_refused_and_its_neighbours_are_answered() -> None:
     """It takes two replicas along, and none of those who shared a bundle with it."""
     async with _fleet("a", "b", "c") as fleet:
-        requests = [submit(fleet.dispatcher, tensor(value)) for value in (1.0, 2.0, _DEADLY, 4.0)]
+        requests = [submit(fleet.dispatcher, tensor(value)) for value in (1.0, 2.0, DEADLY, 4.0)]
         with pytest.raises(InferenceFailed, match="two replicas failed"):
             await requests[2]
         answers = await asyncio.gather(*requests[:2], requests[3])
@@ -173,7 +153,7 @@ async def test_poison_is_refused_and_its_neighbours_are_answered() -> None:
 async def test_poison_with_one_replica_at_a_time() -> None:
     """The neighbours wait for the next replica, and so does the poison: nobody else is to blame for its second end."""
     async with _fleet("a") as fleet:
-        requests = [submit(fleet.dispatcher, tensor(value)) for value in (1.0, _DEADLY)]
+        requests = [submit(fleet.dispatcher, tensor(value)) for value in (1.0, DEADLY)]
         for name in ("b", "c"):
             previous = fleet.processes[chr(ord(name) - 1)]
             await asyncio.to_thread(previous.join)

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import onnx.printer
 import pytest
-from effort import THOROUGH, examples
+from effort import examples, thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_graphs import ROWS, random_graph
@@ -15,7 +15,6 @@ from row_experiments import Case, backend_cases, experiment
 
 from serve_app.backends.onnx.proof.proof import prove_rows_of
 
-thorough = pytest.mark.skipif(not THOROUGH, reason="takes minutes; run it with: make test-thorough")
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 
 
