@@ -31,18 +31,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.failure import BenchmarkError
-from serve_app.api.open_inference.sample import decode_sample
-from serve_app.backends.description import Description
 from serve_app.composition import model_info, read_models, router_settings
-from serve_app.composition.backend import make_backend
-from serve_app.composition.model import find_files, make_samples
-from serve_app.config import ModelConfig, parse_args
+from serve_app.composition.replica import make_replica
+from serve_app.config import parse_args
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.payloads import Bundle, BundleResult, ModelSignature
-from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs, prove_replica
-from serve_app.replica.warm_up import warm_up_replica
-from serve_app.replica.worker import Worker
 from serve_app.router.router import Router
 from serve_app.router.settings import HttpPort, ReplicaReport
 from serve_app.transport.link_server import LinkServer
@@ -128,14 +121,17 @@ async def _count(counter: _Counter, model: Path, folder: Path, requests: int) ->
 
     config = parse_args(
         {
-            "router": {"direct_port": 1},  # as a configuration has to name one; it is replaced below
+            "router": {"http": {"port": 1}},  # as a configuration has to name one; it is replaced below
             "models": [{"name": _NAME, "path": str(model), "batching": {"max_rows": 64, "slo_ms": 50}}],
         }
     )
     builds = read_models(config)[_NAME]
-    info = model_info(config.models[0], config, builds)
-    worker, report = _replica(config.models[0], builds)
+    model_config = config.models[0]
+    replica = make_replica(model_config, builds, batch_with_serve(model_config.batching.max_rows))
+    worker, warm_up = replica.worker, replica.warm_up
+    report = ReplicaReport(warm_up.executions, replica.joining.verdicts, warm_up.reason)
     links = LinkServer(_NAME, worker.run, worker.recall)
+    info = model_info(model_config, config, builds)
     settings = router_settings(config, {_NAME: info}, priors={}, identities={}, log_file=folder / "requests.log")
     router = Router(replace(settings, http_port=HttpPort("127.0.0.1", 0)), call)
     router.on_replicas(_NAME, {"only": replace(report, address=links.address)})
@@ -152,32 +148,6 @@ async def _count(counter: _Counter, model: Path, folder: Path, requests: int) ->
         raise BenchmarkError(f"{past_link} bundles went another way than by the link")
     functions = {code: calls / requests for code, calls in counter.functions.most_common()}
     return Calls(python, counter.c / requests, functions)
-
-
-def _replica(model: ModelConfig, builds: dict[str, Description]) -> tuple[Worker, ReplicaReport]:
-    """A worker as a replica of the model makes it, and what that tells routers."""
-    backend = make_backend(model, find_files(model)[""], builds[""], gpu_available=False)
-    backend.load()
-    backends, signature = {"": backend}, backend.signature
-    samples = make_samples(model, signature, decode_sample)
-    warm = warm_up_replica(_NAME, backends, None, samples, max_rows=model.batching.max_rows, budget_s=1.0)
-    proofs = Proofs(_NAME, model.batching.max_rows, model.batching.tolerance)
-    verdicts = prove_replica(proofs, backends, {"": builds[""].joinable}, None, samples, warm.examples)
-    joining = Joining(_NAME, verdicts, {"": len(signature.inputs)})
-    worker = Worker(
-        scheduling=model.scheduling(),
-        backends=backends,
-        processor=None,
-        preprocess_threads=1,
-        batch=batch_with_serve(model.batching.max_rows),
-        warm_up=warm.executions,
-        examples=warm.examples,
-        joining=joining,
-        proofs=proofs,
-        verify=model.batching.verify,
-        refuse_non_finite=model.health.refuse_non_finite,
-    )
-    return worker, ReplicaReport(executions=warm.executions, joinable=joining.verdicts, not_warmed=warm.reason)
 
 
 def _request(signature: ModelSignature) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,21 +10,15 @@ from typing import Any
 import ray
 from ray.serve.metrics import Gauge
 
-from serve_app.api.open_inference.sample import decode_sample
-from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.joining.records import Records, record_key
-from serve_app.composition.backend import make_backend
-from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.backends.joining.records import Records
+from serve_app.composition.replica import make_replica
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.replica.joining import Joining
 from serve_app.replica.process_memory import ProcessMemory
-from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
-from serve_app.replica.warm_up import warm_up_replica
-from serve_app.replica.worker import NO_SHARES, Worker
+from serve_app.replica.worker import NO_SHARES
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import configured_tracer, traced
 from serve_app.transport.link_server import LinkServer
@@ -67,71 +60,16 @@ class ModelDeployment:
         join_serve_log()
         self._config = config
         self._identities = dict(identities)
-        gpus = ray.get_gpu_ids()
-        began = time.monotonic()
-        self._backends: dict[str, Backend] = {}
-        locations = find_files(config)
-        for variant, location in locations.items():
-            backend = make_backend(config, location, builds[variant], gpu_available=bool(gpus))
-            if (note := backend.load()) is not None:
-                logger.warning(note)
-            self._backends[variant] = backend
-        exact = self._backends[""]
-        self._processor = make_processor(config, exact.signature, locations[""])
-        has_rows = builds[""].joinable.rows
-        samples = make_samples(config, exact.signature, decode_sample, rows=has_rows)
-        max_rows = config.batching.max_rows
-        self._warm_up = warm_up_replica(
-            config.name,
-            self._backends,
-            self._processor,
-            samples,
-            max_rows=max_rows if has_rows else 1,
-            budget_s=config.health.warm_up_s,
-        )
-        proofs = Proofs(
-            config.name,
-            max_rows,
-            config.batching.tolerance,
-            budget_s=proof_budget_s(time.monotonic() - began),
+        replica = make_replica(
+            config,
+            builds,
+            batch_with_serve(config.batching.max_rows),
+            gpu_available=bool(ray.get_gpu_ids()),
             records=Records(cache_folder() / "joinable"),
-            keys={
-                variant: record_key(
-                    location.model_file,
-                    location.kind.versions(),
-                    self._facts(variant),
-                    max_rows,
-                    config.batching.tolerance,
-                    sorted(builds[variant].layout.axes.items()),
-                )
-                for variant, location in locations.items()
-            },
-        )
-        verdicts = prove_replica(
-            proofs,
-            self._backends,
-            {variant: build.joinable for variant, build in builds.items()},
-            self._processor,
-            samples,
-            self._warm_up.examples,
-        )
-        needed = {variant: len(backend.signature.inputs) for variant, backend in self._backends.items()}
-        self._joining = Joining(config.name, verdicts, needed)
-        self._worker = Worker(
-            scheduling=config.scheduling(),
-            backends=self._backends,
-            processor=self._processor,
-            preprocess_threads=config.resources.preprocess_threads,
-            batch=batch_with_serve(config.batching.max_rows),
-            warm_up=self._warm_up.executions,
-            examples=self._warm_up.examples,
-            joining=self._joining,
-            proofs=proofs,
-            verify=config.batching.verify,
-            refuse_non_finite=config.health.refuse_non_finite,
             min_share=min_share,
             planned=planned,
         )
+        self._worker, self._warm_up, self._joining = replica.worker, replica.warm_up, replica.joining
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
         self._memory.check_start()
         self._held = Gauge(
@@ -186,19 +124,6 @@ class ModelDeployment:
         self._verified.set(checked - deviated, tags={"outcome": "same"})
         self._verified.set(deviated, tags={"outcome": "different"})
         self._held.set(self._memory.check())
-
-    def _facts(self, variant: str) -> list[Any]:
-        """What the numbers of a build depend on, beside its file."""
-        resources = self._config.resources
-        backend = self._backends[variant]
-        warm_up = self._config.warm_up
-        return [
-            backend.device,
-            resources.model_dump(mode="json"),
-            self._config.backend_options,
-            None if warm_up is None else warm_up.model_dump(mode="json"),
-            self._config.task,
-        ]
 
     async def _stop(self) -> None:
         """Answer what came by links, of which Serve knows nothing, and free everything."""

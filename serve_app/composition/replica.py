@@ -1,0 +1,130 @@
+"""A replica of a model, put together: its builds loaded and warmed up, what may share runs proven, and the worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.api.open_inference.sample import decode_sample
+from serve_app.backends.backend import Backend
+from serve_app.backends.description import Description
+from serve_app.backends.joining.records import Records, record_key
+from serve_app.composition.backend import make_backend
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.config import ModelConfig
+from serve_app.replica.joining import Joining
+from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
+from serve_app.replica.session import BatchTogether
+from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
+from serve_app.replica.worker import NO_SHARES, Worker
+from serve_app.scheduling.entry import Priority
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What a replica consists of.
+
+    Attributes:
+        worker: Runs bundles.
+        warm_up: What was measured before the first one.
+        joining: Which requests may share runs.
+    """
+
+    worker: Worker
+    warm_up: ReplicaWarmUp
+    joining: Joining
+
+
+def make_replica(
+    model: ModelConfig,
+    builds: Mapping[str, Description],
+    batch: BatchTogether,
+    *,
+    gpu_available: bool = False,
+    records: Records | None = None,
+    min_share: Mapping[Priority, float] = NO_SHARES,
+    planned: bool = False,
+) -> Replica:
+    """Load every build of a model and warm it up, in this process.
+
+    Args:
+        model: The model; validated.
+        builds: By variant, what its file says of it.
+        batch: Joins several bundles of one batch.
+        gpu_available: Whether this process has a GPU, whole or in part.
+        records: Where verdicts are kept from one start to the next; ``None``: nowhere.
+        min_share: Guaranteed share of the replica's time per class, 0 to 1.
+        planned: Whether it shares a device with other models, so that routers compose its batches.
+
+    Raises:
+        ConfigError: A build cannot be loaded.
+    """
+    began = time.monotonic()
+    locations = find_files(model)
+    backends: dict[str, Backend] = {}
+    for variant, location in locations.items():
+        backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
+        if (note := backend.load()) is not None:
+            _log.warning(note)
+        backends[variant] = backend
+    signature, has_rows = backends[""].signature, builds[""].joinable.rows
+    processor = make_processor(model, signature, locations[""])
+    samples = make_samples(model, signature, decode_sample, rows=has_rows)
+    max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
+    warm_up = warm_up_replica(
+        model.name,
+        backends,
+        processor,
+        samples,
+        max_rows=max_rows if has_rows else 1,
+        budget_s=model.health.warm_up_s,
+    )
+    keys = {variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations}
+    proofs = Proofs(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
+    graph = {variant: build.joinable for variant, build in builds.items()}
+    verdicts = prove_replica(proofs, backends, graph, processor, samples, warm_up.examples)
+    needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
+    joining = Joining(model.name, verdicts, needed)
+    worker = Worker(
+        scheduling=model.scheduling(),
+        backends=backends,
+        processor=processor,
+        preprocess_threads=model.resources.preprocess_threads,
+        batch=batch,
+        warm_up=warm_up.executions,
+        examples=warm_up.examples,
+        joining=joining,
+        proofs=proofs,
+        verify=model.batching.verify,
+        refuse_non_finite=model.health.refuse_non_finite,
+        min_share=min_share,
+        planned=planned,
+    )
+    return Replica(worker, warm_up, joining)
+
+
+def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:
+    """What the verdict on a build depends on: its file, and what its numbers depend on besides."""
+    warm_up = model.warm_up
+    facts: list[Any] = [
+        backend.device,
+        model.resources.model_dump(mode="json"),
+        model.backend_options,
+        None if warm_up is None else warm_up.model_dump(mode="json"),
+        model.task,
+    ]
+    batching = model.batching
+    return record_key(
+        location.model_file,
+        location.kind.versions(),
+        facts,
+        batching.max_rows,
+        batching.tolerance,
+        sorted(build.layout.axes.items()),
+    )
