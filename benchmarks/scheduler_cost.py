@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.health.breaker import Verdict
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 

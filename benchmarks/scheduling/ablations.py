@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from serve_app.scheduling import composition, devices, gate, scheduler
-from serve_app.scheduling.claims import Claims
+from serve_app.scheduling import gate, scheduler
+from serve_app.scheduling.batching import composition
+from serve_app.scheduling.batching.claims import Claims
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.probes import Probes
+from serve_app.scheduling.placement import devices
+from serve_app.scheduling.queueing.probes import Probes
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.scenario import Scenario
 

@@ -12,7 +12,7 @@ from benchmarks.scheduling.conditions import OVERHEADS
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling import claims
+from serve_app.scheduling.batching import claims
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.report import estimate
 from serve_app.simulation.run import simulate

@@ -16,9 +16,9 @@ from benchmarks.scheduling.experiment import Experiment, Table, as_values, perce
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling import admission, scheduler
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.devices import Alone
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.devices import Alone
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.report import estimate
 from serve_app.simulation.run import simulate

@@ -28,7 +28,7 @@ FORMAT = 1
 """Version of the file's format. It is raised when an older reader would misunderstand the file."""
 
 PRIOR_QUANTILE = 0.95
-"""The quantile that the server's prior consists of: the one that `serve_app.scheduling.latency.LatencyModel` predicts.
+"""The quantile that the server's prior consists of: the one that `scheduling.batching.latency.LatencyModel` predicts.
 
 Fed with medians it would promise what half of the executions do not keep, until it has seen enough of them.
 """

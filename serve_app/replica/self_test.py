@@ -2,7 +2,7 @@
 
 The model is run on an input that it could run when the replica started. If it still can, what failed is to blame on its
 input; if it cannot, on the model or this replica. Routers count only the latter towards circuit breakers and ejections
-(`serve_app.scheduling.breaker`), so nobody can lock others out by sending what no model could run.
+(`serve_app.scheduling.health.breaker`), so nobody can lock others out by sending what no model could run.
 """
 
 from __future__ import annotations

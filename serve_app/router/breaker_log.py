@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from serve_app.scheduling.breaker import State
 from serve_app.scheduling.decisions import Change
+from serve_app.scheduling.health.breaker import State
 
 
 def log_changes(logger: logging.Logger, changes: Iterable[Change]) -> None:

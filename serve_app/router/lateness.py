@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.lateness import advice, shown_s, too_short
+from serve_app.scheduling.queueing.lateness import advice, shown_s, too_short
 
 DEFAULT_EXECUTIONS: Final = 4
 """A request that names no deadline may take so many times what its execution alone is predicted to take, where that is

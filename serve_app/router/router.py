@@ -22,7 +22,7 @@ from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
-from serve_app.scheduling.liveness import Watch
+from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS
 from serve_app.telemetry.key_metrics import KEYS

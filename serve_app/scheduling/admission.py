@@ -1,7 +1,7 @@
 """Admission: refuse at once what has no room or could not be in time even alone, with a reason, before any work.
 
 What has room and could be in time if nothing else were ahead of it is accepted, however much is: which of the queued
-entries are worth their time is decided when a bundle is put together (see `serve_app.scheduling.composition`), from
+entries are worth their time is decided when a bundle is put together (see `scheduling.batching.composition`), from
 what is known then. To refuse by the predicted wait would refuse the newest, who have the most time left, and keep those
 that waited longest.
 
@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serve_app.errors import DeadlineExceeded, ModelNotFound, QueueFull
-from serve_app.scheduling.composition import execution_s
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.lateness import too_short
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.devices import Device
+from serve_app.scheduling.queueing.lateness import too_short
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
-from serve_app.scheduling.tenant_queue import Totals
 
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0

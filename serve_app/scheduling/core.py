@@ -20,9 +20,9 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import Verdict
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 

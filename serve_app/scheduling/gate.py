@@ -16,18 +16,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.batching import Waiting, open_at, target_s
-from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.claims import Claims
+from serve_app.scheduling.batching.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.policy import Waiting, open_at, target_s
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.queue import ClassQueue, ModelQueue
+from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
+from serve_app.scheduling.queueing.shares import Shares, riders_of
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.shares import Shares, riders_of
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 _HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
@@ -293,7 +293,7 @@ class Gate:
         return Turn(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
-        """The class that heads the next batch, and why; see `serve_app.scheduling.shares`.
+        """The class that heads the next batch, and why; see `serve_app.scheduling.queueing.shares`.
 
         Returns:
             The class; whether it goes first on credit; the class with credit that rides along before all others, if

@@ -25,12 +25,12 @@ from operator import attrgetter
 from typing import Any
 
 from serve_app.scheduling.admission import Bounds, in_time_after_all
-from serve_app.scheduling.agenda import Agenda
+from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.composition import execution_s
-from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.agenda import Agenda
+from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.settings import HedgeSettings
 from serve_app.scheduling.slots import Replica
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from serve_app.scheduling.breakers import Breakers
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.bundles import Bundle
-from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.probes import Probes
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.health.breakers import Breakers
+from serve_app.scheduling.queueing.probes import Probes
+from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.slots import Replica, Slots
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 _RECENT = 0.1
 """Weight of one run in how many rows runs usually have."""

@@ -27,20 +27,20 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling.admission import Bounds, already_late, drain_s, removed_model, too_slow, unknown_model
-from serve_app.scheduling.agenda import Agenda
-from serve_app.scheduling.breaker import Verdict
-from serve_app.scheduling.breakers import Breakers, Refused
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
-from serve_app.scheduling.devices import Alone, Device, NextBundle, Shared
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.health.breaker import Verdict
+from serve_app.scheduling.health.breakers import Breakers, Refused
 from serve_app.scheduling.hedging import Hedges
-from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.agenda import Agenda
+from serve_app.scheduling.placement.devices import Alone, Device, NextBundle, Shared
+from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
-from serve_app.scheduling.tenant_queue import TenantQueue
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)

@@ -7,7 +7,7 @@ ahead of it there has run; among equals, where the fewest rows are in flight, an
 replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
-    ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then,
+    ejected       it fails what others do not; see `scheduling.health.ejection`. Held for a time that is set then,
                   which ends sooner where it is the only one left that could be chosen, or too many are ejected.
     failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled at every failure in a
                   row up to 30 s: a replica that was only unreachable for a moment comes back without being listed anew.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from serve_app.scheduling.core import RouterCore, Why
 from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
-from serve_app.scheduling.liveness import Liveness
+from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Request, Timer, World

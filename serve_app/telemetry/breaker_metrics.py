@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from serve_app.scheduling.breaker import State
-from serve_app.scheduling.breakers import Breakers
+from serve_app.scheduling.health.breaker import State
+from serve_app.scheduling.health.breakers import Breakers
 from serve_app.telemetry.readings import Gauge, Samples, Total
 
 _LEVELS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}

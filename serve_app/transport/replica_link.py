@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
-from serve_app.scheduling.liveness import Liveness, Watch
+from serve_app.scheduling.health.liveness import Liveness, Watch
 from serve_app.transport.arena import Arena
 from serve_app.transport.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
 from serve_app.transport.link_protocol import (

@@ -6,12 +6,12 @@ from math import inf
 
 from scheduling_builders import make_class
 
-from serve_app.scheduling.agenda import Agenda
-from serve_app.scheduling.devices import Alone, Shared
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.agenda import Agenda
+from serve_app.scheduling.placement.devices import Alone, Shared
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
-from serve_app.scheduling.tenant_queue import Totals
 
 
 def _model(name: str = "m") -> ModelState:

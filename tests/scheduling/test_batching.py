@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE
 
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.batching import Waiting, open_at, target_s
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.policy import Waiting, open_at, target_s
 from serve_app.scheduling.settings import ModelScheduling
 
 _PROPORTIONAL = [(rows, 0, 0.002 * rows) for rows in (1, 2, 4, 8, 16, 32)]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from scheduling_builders import make_entry
 
-from serve_app.scheduling.breaker import TRANSITIONS, CircuitBreaker, Event, State, Verdict
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import TRANSITIONS, CircuitBreaker, Event, State, Verdict
 from serve_app.scheduling.settings import BreakerSettings
 
 ANSWERED, FAULT, SUSPECT, NEITHER = Verdict.ANSWERED, Verdict.FAULT, Verdict.SUSPECT, Verdict.NEITHER

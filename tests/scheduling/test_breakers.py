@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_scheduler
 
-from serve_app.scheduling.breaker import State, Verdict
 from serve_app.scheduling.decisions import Change, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import State, Verdict
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_entry
 
-from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.claims import Claims
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
 _UNKNOWN = LatencyModel()

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_entry
 
-from serve_app.scheduling.breaker import CircuitBreaker, Verdict
-from serve_app.scheduling.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.health.breaker import CircuitBreaker, Verdict
+from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 
 def _compose(

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
-from serve_app.scheduling.composition import Room, compose, execution_s
+from serve_app.scheduling.batching.composition import Room, compose, execution_s
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 _POLICIES: list[Policy] = ["auto", "eager"]
 _MAX_ROWS = 6

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler, used_to_rows
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import Verdict
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, HedgeSettings, ModelScheduling, ProcessLimits
 

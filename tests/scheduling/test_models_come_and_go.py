@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from scheduling_builders import AFFINE, accept, make_class, make_entry, make_scheduler
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import Verdict
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.overhead import Overhead, Window
+from serve_app.scheduling.batching.overhead import Overhead, Window
 
 
 def _overhead(*samples: float) -> Overhead:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scheduling_builders import HIGH, LOW, NORMAL
 
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.shares import Shares
+from serve_app.scheduling.queueing.shares import Shares
 
 
 def _shares(normal: float = 0.05, low: float = 0.05) -> Shares:

@@ -8,8 +8,8 @@ from scheduling_builders import NORMAL, make_entry
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.queueing.sizes import Sizes, size_of
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.sizes import Sizes, size_of
 
 ROWS = 8
 PROFILE = [(rows, bucket, 0.010 + 0.001 * rows * bucket, "") for rows in (1, 2, 4, ROWS) for bucket in (1, 8)]

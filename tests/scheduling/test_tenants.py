@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.queueing.tenants import CREDIT_BATCHES
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
-from serve_app.scheduling.tenants import CREDIT_BATCHES
 
 MODEL = "model"
 ROWS = 8

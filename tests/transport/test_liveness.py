@@ -17,7 +17,7 @@ from runtime_harness import MODEL, make_dispatcher, submit, tensor
 from serve_app.domain.service import Answer
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, EntryResult, Execution, Success
-from serve_app.scheduling.liveness import Liveness, Watch
+from serve_app.scheduling.health.liveness import Liveness, Watch
 from serve_app.transport.link_server import LinkServer
 from serve_app.transport.links import Links
 from serve_app.transport.send import ReplicaLost

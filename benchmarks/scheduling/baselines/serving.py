@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from typing import ClassVar
 
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.simulation.scenario import Scenario, SimulatedModel, Stream
 from serve_app.simulation.system import Execution, Request, Way, World
 

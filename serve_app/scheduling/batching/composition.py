@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.batching import target_s
-from serve_app.scheduling.breaker import ALL
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.policy import target_s
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import ALONE, Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import Merged, ModelQueue, OfSize
+from serve_app.scheduling.health.breaker import ALL
+from serve_app.scheduling.queueing.queue import Merged, ModelQueue, OfSize
+from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.tenant_queue import TenantQueue
-from serve_app.scheduling.variants import VariantLatency
 
 
 class Room(NamedTuple):
@@ -92,7 +92,7 @@ def compose(
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with what fits of the others.
 
-    All of one variant, and of one size where one is short (`serve_app.scheduling.sizes`). An entry of a larger cost
+    All of one variant, and of one size where one is short (`scheduling.queueing.sizes`). An entry of a larger cost
     bucket joins only where that costs less than running it alone; else it is passed over.
     Where the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else
     the last; a fallback that is to be probed gets no more entries than it has places for. The other classes follow,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serve_app.scheduling.breaker import ALL, CircuitBreaker
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.health.breaker import ALL, CircuitBreaker
 
 
 class VariantLatency:

@@ -1,6 +1,6 @@
 """Queues: per (model, class) the entries of all tenants, with counts that bounds are checked against.
 
-Each tenant's entries wait by deadline (`TenantQueue`); who of them goes first, `serve_app.scheduling.tenants` says.
+Each tenant's entries wait by deadline (`TenantQueue`); who of them goes first, `scheduling.queueing.tenants` says.
 With one tenant, all there is to do is to ask its queue.
 """
 
@@ -13,9 +13,9 @@ from typing import Final
 
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.sizes import Size, Sizes, size_of
-from serve_app.scheduling.tenant_queue import Counts, Rows, TenantQueue, Totals
-from serve_app.scheduling.tenants import Service
+from serve_app.scheduling.queueing.sizes import Size, Sizes, size_of
+from serve_app.scheduling.queueing.tenant_queue import Counts, Rows, TenantQueue, Totals
+from serve_app.scheduling.queueing.tenants import Service
 
 _EMPTY_ALLOWED: Final = 8
 

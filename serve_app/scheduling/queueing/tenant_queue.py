@@ -8,9 +8,9 @@ has a calendar of its own, so that a bundle of one variant does not end at the f
 
 from __future__ import annotations
 
-from serve_app.scheduling.calendar import Calendar, Pair
 from serve_app.scheduling.entry import Entry
-from serve_app.scheduling.sizes import Size, size_of
+from serve_app.scheduling.queueing.calendar import Calendar, Pair
+from serve_app.scheduling.queueing.sizes import Size, size_of
 
 _STALE_ALLOWED = 64
 

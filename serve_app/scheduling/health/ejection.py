@@ -1,6 +1,6 @@
 """Ejection: a replica that fails where the others do not gets no work for a while.
 
-A replica is ejected one fault before its model's breaker would open (see `serve_app.scheduling.breaker` for what a
+A replica is ejected one fault before its model's breaker would open (see `scheduling.health.breaker` for what a
 fault is): for ``ejection_s``, and each time again for that much longer, up to ten times as long. Every ``ejection_s``
 that it then works without another ejection takes one time back. When it comes back, its first fault ejects it again.
 
@@ -13,7 +13,7 @@ Source: Envoy's outlier detection (consecutive failures, ``base_ejection_time``,
 
 from __future__ import annotations
 
-from serve_app.scheduling.breaker import Verdict
+from serve_app.scheduling.health.breaker import Verdict
 from serve_app.scheduling.settings import BreakerSettings
 from serve_app.scheduling.slots import Replica, Slots
 

@@ -11,11 +11,11 @@ from math import inf
 from typing import Any, NamedTuple
 
 from serve_app.errors import ModelUnavailable
-from serve_app.scheduling.breaker import CircuitBreaker, State, Verdict
 from serve_app.scheduling.decisions import Change, Rejection
-from serve_app.scheduling.ejection import Ejection
 from serve_app.scheduling.entry import EXACT_ONLY, Entry
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.health.breaker import CircuitBreaker, State, Verdict
+from serve_app.scheduling.health.ejection import Ejection
+from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
 from serve_app.scheduling.slots import Replica, Slots
 

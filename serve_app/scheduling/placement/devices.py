@@ -13,12 +13,12 @@ from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.claims import Claims
+from serve_app.scheduling.batching.composition import Composition, Room, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.queueing.shares import Shares, riders_of
 from serve_app.scheduling.settings import DeviceGroup
-from serve_app.scheduling.shares import Shares, riders_of
 from serve_app.scheduling.slots import Replica
 
 _PRIORITIES = tuple(Priority)

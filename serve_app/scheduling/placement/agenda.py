@@ -10,8 +10,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from serve_app.scheduling.devices import Device
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.devices import Device
 
 _STALE_ALLOWED = 64
 

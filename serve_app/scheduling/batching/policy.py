@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Final, NamedTuple
 
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.settings import ModelScheduling
 
 _BURST = 1.5

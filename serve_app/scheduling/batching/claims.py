@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from math import inf
 
-from serve_app.scheduling.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Window
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Window
 from serve_app.scheduling.settings import ModelScheduling
 
 _REMEMBERED = 512
