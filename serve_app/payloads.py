@@ -229,7 +229,7 @@ class WireEntry(Struct, frozen=True):
     probe: bool = False
     tenant: str = ""
     weight: float = 1.0
-    alone: bool = False
+    unbatched: bool = False
     place: int = 0
 
 

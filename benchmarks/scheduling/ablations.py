@@ -14,7 +14,7 @@ from typing import Any
 
 from serve_app.scheduling import gate, scheduler
 from serve_app.scheduling.batching import composition
-from serve_app.scheduling.batching.claims import Claims
+from serve_app.scheduling.batching.blocking_limit import BlockingLimit
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.entry import Priority
@@ -129,13 +129,15 @@ ABLATIONS: dict[str, Ablation] = {
     "fill": Ablation("no rows of other classes in a batch", replaced=((composition, "_fill", _no_fill),)),
     "cap on lower classes": Ablation(
         "batches with rows of lower classes of any length",
-        replaced=((Claims, "bound_s", _any_length), (Claims, "likely_blocks", _never)),
+        replaced=((BlockingLimit, "bound_s", _any_length), (BlockingLimit, "likely_blocks", _never)),
     ),
-    "cap on riders": Ablation(
-        "what rides along with class `high` may make its batch longer",
+    "cap on filled rows": Ablation(
+        "rows that fill batches of class `high` up may make its batch longer",
         replaced=((composition, "_fill", _fill_high_freely),),
     ),
-    "holding back": Ablation("a long low bundle is not held back", replaced=((Claims, "likely_blocks", _never),)),
+    "holding back": Ablation(
+        "a long low bundle is not held back", replaced=((BlockingLimit, "likely_blocks", _never),)
+    ),
     "guaranteed share": Ablation("min_share 0", _without_shares),
     "latency target": Ablation(
         "batches as long as their heads' deadlines allow",

@@ -98,7 +98,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Shared:
+class ListenerState:
     """What all connections of one listener share.
 
     Attributes:
@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         scheme: ``https`` where its transport is one of TLS.
     """
 
-    def __init__(self, shared: Shared, scheme: str = "http") -> None:
+    def __init__(self, shared: ListenerState, scheme: str = "http") -> None:
         self._shared = shared
         self._scheme = scheme
         self._loop = shared.loop

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp
 
 from serve_app.http.errors import ErrorsOf, render
-from serve_app.http.http1 import Connection, Limits, Shared
+from serve_app.http.http1 import Connection, Limits, ListenerState
 from serve_app.http.secure import SecureTransport
 from serve_app.http.tls import Certificates
 
@@ -79,7 +79,7 @@ class Listener:
         errors_of: ErrorsOf = lambda _: render,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._shared = Shared(app, limits or Limits(), loop, on_lost=self._on_lost, errors_of=errors_of)
+        self._shared = ListenerState(app, limits or Limits(), loop, on_lost=self._on_lost, errors_of=errors_of)
         self._connection: Callable[[], asyncio.BaseProtocol] = (
             functools.partial(Connection, self._shared)
             if certificates is None

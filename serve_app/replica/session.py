@@ -32,7 +32,7 @@ from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, Wi
 from serve_app.replica.execution import Executor, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
-from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, Priority
+from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.timers import call_at
 
@@ -47,23 +47,23 @@ _JOBS_WAIT_S = 60.0
 _CLASSES = {int(priority): priority for priority in Priority}
 
 
-class _Turn(Struct, frozen=True):
+class _Granted(Struct, frozen=True):
     """What the gate let through.
 
     Attributes:
         granted: The bundles of the next batch: those with chosen entries.
         short: Whether it takes less than it would take to wait for anything.
         ended: Bundles none of whose entries will run.
-        opens: When to ask again if nothing comes before; ``inf``: never.
+        recheck_at: When to ask again if nothing comes before; ``inf``: never.
     """
 
     granted: list[Staged]
     short: bool
     ended: list[Staged]
-    opens: float = inf
+    recheck_at: float = inf
 
 
-_NOTHING = _Turn([], short=False, ended=[])
+_NOTHING = _Granted([], short=False, ended=[])
 
 
 class Session:
@@ -116,7 +116,7 @@ class Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[Thread] = []
         self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Turn] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Granted] | None] = SimpleQueue()
 
     def __repr__(self) -> str:
         return f"<Session of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
@@ -191,12 +191,12 @@ class Session:
                         staged.on_behalf_of if wire is None else wire.variant,
                     )
                     if wire is not None:
-                        here.lane = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
+                        here.batch_key = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
                         here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
                         if wire.place and staged.ties is not None:
                             self._tied[here] = staged.ties, wire.place
-                    if staged.whole[index] or (wire is not None and wire.alone):
-                        here.lane = ALONE
+                    if staged.whole[index] or (wire is not None and wire.unbatched):
+                        here.batch_key = UNBATCHED
                     staged.waiting[index] = here
                     self._gate.add(here, now)
             self._let_in()
@@ -226,7 +226,7 @@ class Session:
                 if not staged.waiting:
                     ended.append(staged)
                     self._leave(staged, time.monotonic())
-            self._see(_Turn([], short=False, ended=ended))
+            self._see(_Granted([], short=False, ended=ended))
             self._let_in()
         except Exception:
             self._fault(ended)
@@ -293,7 +293,7 @@ class Session:
         while not self._busy:
             with self._lock:
                 turn = self._next(time.monotonic())
-            if turn.ended or turn.opens < inf:
+            if turn.ended or turn.recheck_at < inf:
                 self._see(turn)
             if not turn.granted:
                 return
@@ -319,22 +319,22 @@ class Session:
                 self._threads.append(thread)
         self._handed.put(bundles)
 
-    def _see(self, turn: _Turn) -> None:
+    def _see(self, turn: _Granted) -> None:
         for staged in turn.ended:
             staged.wake()
             if staged.job is not None:
                 staged.job.drop()
-        if turn.opens < inf and (self._reopening is None or turn.opens < self._reopens_at):
+        if turn.recheck_at < inf and (self._reopening is None or turn.recheck_at < self._reopens_at):
             if self._reopening is not None:
                 self._reopening.cancel()
-            self._reopens_at = turn.opens
-            self._reopening = call_at(asyncio.get_running_loop(), turn.opens, self._reopen)
+            self._reopens_at = turn.recheck_at
+            self._reopening = call_at(asyncio.get_running_loop(), turn.recheck_at, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
         self._open()
 
-    def _answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Turn) -> None:
+    def _answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
         """Make results of what ran, and see to what the gate let through meanwhile."""
         try:
             self._executor.finish(ran)
@@ -419,9 +419,9 @@ class Session:
             self._busy = False
         if concerned:
             self._fail(concerned)
-            self._tell([], [], _Turn([], short=False, ended=concerned))
+            self._tell([], [], _Granted([], short=False, ended=concerned))
 
-    def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Turn) -> None:
+    def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._answer, bundles, ran, turn)
@@ -430,7 +430,7 @@ class Session:
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _next(self, now: float) -> _Turn:
+    def _next(self, now: float) -> _Granted:
         """Take the next batch from the gate; the session is free."""
         if self._busy or self._closed:
             return _NOTHING
@@ -490,10 +490,10 @@ class Session:
                 self._granted_at = now
                 self._busy = True
                 short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
-                return _Turn(staying, short, ended)
+                return _Granted(staying, short, ended)
             if not granted and not lost:
-                return _Turn([], short=False, ended=ended, opens=turn.opens)
-        return _Turn([], short=False, ended=ended)
+                return _Granted([], short=False, ended=ended, recheck_at=turn.recheck_at)
+        return _Granted([], short=False, ended=ended)
 
     def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
         """Note that these bundles have run. With the last of its batch the session is free."""

@@ -243,8 +243,8 @@ class Dispatcher:
         """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
         if model in self._told_slow or not (buckets := self._scheduler.latency(model).buckets):
             return
-        alone_s = self._scheduler.alone_s(model, 1, buckets[0])
-        if (slowness := slower_than_classes(model, alone_s, self._scheduler.timeouts_s)) is not None:
+        solo_s = self._scheduler.solo_s(model, 1, buckets[0])
+        if (slowness := slower_than_classes(model, solo_s, self._scheduler.timeouts_s)) is not None:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
 
@@ -378,8 +378,8 @@ class Dispatcher:
 
     def _late(self, what: str, entry: Entry) -> DeadlineExceeded:
         """The error of an accepted entry whose deadline was not met: what came of it, and what to do."""
-        alone_s = self._scheduler.alone_s(entry.model, entry.rows, entry.bucket, entry.variant)
-        return DeadlineExceeded(too_late(what, entry, alone_s))
+        solo_s = self._scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
+        return DeadlineExceeded(too_late(what, entry, solo_s))
 
     async def _wake_up(self, dispatch: Dispatch) -> None:
         """Ask for a replica of a model that has none, and give the entries back to the queue when there is one.

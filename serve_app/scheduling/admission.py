@@ -148,7 +148,7 @@ def too_slow(entry: Entry, model: ModelState, now: float) -> Rejection | None:
         own = latency.predict(entry.rows, entry.bucket) + model.overhead.seconds
     else:
         own = _own_s(entry, latency, model)
-    if own > budget and not entry.lane:
+    if own > budget and not entry.batch_key:
         fallbacks = [latencies.of(name) for name in model.settings.fallbacks if latencies.has(name)]
         own = min([own, *(_own_s(entry, fallback, model) for fallback in fallbacks)])
     if own <= budget:

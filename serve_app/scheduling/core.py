@@ -233,7 +233,7 @@ class RouterCore(Generic[SentT]):
         now: float,
         waited_s: float = 0.0,
         runs_s: float = 0.0,
-        told_s: float = 0.0,
+        reported_backlog_s: float = 0.0,
         model_works: bool | None = None,
     ) -> list[Entry]:
         """A replica answered a bundle.
@@ -246,7 +246,7 @@ class RouterCore(Generic[SentT]):
             now: Seconds.
             waited_s: See `Scheduler.on_done`, as the next two.
             runs_s: As there.
-            told_s: As there.
+            reported_backlog_s: As there.
             model_works: Whether the model runs an input that is known to be good, after an entry has failed; ``None``:
                 nobody knows.
 
@@ -264,7 +264,7 @@ class RouterCore(Generic[SentT]):
             dropped = [entry for entry, code in zip(dispatch.entries, codes, strict=True) if code == _LATE]
         scheduler, bundle_id = self.scheduler, dispatch.bundle_id
         scheduler.on_verdict(bundle_id, variant, verdict, now)
-        alive = scheduler.on_done(bundle_id, executions, now, waited_s, runs_s, told_s, returned, dropped)
+        alive = scheduler.on_done(bundle_id, executions, now, waited_s, runs_s, reported_backlog_s, returned, dropped)
         for entry in alive:
             entry.variant = variant
         return alive

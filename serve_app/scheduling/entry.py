@@ -21,10 +21,10 @@ class Priority(IntEnum):
 
 
 EXACT_ONLY = "="
-"""The lane of entries for the exact model that no fallback may answer. No variant can have this name."""
+"""The batch key of entries for the exact model that no fallback may answer. No variant can have this name."""
 
-ALONE = "!"
-"""The lane of entries that share no batch. No variant can have this name."""
+UNBATCHED = "!"
+"""The batch key of entries that share no batch. No variant can have this name."""
 
 
 class EntryState(Enum):
@@ -50,7 +50,7 @@ class Entry:
         nbytes: Bytes held while it is queued or running.
         payload: Opaque; belongs to whoever made the entry.
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
-        lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
+        batch_key: Entries of equal keys may share a batch: the variant, `EXACT_ONLY` or `UNBATCHED`.
         state: See `EntryState`; written by the scheduler only.
         attempts: How many times it has been tried: that other replicas have it as well is no other try.
         bundles: Ids of the bundles in flight that carry it; more than one where it is tied to several replicas.
@@ -62,8 +62,25 @@ class Entry:
     """
 
     __slots__ = (
-        "arrival", "attempts", "avoid", "bucket", "bundles", "deadline", "default_of", "id", "lane", "model", "nbytes",
-        "payload", "priority", "probe", "rows", "state", "tenant", "variant", "weight",
+        "arrival",
+        "attempts",
+        "avoid",
+        "batch_key",
+        "bucket",
+        "bundles",
+        "deadline",
+        "default_of",
+        "id",
+        "model",
+        "nbytes",
+        "payload",
+        "priority",
+        "probe",
+        "rows",
+        "state",
+        "tenant",
+        "variant",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +111,7 @@ class Entry:
         self.nbytes = nbytes
         self.payload = payload
         self.variant = variant
-        self.lane = EXACT_ONLY if exact and not variant else variant
+        self.batch_key = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
         self.bundles: tuple[int, ...] = ()
@@ -107,7 +124,7 @@ class Entry:
     @property
     def exact(self) -> bool:
         """Whether it is for the exact model, and no fallback may stand in."""
-        return self.lane == EXACT_ONLY
+        return self.batch_key == EXACT_ONLY
 
     def hedge(self, avoid: str) -> Entry:
         """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
@@ -126,7 +143,7 @@ class Entry:
             tenant=self.tenant,
             weight=self.weight,
         )
-        copy.lane = self.lane
+        copy.batch_key = self.batch_key
         copy.attempts = self.attempts
         copy.avoid = avoid
         return copy

@@ -282,19 +282,19 @@ class Hedges:
         following = inf
         for entry in sorted(waiting, key=_deadline):
             latency = model.latencies.of(entry.variant)
-            alone_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
+            solo_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
             if silent:
                 self._make_hedge(entry, model, bundle)
                 continue
-            if begin + alone_s + model.overhead.seconds <= entry.deadline:
-                latest = entry.deadline - self._patience_s(model, alone_s) - (begin - now)
+            if begin + solo_s + model.overhead.seconds <= entry.deadline:
+                latest = entry.deadline - self._patience_s(model, solo_s) - (begin - now)
                 if begin > now:
                     latest -= model.full_s(entry)  # what follows what runs there now
                 if latest > now:
                     following = min(following, latest)
                 elif self._affordable(entry, model, now):
                     self._make_hedge(entry, model, bundle)
-                begin += alone_s  # hedges travel alone, one after the other
+                begin += solo_s  # hedges travel alone, one after the other
         return following
 
     def _affordable(self, entry: Entry, model: ModelState, now: float) -> bool:

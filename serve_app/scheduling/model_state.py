@@ -104,7 +104,7 @@ class ModelState:
         now: float,
         waited_s: float,
         runs_s: float,
-        told_s: float,
+        reported_backlog_s: float,
     ) -> None:
         """A replica answered a bundle: frees its slot, and learns.
 
@@ -114,7 +114,7 @@ class ModelState:
             now: Seconds.
             waited_s: How long it was at the replica's gate.
             runs_s: Predicted time until what runs there has ended, seconds.
-            told_s: Predicted time until all that is there is done, seconds.
+            reported_backlog_s: Predicted time until all that is there is done, seconds.
         """
         replica = bundle.replica
         if executions:
@@ -131,7 +131,9 @@ class ModelState:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
         # What is recalled comes back also from a session that hangs.
         works = bool(executions) or not bundle.recalled
-        self.slots.release(replica, bundle.id, now, answered=works, runs_s=runs_s, told_s=told_s)
+        self.slots.release(
+            replica, bundle.id, now, answered=works, runs_s=runs_s, reported_backlog_s=reported_backlog_s
+        )
 
     @property
     def has_limited_fallbacks(self) -> bool:
@@ -153,7 +155,7 @@ class ModelState:
         breakers = self.breakers
         return min(earliest, breakers.next_poll) if breakers is not None and breakers.tripped else earliest
 
-    def alone_s(self, entry: Entry) -> float:
+    def solo_s(self, entry: Entry) -> float:
         """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
         return execution_s(self.latencies.of(entry.variant), entry.rows, entry.bucket, self.settings.max_rows)
 
@@ -177,7 +179,7 @@ class ModelState:
             latency = self.latencies.exact
             bucket = latency.buckets[-1] if latency.buckets else 0
             own_s = execution_s(latency, rows, bucket, self.settings.max_rows)
-        return max(own_s, replica.told_s)
+        return max(own_s, replica.reported_backlog_s)
 
     def _latency_s(self, latency: LatencyModel) -> dict[str, dict[str, float]]:
         most = self.settings.max_rows

@@ -37,7 +37,7 @@ from serve_app.scheduling.health.breakers import Breakers, Refused
 from serve_app.scheduling.hedging import Hedges
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
-from serve_app.scheduling.placement.devices import Alone, Device, NextBundle, Shared
+from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle, SharedDevice
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
@@ -83,7 +83,7 @@ class Scheduler:
         self._models: dict[str, ModelState] = {}
         self._device_of: dict[str, Device] = {}
         # By name of the group, of those that have a member.
-        self._shared: dict[str, Shared] = {}
+        self._shared: dict[str, SharedDevice] = {}
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
         self._hedges = Hedges(limits.hedge, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
@@ -114,9 +114,9 @@ class Scheduler:
         model = ModelState(settings, self._bounds.totals, self._network_s)
         device: Device
         if group is None:
-            device = Alone(model)
+            device = DedicatedDevice(model)
         else:
-            device = self._shared.get(group) or Shared(self._groups[group], self._min_share)
+            device = self._shared.get(group) or SharedDevice(self._groups[group], self._min_share)
             self._shared[group] = device
             device.join(model)
         self._models[name] = model
@@ -146,9 +146,9 @@ class Scheduler:
         for entry in model.queue.clear():
             self._hand_on(entry, heir, now)
         orphans = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.orphaned]
-        if isinstance(device, Shared):
+        if isinstance(device, SharedDevice):
             device.leave(model, [bundle.id for bundle in orphans])
-        if isinstance(device, Shared) and device.members:
+        if isinstance(device, SharedDevice) and device.members:
             self._agenda.touched[device] = None
         else:
             self._agenda.forget(device)
@@ -223,7 +223,7 @@ class Scheduler:
                 if rejection is None:
                     entry.priority = priority
                     device = self._device_of[entry.model]
-                    if isinstance(device, Shared):
+                    if isinstance(device, SharedDevice):
                         device.arrived(entry, model, now)
                         device.active[model] = None
                     self._agenda.touched[device] = None
@@ -293,7 +293,7 @@ class Scheduler:
         now: float,
         waited_s: float = 0.0,
         runs_s: float = 0.0,
-        told_s: float = 0.0,
+        reported_backlog_s: float = 0.0,
         returned: Collection[Entry] = (),
         dropped: Collection[Entry] = (),
     ) -> list[Entry]:
@@ -305,7 +305,7 @@ class Scheduler:
             now: Seconds.
             waited_s: How long the bundle was at the replica's gate, seconds.
             runs_s: Predicted time until what runs at the replica has ended, seconds.
-            told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
+            reported_backlog_s: Predicted time until the replica is idle, other routers' work included, seconds.
             returned: Entries that were not run there and come back. Those that are still waited for, and that no other
                 replica has, are queued again, as if they had never been sent.
             dropped: Entries that were not run there and will not be.
@@ -318,9 +318,9 @@ class Scheduler:
             return []
         model = None if bundle.orphaned else self._models[bundle.model]
         if model is not None:
-            model.answered(bundle, executions, now, waited_s, runs_s, told_s)
+            model.answered(bundle, executions, now, waited_s, runs_s, reported_backlog_s)
             device = self._device_of[bundle.model]
-            if isinstance(device, Shared):
+            if isinstance(device, SharedDevice):
                 device.ended(bundle_id)
                 device.active[model] = None
             self._agenda.touched[device] = None
@@ -393,7 +393,7 @@ class Scheduler:
         model = None if bundle.orphaned else self._models[bundle.model]
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
-            if isinstance(device := self._device_of[bundle.model], Shared):
+            if isinstance(device := self._device_of[bundle.model], SharedDevice):
                 device.ended(bundle_id)
         self._hedges.heard(bundle.replica, now)
         counted = bundle.replica.name is not None
@@ -438,7 +438,7 @@ class Scheduler:
         known, device = self._models[model], self._device_of[model]
         self._agenda.touch(device, known)
         quarantined = None if replica is None else known.slots.replicas.get(replica)
-        if quarantined is not None and isinstance(device, Shared):
+        if quarantined is not None and isinstance(device, SharedDevice):
             for bundle_id in quarantined.bundles:
                 device.ended(bundle_id)
         abandoned = known.slots.quarantine(replica, now)
@@ -447,7 +447,7 @@ class Scheduler:
     def _let_go(self, vanished: Iterable[Replica], device: Device) -> None:
         for replica in vanished:
             for bundle_id in list(replica.bundles):
-                if isinstance(device, Shared):
+                if isinstance(device, SharedDevice):
                     device.ended(bundle_id)
                 self._bundles.forget_ended(bundle_id)
 
@@ -503,7 +503,7 @@ class Scheduler:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
         return self._models[model].latencies.of(variant)
 
-    def alone_s(self, model: str, rows: int, bucket: int, variant: str = "") -> float:
+    def solo_s(self, model: str, rows: int, bucket: int, variant: str = "") -> float:
         """Predicted execution time of a request alone, seconds; 0.0 when unknown, or where there is no such model."""
         known = self._models.get(model)
         if known is None:
@@ -614,8 +614,8 @@ class Scheduler:
                 dispatches += self._launch(following, now)
                 waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
             if not waiting:
-                device.open_at = inf
-            if isinstance(device, Shared):
+                device.recheck_at = inf
+            if isinstance(device, SharedDevice):
                 device.rest()
             wake_at = device.wake_at
             if wake_at < inf or device in self._agenda.due:
@@ -672,18 +672,18 @@ class Scheduler:
             entry.attempts += attempt
             entry.bundles = ()
             if entry.variant != variant:
-                entry.variant = entry.lane = variant
+                entry.variant = entry.batch_key = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
         bundle = self._count_in(following, replica, now, suspect=suspect)
-        if isinstance(device := self._device_of[model.settings.name], Shared):
+        if isinstance(device := self._device_of[model.settings.name], SharedDevice):
             device.launched(bundle.id, following, now)
         if attempt and len(model.slots.replicas) > 1:
             self._hedges.launched(bundle)
         bundles = [bundle]
         if tied:
             bundles += [self._count_in(following, other, now) for other in tied]
-        exact = entries[0].lane != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
+        exact = entries[0].batch_key != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
         overhead_s = model.overhead.seconds
         _, _, _, rows, bucket, _, predicted_s, _ = following
         dispatches: list[Dispatch] = []

@@ -57,7 +57,7 @@ class Replica:
         sent_at: When a bundle was last sent there, seconds.
         heard_at: When it last answered one, seconds.
         free_at: When what runs there is predicted to end, seconds.
-        told_s: Predicted time until all that was there was done when it last answered, other routers' work included.
+        reported_backlog_s: Predicted time until it is idle, as of its last answer, other routers' work included.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
         ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
@@ -66,8 +66,20 @@ class Replica:
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "linked", "listed",
-        "name", "sent_at", "suspects", "tenants", "told_s",
+        "ahead",
+        "bundles",
+        "ejected_until",
+        "failures",
+        "free_at",
+        "heard_at",
+        "held_until",
+        "linked",
+        "listed",
+        "name",
+        "reported_backlog_s",
+        "sent_at",
+        "suspects",
+        "tenants",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
@@ -79,7 +91,7 @@ class Replica:
         self.sent_at = -inf
         self.heard_at = -inf
         self.free_at = -inf
-        self.told_s = 0.0
+        self.reported_backlog_s = 0.0
         self.held_until: float | None = None
         self.failures = 0
         self.ejected_until: float | None = None
@@ -241,7 +253,7 @@ class Slots:
         *,
         answered: bool,
         runs_s: float = 0.0,
-        told_s: float = 0.0,
+        reported_backlog_s: float = 0.0,
     ) -> None:
         """Count out a bundle that was answered or failed.
 
@@ -251,7 +263,7 @@ class Slots:
             now: Seconds.
             answered: Whether it was answered, by a session that works.
             runs_s: Predicted time until what runs there has ended, seconds.
-            told_s: See `Replica`.
+            reported_backlog_s: See `Replica`.
         """
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:
@@ -266,7 +278,7 @@ class Slots:
                     replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
         replica.free_at = now + runs_s
-        replica.told_s = told_s
+        replica.reported_backlog_s = reported_backlog_s
         if answered:
             replica.heard_at = now
             replica.failures = 0

@@ -41,12 +41,12 @@ class _Watched:
     """A replica that a router watches while it has requests in flight there.
 
     Attributes:
-        owed: Bundles in flight.
+        bundles: Bundles in flight.
         heard: Whether anything has come since it was asked last.
         liveness: Tells whether it is alive.
     """
 
-    __slots__ = ("heard", "liveness", "owed")
+    __slots__ = ("bundles", "heard", "liveness")
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class _Watched:
         patience: Patience,
         ask: Callable[[], None],
     ) -> None:
-        self.owed = 0
+        self.bundles = 0
         self.heard = False
         self.liveness = Liveness(
             patience.silence_s,
             patience.kill_s,
             call_later=lambda seconds, action: world.at(world.now + seconds, action),
-            in_flight=lambda: self.owed > 0,
+            in_flight=lambda: self.bundles > 0,
             heard=self._has_heard,
             ask=ask,
             on_silent=lambda: core.on_silent(model, name, world.now),
@@ -166,7 +166,7 @@ class SimulatedRouter:
             self._world.now,
             sent.waited_s,
             sent.runs_s,
-            sent.told_s,
+            sent.reported_backlog_s,
             sent.model_works,
         )
         for entry in alive:
@@ -190,7 +190,7 @@ class SimulatedRouter:
         if (watched := self._watched.get(name)) is None:
             ask = partial(self._ask, name)
             watched = self._watched[name] = _Watched(self._world, self._core, dispatch.model, name, self._patience, ask)
-        watched.owed += 1
+        watched.bundles += 1
         watched.liveness.begin()
 
     def _ask(self, name: str) -> None:
@@ -208,7 +208,7 @@ class SimulatedRouter:
 
     def _heard(self, dispatch: Dispatch) -> None:
         if (watched := self._watched.get(str(dispatch.replica))) is not None:
-            watched.owed -= 1
+            watched.bundles -= 1
             watched.heard = True
 
     # ------------------------------------------------------------ as `Driver`

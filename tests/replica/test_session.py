@@ -187,7 +187,7 @@ async def test_what_a_replica_may_have_died_of_shares_no_run(make_worker: MakeWo
     running = [asyncio.ensure_future(worker.run(bundle(1.0)))]
     await begun(backend)
     for value, alone in ((2.0, True), (3.0, False), (4.0, True), (5.0, False)):
-        entry = WireEntry(2, 60.0 + value, 1, "", tensor(value), alone=alone)
+        entry = WireEntry(2, 60.0 + value, 1, "", tensor(value), unbatched=alone)
         running.append(asyncio.ensure_future(worker.run(Bundle([entry], f"router-{value}"))))
     await asyncio.sleep(0)
     backend.go.release(4)

@@ -81,7 +81,7 @@ class _Replica:
 
     def _open(self, now: float) -> list[_Sent]:
         turn = self.gate.next(now)
-        self.wakes_at = turn.opens
+        self.wakes_at = turn.recheck_at
         left: dict[_Sent, None] = {}
         for here in turn.dropped:
             sent = self._leave(here)

@@ -52,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tries: dict[int, int] = {}
         self.returned: set[int] = set()
         self.asked: dict[int, tuple[str, bool]] = {}
-        self.lanes: dict[int, str] = {}
+        self.batch_keys: dict[int, str] = {}
         self.in_flight: dict[int, Dispatch] = {}
         self.answered: list[tuple[int, list[Entry]]] = []
         self.timed_out: dict[int, Dispatch] = {}
@@ -141,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.queued[entry.id] = entry
             self.tries[entry.id] = 0
             self.asked[entry.id] = (variant, exact)
-            self.lanes[entry.id] = entry.lane
+            self.batch_keys[entry.id] = entry.batch_key
         else:
             assert rejection.code in {"queue_full", "deadline_exceeded", "model_unavailable"}
             assert rejection.code != "model_unavailable" or model == "m"
@@ -194,7 +194,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
         answered = self.scheduler.on_done(
-            dispatch.bundle_id, executions, self.now, waited, told_s=told, returned=returned
+            dispatch.bundle_id, executions, self.now, waited, reported_backlog_s=told, returned=returned
         )
         assert answered == expected
         for entry in expected:
@@ -296,7 +296,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (why.code, entry.model, entry.id in self.queued) == ("model_unavailable", "m", True)
             self.end(entry)
         for entry in self.queued.values():
-            self.lanes[entry.id] = entry.lane  # a fallback may have taken it over
+            self.batch_keys[entry.id] = entry.batch_key  # a fallback may have taken it over
         living = [*self.queued.values(), *self.running.values()]
         assert [entry for entry in living if entry.deadline <= self.now] == []
         for dispatch in decisions.dispatches:
@@ -380,16 +380,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, dispatch: Dispatch, fresh: bool) -> None:
         """Earliest deadline first within a class, and strict classes without shares.
 
-        Where a group gives entries up, a head leaves its place to the next of its lane. Riders of other classes may
-        leave behind whom the bundle would be too long for, and who has no room at a replica leaves it to the others.
+        Where a group gives entries up, a head leaves its place to the next of its batch key. Entries that fill a bundle
+        may pass over one for which it would be too long, or which has no room at a replica.
         """
         entries = dispatch.entries
         if not self.shares and dispatch.model in self.grouped:
             above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
             assert not above, "classes are strict without shares"
 
-        lane = self.lanes[entries[0].id]
-        self.lanes.update((entry.id, entry.lane) for entry in entries)
+        batch_key = self.batch_keys[entries[0].id]
+        self.batch_keys.update((entry.id, entry.batch_key) for entry in entries)
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             assert chosen == sorted(chosen)
@@ -400,7 +400,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             waiting = [
                 (e.deadline, e.id)
                 for e in self.fresh(dispatch.model)
-                if e.priority is priority and self.lanes[e.id] == lane
+                if e.priority is priority and self.batch_keys[e.id] == batch_key
             ]
             if chosen and waiting and priority is entries[0].priority:
                 assert chosen[-1] < min(waiting), "earliest deadline first"

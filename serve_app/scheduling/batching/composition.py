@@ -20,14 +20,14 @@ from typing import NamedTuple
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.policy import target_s
 from serve_app.scheduling.batching.variants import VariantLatency
-from serve_app.scheduling.entry import ALONE, Entry, Priority
+from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
 from serve_app.scheduling.health.breaker import ALL
 from serve_app.scheduling.queueing.queue import Merged, ModelQueue, OfSize
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ModelScheduling
 
 
-class Room(NamedTuple):
+class BatchLimits(NamedTuple):
     """What bounds a bundle besides the deadlines of its entries.
 
     Attributes:
@@ -35,13 +35,13 @@ class Room(NamedTuple):
         max_rows: Most rows.
         longest_s: The longest predicted execution that rows of a class below `high` may be part of, so that it is not
             blocked too long; the head alone may take longer.
-        owed: The class that fills the bundle up before all others.
+        fill_first: The class that fills the bundle up before all others.
     """
 
     slack_from: float
     max_rows: int
     longest_s: float = inf
-    owed: Priority | None = None
+    fill_first: Priority | None = None
 
 
 class Composition(NamedTuple):
@@ -88,7 +88,7 @@ def compose(
     priority: Priority,
     settings: ModelScheduling,
     latencies: VariantLatency,
-    room: Room,
+    room: BatchLimits,
 ) -> Composition:
     """Take a bundle of fresh entries of one class, filled up with what fits of the others.
 
@@ -96,7 +96,7 @@ def compose(
     bucket joins only where that costs less than running it alone; else it is passed over.
     Where the exact model would have to give entries up, the first of its fallbacks that need not is taken, or else
     the last; a fallback that is to be probed gets no more entries than it has places for. The other classes follow,
-    first one that is owed, then most urgent first, in order, where they need no larger bucket, the bundle still meets
+    first the fill-first class, then the most urgent, in order, where they need no larger bucket, the bundle still meets
     their own deadlines, and no more urgent class is blocked longer.
 
     Args:
@@ -128,28 +128,28 @@ def _compose(
     priority: Priority,
     settings: ModelScheduling,
     latencies: VariantLatency,
-    room: Room,
+    room: BatchLimits,
     own: TenantQueue | Merged | OfSize,
     rest: Sequence[TenantQueue],
     head: Entry,
 ) -> Composition:
     """See `compose`; the bundle is made of ``own`` from its first entry on, and of ``rest``."""
-    lane, variant = head.lane, head.variant
+    batch_key, variant = head.batch_key, head.variant
     latency = latencies.of(variant)
     if head.rows >= room.max_rows:
         # More than a batch: it goes alone, in pieces.
-        own.take_head(lane)
+        own.take_head(batch_key)
         return _alone(head, latencies, settings, room)
     looked_at: list[Entry] = []
     aside: list[Entry] = []
-    places = 1 if lane == ALONE else _places(latencies, variant, ALL)
-    run = _best_run(own, lane, looked_at, aside, settings, latency, room, places)
-    if run.start and not lane:
+    places = 1 if batch_key == UNBATCHED else _places(latencies, variant, ALL)
+    run = _best_run(own, batch_key, looked_at, aside, settings, latency, room, places)
+    if run.start and not batch_key:
         for fallback in settings.fallbacks:
             if latencies.has(fallback):
                 variant, latency = fallback, latencies.of(fallback)
                 places = _places(latencies, fallback, latencies.places(fallback))
-                run = _best_run(own, lane, looked_at, aside, settings, latency, room, places)
+                run = _best_run(own, batch_key, looked_at, aside, settings, latency, room, places)
                 if not run.start:
                     break
     given_up = looked_at[: run.start]
@@ -160,7 +160,7 @@ def _compose(
         return Composition([], 0, 0, variant, given_up)
     if places < ALL:
         return Composition(entries, run.rows, run.bucket, variant, given_up)
-    rows = _fill(queue, priority, rest, lane, entries, run, latency, settings, room, given_up)
+    rows = _fill(queue, priority, rest, batch_key, entries, run, latency, settings, room, given_up)
     return Composition(entries, rows, run.bucket, variant, given_up)
 
 
@@ -169,11 +169,11 @@ def _places(latencies: VariantLatency, variant: str, places: int) -> int:
     return 1 if variant in latencies.whole else places
 
 
-def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: Room) -> Composition:
+def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, room: BatchLimits) -> Composition:
     variant = entry.variant
     slack = entry.deadline - room.slack_from
     alone = execution_s(latencies.of(variant), entry.rows, entry.bucket, settings.max_rows)
-    if alone > slack and not entry.lane:
+    if alone > slack and not entry.batch_key:
         for fallback in settings.fallbacks:
             if latencies.has(fallback):
                 variant = fallback
@@ -187,19 +187,19 @@ def _alone(entry: Entry, latencies: VariantLatency, settings: ModelScheduling, r
 
 def _best_run(
     own: TenantQueue | Merged | OfSize,
-    lane: str,
+    batch_key: str,
     looked_at: list[Entry],
     aside: list[Entry],
     settings: ModelScheduling,
     latency: LatencyModel,
-    room: Room,
+    room: BatchLimits,
     places: int,
 ) -> _Run:
     """The run with the most answers per server second.
 
     Args:
         own: The class's queue. Entries that are looked at leave it.
-        lane: The entries' lane.
+        batch_key: That of the entries.
         looked_at: Entries looked at so far, by deadline; grows.
         aside: Those passed over, since they need a larger cost bucket than is worth it; grows.
         settings: Of the model.
@@ -214,7 +214,7 @@ def _best_run(
     bucket = 0
     while True:
         if start == len(looked_at):
-            if (following := own.take_head(lane)) is None:
+            if (following := own.take_head(batch_key)) is None:
                 return best or _nothing(start)
             looked_at.append(following)
         head = looked_at[start]
@@ -237,7 +237,7 @@ def _best_run(
         last = False
         while rows < limit:
             if end == len(looked_at):
-                if (following := own.take_head(lane)) is None:
+                if (following := own.take_head(batch_key)) is None:
                     last = True
                     break
                 looked_at.append(following)
@@ -282,15 +282,15 @@ def _fill(
     queue: ModelQueue,
     chosen: Priority,
     rest: Sequence[TenantQueue],
-    lane: str,
+    batch_key: str,
     entries: list[Entry],
     run: _Run,
     latency: LatencyModel,
     settings: ModelScheduling,
-    room: Room,
+    room: BatchLimits,
     given_up: list[Entry],
 ) -> int:
-    """Fill a bundle up: tenants over their part, then the class that is owed, then the most urgent. Returns its rows.
+    """Fill a bundle up: tenants over their part, then the fill-first class, then the most urgent. Returns its rows.
 
     An entry whose deadline is too near for the filled bundle could not be in time after it either: all but probes are
     given up.
@@ -307,31 +307,31 @@ def _fill(
     for tenant in rest:
         if rows >= most:
             break
-        rows, most = _fill_by(tenant, lane, entries, rows, most, bucket, latency, settings, room, given_up)
+        rows, most = _fill_by(tenant, batch_key, entries, rows, most, bucket, latency, settings, room, given_up)
     most = min(most, longest)
     end = room.slack_from + latency.predict(max(most, rows), bucket)
     others = [priority for priority in _PRIORITIES if priority is not chosen and fresh[priority - 1].rows]
-    if room.owed in others:
-        others.insert(0, room.owed)
+    if room.fill_first in others:
+        others.insert(0, room.fill_first)
     for other in others:
         if rows >= most:
             break
         first, behind = fresh[other - 1].turns()
         for source in (first, *behind):
-            rows = _fill_from(source, lane, entries, rows, most, bucket, end, settings, given_up)
+            rows = _fill_from(source, batch_key, entries, rows, most, bucket, end, settings, given_up)
     return rows
 
 
 def _fill_by(
     tenant: TenantQueue,
-    lane: str,
+    batch_key: str,
     entries: list[Entry],
     rows: int,
     most: int,
     bucket: int,
     latency: LatencyModel,
     settings: ModelScheduling,
-    room: Room,
+    room: BatchLimits,
     given_up: list[Entry],
 ) -> tuple[int, int]:
     """Fill a bundle up with the most consecutive entries of a tenant that are in time for what it becomes with them.
@@ -344,10 +344,10 @@ def _fill_by(
     best, best_rows = (0, 0), 0
     begin = room.slack_from
     while rows + joining < most and len(looked_at) < 2 * settings.max_rows:
-        following = tenant.head(lane)
+        following = tenant.head(batch_key)
         if following is None or rows + following.rows > most or following.bucket > bucket:
             break
-        tenant.take_head(lane)
+        tenant.take_head(batch_key)
         looked_at.append(following)
         joining += following.rows
         while joining and (
@@ -374,7 +374,7 @@ def _fill_by(
 
 def _fill_from(
     source: TenantQueue | Merged,
-    lane: str,
+    batch_key: str,
     entries: list[Entry],
     rows: int,
     limit: int,
@@ -386,13 +386,13 @@ def _fill_from(
     """Fill a bundle of so many rows up to ``limit``, which would end then. Returns its rows."""
     probes: list[Entry] = []
     while rows < limit and len(probes) < settings.max_rows:
-        following = source.head(lane)
+        following = source.head(batch_key)
         if following is None or rows + following.rows > limit or following.bucket > bucket:
             break
         if following.deadline >= end:
-            rows += source.take(entries, limit - rows, bucket, lane)
+            rows += source.take(entries, limit - rows, bucket, batch_key)
             break
-        source.take_head(lane)
+        source.take_head(batch_key)
         (probes if following.probe else given_up).append(following)
     for following in probes:
         source.push(following)

@@ -10,7 +10,7 @@ _QUANTILE = 0.9
 _FEW = 4
 
 
-class Window:
+class QuantileWindow:
     """The last so many numbers, and the same in order. None of them may be NaN.
 
     Args:
@@ -53,7 +53,7 @@ class Overhead:
         self.seconds = assumed_s
         self._quantile = quantile
         self._least_s = 0.1 * assumed_s
-        self._window = Window(_WINDOW)
+        self._window = QuantileWindow(_WINDOW)
 
     def observe(self, seconds: float) -> None:
         """Learn from one bundle. Less than nothing, where the replica was free earlier than predicted, counts as 0."""

@@ -17,7 +17,7 @@ _BURST = 1.5
 """Where requests do not come in bursts, nothing is waited for that is not due at so many times the mean rate."""
 
 
-class Waiting(NamedTuple):
+class PendingBatch(NamedTuple):
     """What waits for a session.
 
     Attributes:
@@ -41,11 +41,11 @@ class Waiting(NamedTuple):
     arrivals: ArrivalPattern
 
 
-def open_at(waiting: Waiting) -> float:
+def dispatch_at(waiting: PendingBatch) -> float:
     """When the batch shall go if nothing changes until then, seconds; now or the past: at once.
 
-    When no reason to wait (`REASONS`) holds it any more. It never waits past the moment when the head could bear no
-    further row, nor for more rows than the head bears.
+    When no reason to wait (`REASONS`) holds it any more. It never waits past the moment when another row would make
+    the head late, nor for more rows than the head allows.
     """
     if waiting.rows >= waiting.limit:
         return waiting.now
@@ -56,7 +56,7 @@ def open_at(waiting: Waiting) -> float:
     return min(max([reason(waiting, together_s) for reason in REASONS]), latest)
 
 
-def save_a_run(waiting: Waiting, together_s: float) -> float:
+def save_a_run(waiting: PendingBatch, together_s: float) -> float:
     """Wait for the next request where that is likely to come so soon that waiting for it saves server time.
 
     One more entry in the batch saves ``S = L(b) + L(1) - L(b+1)``: what it would cost alone less what it adds. That is
@@ -83,7 +83,7 @@ def save_a_run(waiting: Waiting, together_s: float) -> float:
     return arrivals.worth_waiting_until(now, worth)
 
 
-REASONS: Final[tuple[Callable[[Waiting, float], float], ...]] = (save_a_run,)
+REASONS: Final[tuple[Callable[[PendingBatch, float], float], ...]] = (save_a_run,)
 """Each says until when it would wait if nothing changes, seconds; now or the past: not at all.
 
 It is given what waits, and how long that and one more entry like the head are predicted to take. A moment that it names

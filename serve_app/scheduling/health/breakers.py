@@ -79,7 +79,7 @@ class Breakers:
         """Let an entry pass, to a fallback if need be, or say why not.
 
         Args:
-            entry: Not queued. Its variant and lane change where a fallback takes it.
+            entry: Not queued. Its variant and batch key change where a fallback takes it.
             now: Seconds.
         """
         if not self.tripped:
@@ -87,12 +87,12 @@ class Breakers:
         self.poll(now)
         if self._admits(entry.variant, entry):
             return None
-        if not entry.lane:
+        if not entry.batch_key:
             for fallback in self._model.fallbacks:
                 if self._admits(fallback, entry):
-                    entry.variant = entry.lane = fallback
+                    entry.variant = entry.batch_key = fallback
                     return None
-        builds = (entry.variant,) if entry.lane else ("", *self._model.fallbacks)
+        builds = (entry.variant,) if entry.batch_key else ("", *self._model.fallbacks)
         return self._refuse(entry.variant, builds, now)
 
     def precheck(self, now: float) -> Rejection | None:
@@ -127,9 +127,9 @@ class Breakers:
         for variant, breaker in self._limited.items():
             if breaker.state is not State.OPEN:
                 continue
-            for lane in (variant,) if variant else ("", EXACT_ONLY):
+            for batch_key in (variant,) if variant else ("", EXACT_ONLY):
                 for waiting in (*queue.fresh, *queue.retry):
-                    while (entry := waiting.take_head(lane)) is not None:
+                    while (entry := waiting.take_head(batch_key)) is not None:
                         why = self.admit(entry, now)
                         if why is None:
                             waiting.push(entry)

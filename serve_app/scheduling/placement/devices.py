@@ -1,9 +1,9 @@
 """Devices: which model's entries go to a replica next, and when.
 
 Every model belongs to one device. A model on its own sends its entries ahead, so that its replicas' gates can compose
-batches of them (`Alone`). Models of a group contend for what they compute on, so their bundles go one after the other,
-``concurrency`` at a time (`Shared`): which one is next is decided here over all of them, by class and slack, and a long
-bundle of a lower class is cut short or held back when an urgent one is due.
+batches of them (`DedicatedDevice`). Models of a group contend for what they compute on, so their bundles go one after
+the other, ``concurrency`` at a time (`SharedDevice`): which one is next is decided here over all of them, by class and
+slack, and a long bundle of a lower class is cut short or held back when an urgent one is due.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from heapq import heapify, heappop, heapreplace
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.batching.claims import Claims
-from serve_app.scheduling.batching.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.blocking_limit import BlockingLimit
+from serve_app.scheduling.batching.composition import BatchLimits, Composition, compose, execution_s
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
-from serve_app.scheduling.queueing.shares import Shares, riders_of
+from serve_app.scheduling.queueing.shares import Shares, fill_parts_of
 from serve_app.scheduling.settings import DeviceGroup
 from serve_app.scheduling.slots import Replica
 
@@ -49,7 +49,7 @@ class NextBundle(NamedTuple):
     """Other replicas that get the same entries: who is free first runs them."""
 
 
-class Alone:
+class DedicatedDevice:
     """A model whose replicas share nothing with other models.
 
     Entries go to a replica at once while there is room (`Slots`), so that its gate has them when the session is free.
@@ -60,30 +60,30 @@ class Alone:
 
     Attributes:
         active: The model, always.
-        open_at: When the latest `next_bundle` wants to be asked again if nothing else happens, seconds; ``inf``: never.
+        recheck_at: When `next_bundle` is to be called again if nothing else happens, seconds; ``inf``: never.
     """
 
     concurrency = 0
 
-    __slots__ = ("_model", "active", "open_at")
+    __slots__ = ("_model", "active", "recheck_at")
 
     def __init__(self, model: ModelState) -> None:
         self._model = model
         self.active = {model: None}
-        self.open_at = inf
+        self.recheck_at = inf
 
     @property
     def wake_at(self) -> float:
         """When to ask again for the next bundle, or something else happens by itself, seconds; ``inf``: never."""
-        return min(self.open_at, self._model.wake_at)
+        return min(self.recheck_at, self._model.wake_at)
 
-    def wait_s(self, now: float) -> float:  # noqa: ARG002 - see `Shared`
+    def wait_s(self, now: float) -> float:  # noqa: ARG002 - see `SharedDevice`
         """How long until one more execution has room on the device: none, whatever its replicas do."""
         return 0.0
 
-    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:  # noqa: ARG002 - see `Shared`
+    def next_bundle(self, now: float, given_up: list[Entry]) -> NextBundle | None:  # noqa: ARG002 - see `SharedDevice`
         """Take the next bundle from the queue, for a replica with room; ``None`` when nothing goes now."""
-        self.open_at = inf
+        self.recheck_at = inf
         model = self._model
         queue, slots, most = model.queue, model.slots, model.settings.max_rows
         for priority in _PRIORITIES:
@@ -111,7 +111,7 @@ class Alone:
             if fresh.rows < part and replica.rows_before(priority):
                 send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
                 if now < send_at:
-                    self.open_at = send_at
+                    self.recheck_at = send_at
                     return None  # what is less urgent does not go before it
             tied = self._tied(priority, replica)
             return self._bundle(replica, self._take(priority, head, replica, part if replica.rows else most), tied)
@@ -131,16 +131,16 @@ class Alone:
         return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
 
     def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
-        """Entries of one lane, those of the class first and then of less urgent ones, as far as there is room."""
+        """Entries of one batch key, those of the class first and then of less urgent ones, as far as there is room."""
         model = self._model
-        queue, lane = model.queue, head.lane
+        queue, batch_key = model.queue, head.batch_key
         room = model.slots.window * model.settings.max_rows
-        queue.fresh[priority - 1].take_head(lane)
+        queue.fresh[priority - 1].take_head(batch_key)
         entries, rows = [head], head.rows
         for other in _PRIORITIES[priority - 1 :]:
             if rows < most and queue.fresh[other - 1].rows:
                 left = min(most, room - replica.rows_before(other)) - rows
-                rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, lane)
+                rows += queue.fresh[other - 1].take(entries, left, _ANY_BUCKET, batch_key)
         return entries
 
     def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
@@ -166,18 +166,18 @@ class Alone:
             replica = slots.choose(priority, inf, now, model.per_row_s)
         if replica is None:
             return None
-        lane, longest, rows = head.lane, self._part() if replica.rows else most, 0
+        batch_key, longest, rows = head.batch_key, self._part() if replica.rows else most, 0
         entries: list[Entry] = []
         room = slots.window * most - replica.rows_before(priority)
         while turns:
             ahead, _, _, queue = turns[0]
-            following = queue.head(lane)
+            following = queue.head(batch_key)
             if following is None or (rows >= room and ahead >= part):
                 heappop(turns)
                 continue
             if entries and rows + following.rows > longest:
                 break
-            queue.take_head(lane)
+            queue.take_head(batch_key)
             entries.append(following)
             rows += following.rows
             heapreplace(turns, (ahead + following.rows / queue.weight, following.deadline, following.id, queue))
@@ -204,10 +204,10 @@ class _Candidate(NamedTuple):
     head: Entry
     replica: Replica
     ready: list[Priority]
-    paid: bool
-    owed: Priority | None
+    on_credit: bool
+    fill_first: Priority | None
     slack_s: float
-    alone_s: float
+    solo_s: float
 
 
 class _Running(NamedTuple):
@@ -217,7 +217,7 @@ class _Running(NamedTuple):
     nbytes: int
 
 
-class Shared:
+class SharedDevice:
     """Models that compute on one device.
 
     Args:
@@ -229,11 +229,11 @@ class Shared:
         members: How many there are.
         shares: The classes' credits.
         concurrency: Executions at once over all members.
-        open_at: As of `Alone`.
+        recheck_at: As of `DedicatedDevice`.
     """
 
     __slots__ = (
-        "_claims",
+        "_blocking_limit",
         "_group",
         "_held_since",
         "_memory_bytes",
@@ -241,7 +241,7 @@ class Shared:
         "active",
         "concurrency",
         "members",
-        "open_at",
+        "recheck_at",
         "shares",
     )
 
@@ -250,8 +250,8 @@ class Shared:
         self.members = 0
         self.shares = Shares(min_share)
         self.concurrency = group.concurrency
-        self.open_at = inf
-        self._claims = Claims()
+        self.recheck_at = inf
+        self._blocking_limit = BlockingLimit()
         self._held_since: float | None = None
         self._group = group
         # What is left for running batches.
@@ -274,9 +274,9 @@ class Shared:
     def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
         """An entry of a member was accepted."""
         if entry.priority is Priority.HIGH:
-            claims, latency = self._claims, model.latencies.of(entry.variant)
-            claims.arrived(now)
-            claims.observe(claims.bears_s(entry, entry.rows, latency, model.settings, now, 1.0))
+            blocking_limit, latency = self._blocking_limit, model.latencies.of(entry.variant)
+            blocking_limit.arrived(now)
+            blocking_limit.observe(blocking_limit.tolerable_s(entry, entry.rows, latency, model.settings, now, 1.0))
 
     def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
         """A bundle was sent. One that only wakes a model up computes nothing yet."""
@@ -290,8 +290,8 @@ class Shared:
 
     @property
     def wake_at(self) -> float:
-        """As of `Alone`."""
-        return min([self.open_at, *(model.wake_at for model in self.active)])
+        """As of `DedicatedDevice`."""
+        return min([self.recheck_at, *(model.wake_at for model in self.active)])
 
     def rest(self) -> None:
         """After a decision: members with nothing to do are not active any more."""
@@ -315,14 +315,14 @@ class Shared:
             given_up: Receives the entries that are not worth executing any more. The caller ends them.
         """
         while True:
-            self.open_at = inf
+            self.recheck_at = inf
             if len(self._running) >= self.concurrency:
                 return None
             found = (self._candidate(model, now) for model in self.active if model.queue)
             candidates = [candidate for candidate in found if candidate is not None]
             if len(candidates) > 1:
                 most_urgent = min(candidate.priority for candidate in candidates)
-                candidates = [self._unpaid_unless_full(candidate, most_urgent) for candidate in candidates]
+                candidates = [self._on_credit_if_full(candidate, most_urgent) for candidate in candidates]
                 candidates.sort(key=_urgency)
             waiting = sorted({priority for candidate in candidates for priority in candidate.ready})
             before = len(given_up)
@@ -353,32 +353,32 @@ class Shared:
                 heads.append((head, replica))
         if not ready:
             return None
-        chosen, paid = 0, False
-        owed: Priority | None = None
+        chosen, on_credit = 0, False
+        fill_first: Priority | None = None
         for at in range(1, len(ready)):
-            if not self.shares.covers(ready[at], model.alone_s(heads[at][0])):
+            if not self.shares.covers(ready[at], model.solo_s(heads[at][0])):
                 continue
             if self.shares.credit_s[ready[at]] < model.full_s(heads[at][0]):
-                owed = owed or ready[at]
+                fill_first = fill_first or ready[at]
                 continue
-            chosen, paid, owed = at, True, None
+            chosen, on_credit, fill_first = at, True, None
             break
         head, replica = heads[chosen]
-        alone_s = model.alone_s(head)
-        slack_s = (head.deadline - now - alone_s) / model.settings.weight
-        return _Candidate(model, ready[chosen], head, replica, ready, paid, owed, slack_s, alone_s)
+        solo_s = model.solo_s(head)
+        slack_s = (head.deadline - now - solo_s) / model.settings.weight
+        return _Candidate(model, ready[chosen], head, replica, ready, on_credit, fill_first, slack_s, solo_s)
 
-    def _unpaid_unless_full(self, candidate: _Candidate, most_urgent: Priority) -> _Candidate:
+    def _on_credit_if_full(self, candidate: _Candidate, most_urgent: Priority) -> _Candidate:
         """Over several models, a class goes first on credit only where that is worth a full batch."""
         priority = candidate.priority
-        cost_s = max(candidate.alone_s, candidate.model.full_s(candidate.head))
-        return candidate._replace(paid=priority > most_urgent and self.shares.covers(priority, cost_s))
+        cost_s = max(candidate.solo_s, candidate.model.full_s(candidate.head))
+        return candidate._replace(on_credit=priority > most_urgent and self.shares.covers(priority, cost_s))
 
     def _try(
         self, candidate: _Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
     ) -> NextBundle | None:
         """Take a candidate's bundle; ``None`` where it is held back, finds no memory, or cannot be in time."""
-        longest_s = self._claims.bound_s(now)
+        longest_s = self._blocking_limit.bound_s(now)
         if self._holds_back(candidate, longest_s, now):
             return None
         most = self._most_rows(candidate)
@@ -390,13 +390,13 @@ class Shared:
 
     def _holds_back(self, candidate: _Candidate, longest_s: float, now: float) -> bool:
         """Whether it would be likely to block what is more urgent; then it is looked at again a little later."""
-        priority, alone_s = candidate.priority, candidate.alone_s
-        if candidate.paid or alone_s <= longest_s or not self._claims.likely_blocks(priority, alone_s, now):
+        priority, solo_s = candidate.priority, candidate.solo_s
+        if candidate.on_credit or solo_s <= longest_s or not self._blocking_limit.likely_blocks(priority, solo_s, now):
             return False
         if self._held_since is not None:
-            self.shares.held_back(priority, min(alone_s, now - self._held_since))
+            self.shares.held_back(priority, min(solo_s, now - self._held_since))
         self._held_since = now
-        self.open_at = min(self.open_at, now + _HOLD * alone_s)
+        self.recheck_at = min(self.recheck_at, now + _HOLD * solo_s)
         return True
 
     def _most_rows(self, candidate: _Candidate) -> int:
@@ -415,7 +415,7 @@ class Shared:
         if head.attempts:
             model.queue.retry[priority - 1].pop()
             return Composition([head], head.rows, head.bucket, head.variant, [])
-        room = Room(now + model.overhead.seconds, most, longest_s, candidate.owed)
+        room = BatchLimits(now + model.overhead.seconds, most, longest_s, candidate.fill_first)
         return compose(model.queue, priority, model.settings, model.latencies, room)
 
     def _account(self, candidate: _Candidate, waiting: list[Priority], taken: Composition) -> NextBundle:
@@ -424,19 +424,19 @@ class Shared:
         entries, rows, bucket, variant, _ = taken
         predicted_s = execution_s(model.latencies.of(variant), rows, bucket, model.settings.max_rows)
         self._held_since = None
-        riders = riders_of(entries, rows, priority)
-        self.shares.dispatched(predicted_s, waiting, priority, riders, paid=candidate.paid)
+        fill_parts = fill_parts_of(entries, rows, priority)
+        self.shares.dispatched(predicted_s, waiting, priority, fill_parts, on_credit=candidate.on_credit)
         if not candidate.head.attempts:
-            model.queue.served(entries, predicted_s, priority, riders)
+            model.queue.served(entries, predicted_s, priority, fill_parts)
         return NextBundle(model, candidate.replica, entries, rows, bucket, variant, predicted_s)
 
 
-Device = Alone | Shared
+Device = DedicatedDevice | SharedDevice
 
 
 def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float, str]:
     # By name where all else is equal, so that it does not matter to which of them something happened first.
-    return not candidate.paid, candidate.priority, candidate.slack_s, candidate.model.settings.name
+    return not candidate.on_credit, candidate.priority, candidate.slack_s, candidate.model.settings.name
 
 
 _LOW = Priority.LOW

@@ -9,16 +9,16 @@ from serve_app.scheduling.entry import Entry, Priority
 _NAME_ONE: Final = "name a longer deadline (X-Timeout-Ms, parameters.timeout)"
 
 
-def too_short(entry: Entry, alone_s: float, has_s: float) -> str:
+def too_short(entry: Entry, solo_s: float, has_s: float) -> str:
     """Say that a deadline is too short whatever else the server has to do.
 
     Args:
         entry: Its request.
-        alone_s: How long the request takes if nothing else does, seconds.
+        solo_s: How long the request takes if nothing else does, seconds.
         has_s: How long it may take, seconds.
     """
     allows = "this request allows" if entry.default_of is None else f"class {entry.default_of.label} allows"
-    return f"the model takes about {shown_s(alone_s)} alone; {allows} {shown_s(has_s)}: {advice(entry.default_of)}"
+    return f"the model takes about {shown_s(solo_s)} alone; {allows} {shown_s(has_s)}: {advice(entry.default_of)}"
 
 
 def advice(default_of: Priority | None) -> str:

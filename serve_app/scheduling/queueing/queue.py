@@ -13,43 +13,43 @@ from typing import Final
 
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.queueing.sizes import Size, Sizes, size_of
+from serve_app.scheduling.queueing.sizes import Size, SizeFairness, size_of
 from serve_app.scheduling.queueing.tenant_queue import Counts, Rows, TenantQueue, Totals
-from serve_app.scheduling.queueing.tenants import Service
+from serve_app.scheduling.queueing.tenants import TenantUsage
 
 _EMPTY_ALLOWED: Final = 8
 
 
 class Merged:
-    """Several tenants' entries of one lane as if they were in one queue, while a batch is put together.
+    """Several tenants' entries of one batch key as if they were in one queue, while a batch is put together.
 
     Args:
         queues: The tenants'. What is pushed back is not seen any more.
     """
 
-    __slots__ = ("_heads", "_lane", "_queues")
+    __slots__ = ("_batch_key", "_heads", "_queues")
 
     def __init__(self, queues: Sequence[TenantQueue]) -> None:
         self._queues = {queue.tenant: queue for queue in queues}
-        self._lane: str | None = None
+        self._batch_key: str | None = None
         self._heads: list[tuple[float, int, TenantQueue]] = []
 
-    def head(self, lane: str | None = None) -> Entry | None:
+    def head(self, batch_key: str | None = None) -> Entry | None:
         """As `TenantQueue.head`."""
-        return _earliest(self._queues.values(), lane)
+        return _earliest(self._queues.values(), batch_key)
 
-    def take_head(self, lane: str) -> Entry | None:
+    def take_head(self, batch_key: str) -> Entry | None:
         """As `TenantQueue.take_head`."""
-        if lane != self._lane:
-            self._lane = lane
-            heads = ((queue.head(lane), queue) for queue in self._queues.values())
+        if batch_key != self._batch_key:
+            self._batch_key = batch_key
+            heads = ((queue.head(batch_key), queue) for queue in self._queues.values())
             self._heads = [(head.deadline, head.id, queue) for head, queue in heads if head is not None]
             heapify(self._heads)
         if not self._heads:
             return None
         queue = self._heads[0][2]
-        entry = queue.take_head(lane)
-        following = queue.head(lane)
+        entry = queue.take_head(batch_key)
+        following = queue.head(batch_key)
         if following is None:
             heappop(self._heads)
         else:
@@ -63,12 +63,12 @@ class Merged:
 
     def push(self, entry: Entry) -> None:
         """Give an entry back to its tenant's queue."""
-        self._lane = None
+        self._batch_key = None
         self._queues[entry.tenant].push(entry)
 
-    def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
+    def take(self, into: list[Entry], room: int, bucket: int, batch_key: str = "") -> int:
         """As `TenantQueue.take`."""
-        return _take(self, into, room, bucket, lane)
+        return _take(self, into, room, bucket, batch_key)
 
 
 class OfSize:
@@ -86,9 +86,9 @@ class OfSize:
         self._size = size
         self._passed_over: list[Entry] = []
 
-    def take_head(self, lane: str) -> Entry | None:
+    def take_head(self, batch_key: str) -> Entry | None:
         """As `TenantQueue.take_head`."""
-        while (entry := self._queue.take_head(lane)) is not None and size_of(entry) != self._size:
+        while (entry := self._queue.take_head(batch_key)) is not None and size_of(entry) != self._size:
             self._passed_over.append(entry)
         return entry
 
@@ -119,8 +119,8 @@ class ClassQueue(Counts):
         self._tenants: dict[str, TenantQueue] = {}
         # The only tenant that counts, if there is one: then nothing is to be decided between tenants.
         self._sole: TenantQueue | None = None
-        self.service = Service()
-        self.sizes = Sizes(size_fairness)
+        self.service = TenantUsage()
+        self.sizes = SizeFairness(size_fairness)
 
     def __len__(self) -> int:
         return sum(map(len, self._tenants.values()))
@@ -152,33 +152,33 @@ class ClassQueue(Counts):
         queue = self._tenants.get(entry.tenant)
         (self._come(entry) if queue is None else queue).push(entry)
 
-    def head(self, lane: str | None = None) -> Entry | None:
-        """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
+    def head(self, batch_key: str | None = None) -> Entry | None:
+        """The entry with the earliest deadline, of this batch key or (``None``) of all; ``None`` without any."""
         sole = self._sole
         if sole is None:
-            return _earliest(self._tenants.values(), lane)
-        return sole.known_head if lane is None and sole.known_head is not None else sole.head(lane)
+            return _earliest(self._tenants.values(), batch_key)
+        return sole.known_head if batch_key is None and sole.known_head is not None else sole.head(batch_key)
 
     def pop(self) -> Entry:
         """Take the entry with the earliest deadline. Raises IndexError when empty."""
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
-        self._tenants[entry.tenant].take_head(entry.lane)
+        self._tenants[entry.tenant].take_head(entry.batch_key)
         return entry
 
-    def take_head(self, lane: str) -> Entry | None:
-        """Take the entry of this lane with the earliest deadline, or ``None``."""
+    def take_head(self, batch_key: str) -> Entry | None:
+        """Take the entry of this batch key with the earliest deadline, or ``None``."""
         sole = self._sole
         if sole is not None:
-            return sole.take_head(lane)
-        entry = self.head(lane)
-        return None if entry is None else self._tenants[entry.tenant].take_head(lane)
+            return sole.take_head(batch_key)
+        entry = self.head(batch_key)
+        return None if entry is None else self._tenants[entry.tenant].take_head(batch_key)
 
-    def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
-        """Pop entries of one lane in order while they fit; see `TenantQueue.take`."""
+    def take(self, into: list[Entry], room: int, bucket: int, batch_key: str = "") -> int:
+        """Pop entries of one batch key in order while they fit; see `TenantQueue.take`."""
         sole = self._sole
-        return _take(self, into, room, bucket, lane) if sole is None else sole.take(into, room, bucket, lane)
+        return _take(self, into, room, bucket, batch_key) if sole is None else sole.take(into, room, bucket, batch_key)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out of the middle. Raises KeyError when it is not queued here."""
@@ -274,23 +274,23 @@ def _order(entry: Entry) -> tuple[float, int]:
     return entry.deadline, entry.id
 
 
-def _earliest(queues: Iterable[TenantQueue], lane: str | None) -> Entry | None:
+def _earliest(queues: Iterable[TenantQueue], batch_key: str | None) -> Entry | None:
     """The head with the earliest deadline of several queues."""
     best: Entry | None = None
     for queue in queues:
-        head = queue.head(lane)
+        head = queue.head(batch_key)
         if head is not None and (best is None or (head.deadline, head.id) < (best.deadline, best.id)):
             best = head
     return best
 
 
-def _take(queue: ClassQueue | Merged, into: list[Entry], room: int, bucket: int, lane: str) -> int:
+def _take(queue: ClassQueue | Merged, into: list[Entry], room: int, bucket: int, batch_key: str) -> int:
     left = room
     while left > 0:
-        entry = queue.head(lane)
+        entry = queue.head(batch_key)
         if entry is None or entry.rows > left or entry.bucket > bucket:
             break
-        queue.take_head(lane)
+        queue.take_head(batch_key)
         into.append(entry)
         left -= entry.rows
     return room - left
@@ -352,7 +352,7 @@ class ModelQueue:
                 queue.expire(now, into)
 
     def served(
-        self, entries: Sequence[Entry], seconds: float, chosen: Priority, riders: Iterable[tuple[Priority, float]]
+        self, entries: Sequence[Entry], seconds: float, chosen: Priority, fill_parts: Iterable[tuple[Priority, float]]
     ) -> None:
         """Account for a batch of fresh entries; see `ClassQueue.served`.
 
@@ -360,10 +360,10 @@ class ModelQueue:
             entries: They have left the queue.
             seconds: Predicted time.
             chosen: The class that heads it.
-            riders: Other classes in it with their parts of its rows, 0 to 1.
+            fill_parts: Other classes in it with their parts of its rows, 0 to 1.
         """
         own = 1.0
-        for priority, part in riders:
+        for priority, part in fill_parts:
             own -= part
             self.fresh[priority - 1].served(entries, seconds, part, priority)
         self.fresh[chosen - 1].served(entries, seconds, own, chosen)

@@ -29,7 +29,7 @@ class Shares:
         min_share: Share per class, each 0 to 1.
 
     Attributes:
-        credit_s: Predicted server seconds that each class is owed. Negative is debt.
+        credit_s: Predicted server seconds that each class has earned and not used. Negative is debt.
     """
 
     __slots__ = ("_min_share", "credit_s")
@@ -51,9 +51,9 @@ class Shares:
         cost_s: float,
         waiting: Sequence[Priority],
         chosen: Priority,
-        riders: Iterable[tuple[Priority, float]] = (),
+        fill_parts: Iterable[tuple[Priority, float]] = (),
         *,
-        paid: bool,
+        on_credit: bool,
     ) -> None:
         """Account for one bundle.
 
@@ -61,18 +61,18 @@ class Shares:
             cost_s: Predicted server time of the bundle.
             waiting: Classes that had dispatchable work when it was formed.
             chosen: The class that heads the bundle.
-            riders: Other classes in the bundle with their parts of its rows, 0 to 1.
-            paid: Whether its class went first on credit, and not because it was the most urgent.
+            fill_parts: Other classes in the bundle with their parts of its rows, 0 to 1.
+            on_credit: Whether its class went first on credit, and not because it was the most urgent.
         """
         cost_s = max(cost_s, _UNKNOWN_COST_S)
         credit = self.credit_s
         for priority in waiting:
             credit[priority] += self._min_share[priority] * cost_s
         own = 1.0
-        for priority, part in riders:
+        for priority, part in fill_parts:
             own -= part
             self._served(priority, cost_s * part)
-        if paid:
+        if on_credit:
             credit[chosen] -= cost_s * own
         elif self._min_share[chosen]:  # of a class without one there is nothing to count
             self._served(chosen, cost_s * own)
@@ -85,7 +85,7 @@ class Shares:
             self.credit_s[priority] = max(least, credit - seconds)
 
 
-def riders_of(entries: Iterable[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
+def fill_parts_of(entries: Iterable[Entry], rows: int, chosen: Priority) -> list[tuple[Priority, float]]:
     """The classes other than ``chosen`` in a batch of so many rows, with their parts of them, 0 to 1."""
     riding: dict[Priority, int] = {}
     for entry in entries:

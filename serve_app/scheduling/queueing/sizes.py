@@ -28,7 +28,7 @@ def size_of(entry: Entry) -> Size:
     return entry.bucket, (entry.rows - 1).bit_length()
 
 
-class Sizes:
+class SizeFairness:
     """The deficits of one class.
 
     Args:

@@ -2,7 +2,7 @@
 
 A `TenantQueue` is a `Calendar` of ``(deadline, id)`` beside a dict ``id -> entry``. Cancelling deletes from the dict
 only; the calendar forgets lazily and is rebuilt when more than half of it is stale. So an entry is referenced exactly
-as long as it is queued, cancelling is O(1) amortised, and there are at most ``2 * entries + 64`` pairs. Every lane
+as long as it is queued, cancelling is O(1) amortised, and there are at most ``2 * entries + 64`` pairs. Every batch key
 has a calendar of its own, so that a bundle of one variant does not end at the first entry of another.
 """
 
@@ -84,7 +84,7 @@ class TenantQueue:
     )
 
     def __init__(self, counts: Counts, tenant: str = "", weight: float = 1.0) -> None:
-        # Per lane with anything queued; an empty calendar goes when somebody next looks at it.
+        # Per batch key with anything queued; an empty calendar goes when somebody next looks at it.
         self._calendars: dict[str, Calendar] = {}
         self._pairs = 0
         self._entries: dict[int, Entry] = {}
@@ -114,9 +114,9 @@ class TenantQueue:
             self.known_head = entry
         entries[entry.id] = entry
         pair = (entry.deadline, entry.id)
-        calendar = self._calendars.get(entry.lane)
+        calendar = self._calendars.get(entry.batch_key)
         if calendar is None:
-            calendar = self._calendars[entry.lane] = Calendar()
+            calendar = self._calendars[entry.batch_key] = Calendar()
         calendar.push(pair)
         self._pairs += 1
         head = self.known_head
@@ -131,21 +131,21 @@ class TenantQueue:
         totals.entries += 1
         totals.nbytes += nbytes
 
-    def head(self, lane: str | None = None) -> Entry | None:
-        """The entry with the earliest deadline, of this lane or (``None``) of all; ``None`` without any."""
+    def head(self, batch_key: str | None = None) -> Entry | None:
+        """The entry with the earliest deadline, of this batch key or (``None``) of all; ``None`` without any."""
         head = self.known_head
-        if head is not None and (lane is None or lane == head.lane):
+        if head is not None and (batch_key is None or batch_key == head.batch_key):
             return head
         entries, calendars = self._entries, self._calendars
         if not entries:
             return None
-        if lane is None:
+        if batch_key is None:
             if len(calendars) > 1:
                 earliest = min(first for name in tuple(calendars) if (first := self._first(name)) is not None)
                 self.known_head = entries[earliest[1]]
                 return self.known_head
-            (lane,) = calendars
-        first = self._first(lane)
+            (batch_key,) = calendars
+        first = self._first(batch_key)
         if first is None:
             return None
         head = entries[first[1]]
@@ -163,12 +163,12 @@ class TenantQueue:
         entry = self.head()
         if entry is None:
             raise IndexError("pop from an empty queue")
-        self.take_head(entry.lane)
+        self.take_head(entry.batch_key)
         return entry
 
-    def take_head(self, lane: str) -> Entry | None:
-        """Take the entry of this lane with the earliest deadline, or ``None``."""
-        calendar = self._calendars.get(lane)
+    def take_head(self, batch_key: str) -> Entry | None:
+        """Take the entry of this batch key with the earliest deadline, or ``None``."""
+        calendar = self._calendars.get(batch_key)
         if calendar is None:
             return None
         entries = self._entries
@@ -178,27 +178,27 @@ class TenantQueue:
             if entry is not None:
                 self._forget(entry)
                 return entry
-        del self._calendars[lane]
+        del self._calendars[batch_key]
         return None
 
-    def take(self, into: list[Entry], room: int, bucket: int, lane: str = "") -> int:
-        """Pop entries of one lane in order while they fit: their rows in ``room``, their bucket in ``bucket``.
+    def take(self, into: list[Entry], room: int, bucket: int, batch_key: str = "") -> int:
+        """Pop entries of one batch key in order while they fit: their rows in ``room``, their bucket in ``bucket``.
 
         Args:
             into: Receives the entries.
             room: Most rows to take.
             bucket: Largest cost bucket to take.
-            lane: The lane to take from; others are passed over.
+            batch_key: The batch key to take from; others are passed over.
 
         Returns:
             The rows taken. The first entry that does not fit ends it and stays the head.
         """
         left = room
         while left > 0:
-            entry = self.head(lane)
+            entry = self.head(batch_key)
             if entry is None or entry.rows > left or entry.bucket > bucket:
                 break
-            self.take_head(lane)
+            self.take_head(batch_key)
             into.append(entry)
             left -= entry.rows
         return room - left
@@ -215,12 +215,12 @@ class TenantQueue:
     def expire(self, now: float, into: list[Entry]) -> None:
         """Pop every entry whose deadline has passed."""
         while (entry := self.known_head or self.head()) is not None and entry.deadline <= now:
-            self.take_head(entry.lane)
+            self.take_head(entry.batch_key)
             into.append(entry)
 
-    def _first(self, lane: str) -> Pair | None:
-        """The first pair of a lane that is not stale, or ``None`` when nothing of it is queued."""
-        calendar = self._calendars.get(lane)
+    def _first(self, batch_key: str) -> Pair | None:
+        """The first pair of a batch key that is not stale, or ``None`` when nothing of it is queued."""
+        calendar = self._calendars.get(batch_key)
         if calendar is None:
             return None
         while (first := calendar.first()) is not None:
@@ -228,7 +228,7 @@ class TenantQueue:
                 return first
             calendar.pop()
             self._pairs -= 1
-        del self._calendars[lane]
+        del self._calendars[batch_key]
         return None
 
     def _forget(self, entry: Entry) -> None:

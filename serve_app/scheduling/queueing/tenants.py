@@ -27,7 +27,7 @@ _UNKNOWN_COST_S: Final = 1e-6
 _REMEMBERED: Final = 256
 
 
-class Service:
+class TenantUsage:
     """What the tenants of one class had of one session or device.
 
     Attributes:
