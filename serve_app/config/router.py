@@ -158,7 +158,7 @@ class FaultsConfig(Section):
     """
 
     replica_kill_s: Seconds | None = 10.0
-    """A replica on this node that has been silent for this long is killed, so that Ray Serve replaces it at once.
+    """A replica on this node that has sent no data for this long is killed, so that Ray Serve replaces it at once.
 
     `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
     """

@@ -252,17 +252,17 @@ class Dispatcher:
         """Tell the scheduler whether a replica shares the table of ties."""
         self._core.on_linked(model, replica, linked=linked)
 
-    def on_silent(self, model: str, replica: str) -> None:
+    def on_unresponsive(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
         now, before = monotonic(), self._scheduler.listed(model)
-        if self._core.on_silent(model, replica, now):
+        if self._core.on_unresponsive(model, replica, now):
             logger.error("Replica %s of %s is unresponsive: what it has is tried elsewhere", replica, model)
-            self._observer.replica_silent(model)
+            self._observer.replica_unresponsive(model)
             self._recovery.lost(model, before, now)
 
-    def on_heard(self, model: str, replica: str) -> None:
-        """Tell the scheduler that a silent replica speaks again."""
-        if self._core.on_heard(model, replica, monotonic()):
+    def on_responsive(self, model: str, replica: str) -> None:
+        """Tell the scheduler that an unresponsive replica sends data again."""
+        if self._core.on_responsive(model, replica, monotonic()):
             logger.warning("Replica %s of %s is back", replica, model)
 
     def _pump(self, *, timer: bool = False) -> None:

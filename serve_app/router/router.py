@@ -90,7 +90,10 @@ class Router:
             self._scheduler, self._send, self.metrics, settings.bundle_timeout_s, self._recall, ties
         )
         watch = Watch(
-            settings.replica_silence_s, settings.replica_kill_s, self._dispatcher.on_silent, self._dispatcher.on_heard
+            settings.replica_silence_s,
+            settings.replica_kill_s,
+            self._dispatcher.on_unresponsive,
+            self._dispatcher.on_responsive,
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
         self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)

@@ -123,7 +123,7 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
     return seconds
 
 
-def in_time_after_all(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
+def meets_deadline_behind_queue(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
     """Whether an entry would be in time behind everything queued in its class and above; also where nobody knows."""
     wait = drain_s(model, device, entry.priority, now)
     return wait is None or now + wait + _own_s(entry, model.latencies.of(entry.variant), model) <= entry.deadline

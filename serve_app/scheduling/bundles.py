@@ -25,14 +25,24 @@ class Bundle:
         rows: Rows of the bundle.
         begins: When it was sent, seconds.
         settled: Whether no hedge of any of its entries is to be thought of any more.
-        orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
+        detached: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
         recalled: Whether any of its entries was.
         first_deadline: The earliest of its entries' deadlines, seconds.
     """
 
     __slots__ = (
-        "_by_deadline", "_due", "begins", "entries", "first_deadline", "id", "model", "orphaned", "recalled", "replica",
-        "rows", "settled",
+        "_by_deadline",
+        "_due",
+        "begins",
+        "detached",
+        "entries",
+        "first_deadline",
+        "id",
+        "model",
+        "recalled",
+        "replica",
+        "rows",
+        "settled",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +56,7 @@ class Bundle:
     ) -> None:
         self.begins = begins
         self.settled = False
-        self.orphaned = self.recalled = False
+        self.detached = self.recalled = False
         self.id = id
         self.model = model
         self.replica = replica

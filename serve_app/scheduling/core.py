@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
-from serve_app.scheduling.health.breaker import Verdict
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -194,19 +194,19 @@ class RouterCore(Generic[SentT]):
         if self.scheduler.serves(model):
             self.scheduler.on_linked(model, replica, linked=linked and self._places is not None)
 
-    def on_silent(self, model: str, replica: str, now: float) -> bool:
+    def on_unresponsive(self, model: str, replica: str, now: float) -> bool:
         """A replica with requests in flight is unresponsive. Returns whether its model is known."""
         if not self.scheduler.serves(model):
             return False
-        self.scheduler.on_silent(model, replica, now)
+        self.scheduler.on_unresponsive(model, replica, now)
         self._pump_soon()
         return True
 
-    def on_heard(self, model: str, replica: str, now: float) -> bool:
-        """A silent replica speaks again. Returns whether its model is known."""
+    def on_responsive(self, model: str, replica: str, now: float) -> bool:
+        """An unresponsive replica sends data again. Returns whether its model is known."""
         if not self.scheduler.serves(model):
             return False
-        self.scheduler.on_heard(model, replica, now)
+        self.scheduler.on_responsive(model, replica, now)
         self._pump_soon()
         return True
 
@@ -257,13 +257,13 @@ class RouterCore(Generic[SentT]):
         variant = executions[0][3] if executions else dispatch.variant
         returned: list[Entry] = []
         dropped: list[Entry] = []
-        verdict = Verdict.ANSWERED
+        outcome = BundleOutcome.ANSWERED
         if not codes or any(codes):
-            verdict = _verdict(codes, model_works)
+            outcome = _outcome(codes, model_works)
             returned = [entry for entry, code in zip(dispatch.entries, codes, strict=True) if code == RETURNED]
             dropped = [entry for entry, code in zip(dispatch.entries, codes, strict=True) if code == _LATE]
         scheduler, bundle_id = self.scheduler, dispatch.bundle_id
-        scheduler.on_verdict(bundle_id, variant, verdict, now)
+        scheduler.on_outcome(bundle_id, variant, outcome, now)
         alive = scheduler.on_done(bundle_id, executions, now, waited_s, runs_s, reported_backlog_s, returned, dropped)
         for entry in alive:
             entry.variant = variant
@@ -280,8 +280,8 @@ class RouterCore(Generic[SentT]):
         else:
             self._end_flight(dispatch)
         # Only the model's own failure is its fault.
-        verdict = Verdict.FAULT if code == _FAILED else Verdict.NEITHER
-        self.scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, now)
+        outcome = BundleOutcome.FAILURE if code == _FAILED else BundleOutcome.NOT_COUNTED
+        self.scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, outcome, now)
         self._pump_soon()
         return self.scheduler.on_done(dispatch.bundle_id, (), now)
 
@@ -408,10 +408,10 @@ class RouterCore(Generic[SentT]):
             self._driver.fail(entry, Why.EXPIRED)
 
 
-def _verdict(codes: Sequence[str | None], model_works: bool | None) -> Verdict:
+def _outcome(codes: Sequence[str | None], model_works: bool | None) -> BundleOutcome:
     """What an answer says of its model: whether any entry was answered, else what failed, and whether it works."""
     if None in codes:
-        return Verdict.ANSWERED
+        return BundleOutcome.ANSWERED
     if _FAILED not in codes:
-        return Verdict.NEITHER
-    return Verdict.FAULT if model_works is False else Verdict.SUSPECT
+        return BundleOutcome.NOT_COUNTED
+    return BundleOutcome.FAILURE if model_works is False else BundleOutcome.SUSPECTED

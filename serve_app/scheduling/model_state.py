@@ -126,7 +126,7 @@ class ModelState:
                     self.latencies.exact.observe(rows, bucket, seconds)
                 self.run_rows += _RECENT * (rows - self.run_rows)
                 executed_s += seconds
-            # How long a replica was silent that has been given up tells nothing of the ways.
+            # How long a replica that was given up sent nothing says nothing about delays.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
         # What is recalled comes back also from a session that hangs.

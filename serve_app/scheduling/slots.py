@@ -55,7 +55,7 @@ class Replica:
         tenants: Rows in flight there per class and tenant, as far as they were counted.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
         sent_at: When a bundle was last sent there, seconds.
-        heard_at: When it last answered one, seconds.
+        last_answer_at: When it last answered one, seconds.
         free_at: When what runs there is predicted to end, seconds.
         reported_backlog_s: Predicted time until it is idle, as of its last answer, other routers' work included.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
@@ -71,8 +71,8 @@ class Replica:
         "ejected_until",
         "failures",
         "free_at",
-        "heard_at",
         "held_until",
+        "last_answer_at",
         "linked",
         "listed",
         "name",
@@ -89,7 +89,7 @@ class Replica:
         self.tenants: dict[tuple[Priority, str], int] = {}
         self.suspects: set[int] = set()
         self.sent_at = -inf
-        self.heard_at = -inf
+        self.last_answer_at = -inf
         self.free_at = -inf
         self.reported_backlog_s = 0.0
         self.held_until: float | None = None
@@ -280,7 +280,7 @@ class Slots:
         replica.free_at = now + runs_s
         replica.reported_backlog_s = reported_backlog_s
         if answered:
-            replica.heard_at = now
+            replica.last_answer_at = now
             replica.failures = 0
             replica.held_until = replica.ejected_until
         elif replica.held_until == inf and not replica.bundles:

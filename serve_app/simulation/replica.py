@@ -392,7 +392,7 @@ class SimulatedReplica:
         sent.left = self._world.now
         sent.runs_s = self.gate.runs_s(sent.left)
         sent.reported_backlog_s = self.gate.backlog_s(sent.left)
-        back_s = self._world.way_s("send")
+        back_s = self._world.hop_s("send")
         if back_s > 0.0:
             self._world.at(sent.left + back_s, partial(take, sent))
         else:

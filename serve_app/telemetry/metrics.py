@@ -239,7 +239,7 @@ class RouterMetrics:
         """Count a bundle whose replica died."""
         self._lost.of(model).value += 1
 
-    def replica_silent(self, model: str) -> None:
+    def replica_unresponsive(self, model: str) -> None:
         """Count a replica that was unresponsive."""
         self._silent.of(model).value += 1
 

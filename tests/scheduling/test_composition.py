@@ -14,7 +14,7 @@ from serve_app.scheduling.batching.composition import BatchLimits, Composition, 
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.health.breaker import CircuitBreaker, Verdict
+from serve_app.scheduling.health.breaker import BundleOutcome, CircuitBreaker
 from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
@@ -422,7 +422,7 @@ def test_a_fallback_that_was_never_seen_is_not_taken() -> None:
 def test_a_fallback_that_is_probed_gets_as_many_entries_as_there_are_places() -> None:
     """Nobody fills the bundle up."""
     breaker = CircuitBreaker(BreakerSettings(consecutive_failures=1, reset_s=1.0, probes=2), 0.0)
-    breaker.observe(Verdict.FAULT, 0.0)
+    breaker.observe(BundleOutcome.FAILURE, 0.0)
     breaker.poll(1.0)
     settings = ModelScheduling("m", 32, 10.0, fallbacks=("light",))
     queue, latencies = ModelQueue({p: Totals() for p in Priority}), VariantLatency()

@@ -17,7 +17,7 @@ from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entr
 
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.health.breaker import Verdict
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
@@ -178,9 +178,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         waited=st.sampled_from([0.0, 0.01, 3.0]),
         told=st.sampled_from([0.0, 0.3]),
         returns=st.sampled_from([0, 0, 1, 2, 99]),
-        verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, *Verdict]),
+        outcome=st.sampled_from([BundleOutcome.ANSWERED, BundleOutcome.ANSWERED, *BundleOutcome]),
     )
-    def done(self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict) -> None:
+    def done(
+        self, index: int, seconds: float, waited: float, told: float, returns: int, outcome: BundleOutcome
+    ) -> None:
         """A replica answers, may tell that it has more to do, and may give back what it has not run."""
         dispatch = self.take(index)
         returned = dispatch.entries[len(dispatch.entries) - returns :] if returns else []
@@ -189,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         variant = dispatch.entries[0].variant if dispatch.entries else ""
         executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
         if dispatch.replica is not None:
-            self.scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, self.now)
+            self.scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, outcome, self.now)
             picture = self.scheduler.breaker_snapshot(dispatch.model, self.now)
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
@@ -490,12 +492,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
         for _ in range(3):
             while self.in_flight:
-                self.done(0, 0.01, 0.0, 0.0, 0, Verdict.ANSWERED)
+                self.done(0, 0.01, 0.0, 0.0, 0, BundleOutcome.ANSWERED)
             self.decide()
         self.now += 1000.0
         self.decide()
         while self.in_flight:
-            self.done(0, 0.0, 0.0, 0.0, 0, Verdict.ANSWERED)
+            self.done(0, 0.0, 0.0, 0.0, 0, BundleOutcome.ANSWERED)
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         self.now += 60.0  # a replica that only gave back what was recalled is held for a while

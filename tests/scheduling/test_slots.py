@@ -136,7 +136,7 @@ def test_released_slot_is_free_again() -> None:
 
     assert _choose(slots) == "a"
     assert (slots.in_use, slots.rows, replica.ahead) == (0, 0, [0, 0, 0])
-    assert (replica.heard_at, replica.reported_backlog_s) == (1.0, 0.25)
+    assert (replica.last_answer_at, replica.reported_backlog_s) == (1.0, 0.25)
 
 
 def test_new_replicas_can_be_chosen_and_vanished_ones_cannot() -> None:

@@ -27,7 +27,7 @@ from serve_app.simulation.scenario import (
     SimulatedAutoscaling,
     Stream,
 )
-from serve_app.simulation.system import Execution, Request, Way, World
+from serve_app.simulation.system import Execution, Hop, Request, World
 
 
 class _Watch:
@@ -48,9 +48,9 @@ class _Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
-    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
+    def answer(self, request: Request, left: float | None = None, hop: Hop = "answer") -> None:
         self.ends[request.id] += 1
-        self._world.answer(request, left, way)
+        self._world.answer(request, left, hop)
 
     def drop(self, request: Request) -> None:
         self.ends[request.id] += 1

@@ -1,4 +1,4 @@
-"""The circuit breaker of one build of a model: stop asking what fails, and ask again carefully.
+"""The circuit breaker of one build of a model: requests to a failing model stop, and are resumed step by step.
 
               failing                       reset_s over
     CLOSED ─────────────> OPEN ───────────────────────────> HALF_OPEN
@@ -6,19 +6,20 @@
        │                   └─────────── probes failed ───────┘   │
        └────────────────────── enough probes answered ───────────┘
 
-What counts are the answers of replicas, a whole bundle each, by their `Verdict`. An input can make a model fail, and
-whoever sends such inputs must not lock everybody out; so replicas tell whether the model still runs a known good input
-after a failure. It is *failing*
+Each answer of a replica, a whole bundle, counts by its `BundleOutcome`. An input can make a model fail, and a client
+that sends such inputs must not lock other clients out. So after a failure replicas report whether the model still runs
+a known good input. The model is *failing*
 
-    consecutive_failures   after so many faults without an answer between them
-    failure_ratio          where so large a part of the answers within ``window_s`` were faults, of ``min_samples``
-    nothing answered       after ``min_samples`` failures over ``window_s`` or longer, faults or not, and no answer
+    consecutive_failures   after so many failures without an answer between them
+    failure_ratio          if this fraction of at least ``min_samples`` answers within ``window_s`` failed
+    nothing answered       after ``min_samples`` failures over ``window_s`` or longer, suspected ones included
 
-Failures that the input may be to blame for, suspects, count for the last only, and among probes, where one fault opens
-it again, or ``probes`` suspects in a row. Where one input of many fails, others are answered and nothing ever opens.
+Failures that the input may have caused, *suspected* ones, count for the last row only, and among probes: one failure
+opens the breaker again, or ``probes`` suspected ones in a row. If one input of many fails, others are answered and
+nothing ever opens.
 
 Sources: the states are those of M. Nygard, Release It! (2007), the window in slices is resilience4j's time-based one,
-and limited probes are its ``permittedNumberOfCallsInHalfOpenState``. The verdicts are ours.
+and limited probes are its ``permittedNumberOfCallsInHalfOpenState``. The outcomes are ours.
 """
 
 from __future__ import annotations
@@ -54,21 +55,21 @@ class Event(Enum):
     RECOVERED = "recovered"
 
 
-class Verdict(Enum):
+class BundleOutcome(Enum):
     """What one answer of a replica says of the model.
 
     Attributes:
         ANSWERED: At least one entry has its answer: the model works.
-        FAULT: None has, and the model or its replica is to blame: a known good input fails as well, or what came is
+        FAILURE: None has, and the model or its replica is to blame: a known good input fails as well, or what came is
             no answer to what was asked.
-        SUSPECT: None has, and the inputs may be to blame.
-        NEITHER: Nothing was executed, or failed in the model: bad requests, deadlines, cancellations, no capacity.
+        SUSPECTED: None has, and the inputs may be to blame.
+        NOT_COUNTED: Nothing was executed, or failed in the model: bad requests, deadlines, cancellations, no capacity.
     """
 
     ANSWERED = "answered"
-    FAULT = "fault"
-    SUSPECT = "suspect"
-    NEITHER = "neither"
+    FAILURE = "failure"
+    SUSPECTED = "suspected"
+    NOT_COUNTED = "not counted"
 
 
 TRANSITIONS = MappingProxyType(
@@ -81,7 +82,12 @@ TRANSITIONS = MappingProxyType(
 )
 """Every legal move. Any other is a bug, and raises KeyError."""
 
-_ANSWERED, _FAULT, _SUSPECT, _NEITHER = Verdict.ANSWERED, Verdict.FAULT, Verdict.SUSPECT, Verdict.NEITHER
+_ANSWERED, _FAILURE, _SUSPECTED, _NOT_COUNTED = (
+    BundleOutcome.ANSWERED,
+    BundleOutcome.FAILURE,
+    BundleOutcome.SUSPECTED,
+    BundleOutcome.NOT_COUNTED,
+)
 
 
 class CircuitBreaker:
@@ -95,13 +101,13 @@ class CircuitBreaker:
         state: Where it is.
         since: Since when, seconds.
         reason: Why it left CLOSED last, for people; empty when it never has.
-        faults: Faults in a row.
+        failures: Failures in a row, suspected ones not counted.
         moves: How often it has come to each state.
     """
 
     __slots__ = (
         "_answered", "_failed", "_probes", "_settings", "_unanswered", "_unanswered_since", "_window",
-        "faults", "moves", "reason", "since", "state",
+        "failures", "moves", "reason", "since", "state",
     )  # fmt: skip
 
     def __init__(self, settings: BreakerSettings, now: float) -> None:
@@ -112,28 +118,28 @@ class CircuitBreaker:
         self.moves = dict.fromkeys(State, 0)
         self._probes: list[Entry] = []
         self._window = _Window(settings.window_s)
-        self.faults = 0
+        self.failures = 0
         self._unanswered = 0
         self._unanswered_since = now
         self._answered = 0
         self._failed = 0
 
     def __repr__(self) -> str:
-        return f"<CircuitBreaker {self.state.value} faults={self.faults}>"
+        return f"<CircuitBreaker {self.state.value} failures={self.failures}>"
 
-    def observe(self, verdict: Verdict, now: float) -> None:
-        """Take the verdict on one answer of a replica. While it is open they tell nothing new, and are ignored."""
-        if verdict is _NEITHER or self.state is State.OPEN:
+    def observe(self, outcome: BundleOutcome, now: float) -> None:
+        """Count one answer of a replica. While the breaker is open, answers are ignored: they tell nothing new."""
+        if outcome is _NOT_COUNTED or self.state is State.OPEN:
             return
         if self.state is State.HALF_OPEN:
-            self._observe_probe(verdict, now)
+            self._observe_probe(outcome, now)
             return
-        if verdict is not _SUSPECT:
-            self._window.add(verdict is _FAULT, now)
-        if verdict is _ANSWERED:
-            self.faults = self._unanswered = 0
+        if outcome is not _SUSPECTED:
+            self._window.add(outcome is _FAILURE, now)
+        if outcome is _ANSWERED:
+            self.failures = self._unanswered = 0
             return
-        self.faults += verdict is _FAULT
+        self.failures += outcome is _FAILURE
         if not self._unanswered:
             self._unanswered_since = now
         self._unanswered += 1
@@ -181,25 +187,25 @@ class CircuitBreaker:
         if self.state is State.CLOSED:
             self._forget()
 
-    def _observe_probe(self, verdict: Verdict, now: float) -> None:
-        if verdict is _ANSWERED:
+    def _observe_probe(self, outcome: BundleOutcome, now: float) -> None:
+        if outcome is _ANSWERED:
             self._answered += 1
             self._failed = 0
             if self._answered >= self._settings.probes:
                 self._move(Event.RECOVERED, now)
             return
         # One bad input among the probes must not open the breaker again: then as many as there are probes have to fail.
-        self._failed += self._settings.probes if verdict is _FAULT else 1
+        self._failed += self._settings.probes if outcome is _FAILURE else 1
         if self._failed >= self._settings.probes:
             self._move(Event.FAILING, now)
 
     def _why_failing(self, now: float) -> str:
         settings = self._settings
-        if self.faults >= settings.consecutive_failures:
-            return f"{self.faults} failures in a row"
-        faults, answers = self._window.totals(now)
-        if answers >= settings.min_samples and faults >= settings.failure_ratio * answers:
-            return f"{faults} failures in {answers} answers"
+        if self.failures >= settings.consecutive_failures:
+            return f"{self.failures} failures in a row"
+        failures, answers = self._window.totals(now)
+        if answers >= settings.min_samples and failures >= settings.failure_ratio * answers:
+            return f"{failures} failures in {answers} answers"
         lasted_s = now - self._unanswered_since
         if self._unanswered >= settings.min_samples and lasted_s >= settings.window_s:
             return f"{self._unanswered} failures and no answer in {lasted_s:.0f} s"
@@ -214,21 +220,21 @@ class CircuitBreaker:
 
     def _forget(self) -> None:
         self._window = _Window(self._settings.window_s)
-        self.faults = self._unanswered = self._answered = self._failed = 0
+        self.failures = self._unanswered = self._answered = self._failed = 0
 
 
 class _Window:
     """Faults and answers of the last ``window_s`` seconds, to a tenth of it, in constant memory."""
 
-    __slots__ = ("_answers", "_faults", "_slice_s", "_slices")
+    __slots__ = ("_answers", "_failures", "_slice_s", "_slices")
 
     def __init__(self, window_s: float) -> None:
         self._slice_s = window_s / _SLICES
-        self._slices: deque[list[int]] = deque()  # number of the slice, faults, answers
-        self._faults = 0
+        self._slices: deque[list[int]] = deque()  # number of the slice, failures, answers
+        self._failures = 0
         self._answers = 0
 
-    def add(self, fault: bool, now: float) -> None:
+    def add(self, failure: bool, now: float) -> None:
         number = int(now / self._slice_s)
         slices = self._slices
         if not slices or slices[-1][0] < number:
@@ -237,16 +243,16 @@ class _Window:
         last = slices[-1]
         last[2] += 1
         self._answers += 1
-        if fault:
+        if failure:
             last[1] += 1
-            self._faults += 1
+            self._failures += 1
 
     def totals(self, now: float) -> tuple[int, int]:
         self._drop_before(int(now / self._slice_s) - _SLICES + 1)
-        return self._faults, self._answers
+        return self._failures, self._answers
 
     def _drop_before(self, number: int) -> None:
         while self._slices and self._slices[0][0] < number:
-            _, faults, answers = self._slices.popleft()
-            self._faults -= faults
+            _, failures, answers = self._slices.popleft()
+            self._failures -= failures
             self._answers -= answers

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from serve_app.errors import ModelUnavailable
 from serve_app.scheduling.decisions import Change, Rejection
 from serve_app.scheduling.entry import EXACT_ONLY, Entry
-from serve_app.scheduling.health.breaker import CircuitBreaker, State, Verdict
+from serve_app.scheduling.health.breaker import BundleOutcome, CircuitBreaker, State
 from serve_app.scheduling.health.ejection import Ejection
 from serve_app.scheduling.queueing.queue import ModelQueue
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
@@ -57,21 +57,21 @@ class Breakers:
         self.refused: dict[str, int] = {}
         self.changes: list[Change] = []
 
-    def observe(self, variant: str, verdict: Verdict, replica: Replica, slots: Slots, now: float) -> None:
-        """Take the verdict on one answer of a replica, before its slot is released."""
+    def observe(self, variant: str, outcome: BundleOutcome, replica: Replica, slots: Slots, now: float) -> None:
+        """Count one answer of a replica, before its slot is released."""
         if replica.ejected_until is not None:
             return
         breaker = self.by_variant.get(variant)
         if breaker is None:
             breaker = self.by_variant[variant] = CircuitBreaker(self._settings, now)
         ejection = self.ejection
-        if (verdict is Verdict.FAULT or ejection.records) and ejection.observe(verdict, replica, slots, now):
+        if (outcome is BundleOutcome.FAILURE or ejection.records) and ejection.observe(outcome, replica, slots, now):
             breaker.forgive()
             assert replica.ejected_until is not None
             self.changes.append(Change(self._model.name, variant, replica.name, "ejected", replica.ejected_until - now))
             return
         before = breaker.state
-        breaker.observe(verdict, now)
+        breaker.observe(outcome, now)
         if breaker.state is not before:
             self._changed(variant, breaker, now)
 
@@ -144,7 +144,7 @@ class Breakers:
                 variant or "exact": {
                     "state": breaker.state.value,
                     "since_s": now - breaker.since,
-                    "failures": breaker.faults,
+                    "failures": breaker.failures,
                     "retry_in_s": breaker.retry_in_s(now),
                     "reason": breaker.reason,
                 }

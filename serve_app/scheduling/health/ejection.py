@@ -1,8 +1,8 @@
 """Ejection: a replica that fails where the others do not gets no work for a while.
 
-A replica is ejected one fault before its model's breaker would open (see `scheduling.health.breaker` for what a
-fault is): for ``ejection_s``, and each time again for that much longer, up to ten times as long. Every ``ejection_s``
-that it then works without another ejection takes one time back. When it comes back, its first fault ejects it again.
+A replica is ejected one failure before its model's breaker would open (see `scheduling.health.breaker` for what a
+failure is): for ``ejection_s``, and each time again for that much longer, up to ten times as long. Every ``ejection_s``
+that it then works without another ejection takes one time back. When it comes back, its first failure ejects it again.
 
 Never all of them: at most the part ``max_ejected`` of a model's replicas, and never the last one that could be chosen.
 What the rest fails counts for the breaker, which is then the one to say that it is the model. Where others go later, or
@@ -13,7 +13,7 @@ Source: Envoy's outlier detection (consecutive failures, ``base_ejection_time``,
 
 from __future__ import annotations
 
-from serve_app.scheduling.health.breaker import Verdict
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.settings import BreakerSettings
 from serve_app.scheduling.slots import Replica, Slots
 
@@ -23,10 +23,10 @@ _LONGEST = 10
 class _Record:
     """What is held against one replica."""
 
-    __slots__ = ("faults", "times", "until")
+    __slots__ = ("failures", "times", "until")
 
     def __init__(self) -> None:
-        self.faults = 0
+        self.failures = 0
         self.times = 0
         self.until = 0.0
 
@@ -50,24 +50,24 @@ class Ejection:
         self.records: dict[Replica, _Record] = {}
         self.count = 0
 
-    def observe(self, verdict: Verdict, replica: Replica, slots: Slots, now: float) -> bool:
-        """Take the verdict on an answer of a replica that is not ejected. Returns whether it is now."""
+    def observe(self, outcome: BundleOutcome, replica: Replica, slots: Slots, now: float) -> bool:
+        """Count an answer of a replica that is not ejected. Returns whether it is now."""
         record = self.records.get(replica) if self.records else None
-        if verdict is not Verdict.FAULT:
-            if record is not None and verdict is Verdict.ANSWERED:
-                record.faults = 0
+        if outcome is not BundleOutcome.FAILURE:
+            if record is not None and outcome is BundleOutcome.ANSWERED:
+                record.failures = 0
             return False
         if record is None:
             self.records = {known: record for known, record in self.records.items() if known.listed}
             record = self.records[replica] = _Record()
-        record.faults += 1
-        if record.faults < self._threshold or not self._may_eject(replica, slots):
+        record.failures += 1
+        if record.failures < self._threshold or not self._may_eject(replica, slots):
             return False
         ejection_s = self._settings.ejection_s
         worked = max(0, int((now - record.until) / ejection_s)) if record.times else 0  # it may have come back early
         record.times = min(_LONGEST, max(0, record.times - worked) + 1)
         record.until = now + record.times * ejection_s
-        record.faults = self._threshold - 1
+        record.failures = self._threshold - 1
         self.count += 1
         slots.eject(replica, record.until)
         return True

@@ -1,8 +1,8 @@
-"""Whether a replica is alive: it answers, or its event loop says so when it is asked.
+"""Whether a replica is alive: it sends data, or its event loop answers a ping.
 
-Only while requests are in flight. Whatever comes on the link counts. After a quarter of the time without anything the
-replica is probed, and its event loop answers while its session runs. Time counts in turns of a timer: where this
-process stood still itself, only one turn has passed, and what has arrived meanwhile is read before the next.
+Replicas are watched only while requests are in flight. Any data on the link counts. After a quarter of the time without
+data the replica is pinged; its event loop answers while its session runs. Time counts in turns of a timer: if this
+process itself stood still, only one turn has passed, and data that arrived meanwhile is read before the next.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _TURNS: Final = 4
 
 
 class Watch(NamedTuple):
-    """How replicas are watched, and who is told.
+    """How replicas are watched, and what is called.
 
     Attributes:
-        silence_s: After so long without a response a replica is silent, seconds.
+        silence_s: After so long without data a replica is unresponsive, seconds.
         kill_s: After so long it is given up, seconds; ``None``: never.
-        on_silent: Called with the model and the replica.
-        on_heard: Called likewise, when a silent one speaks again.
+        on_unresponsive: Called with the model and the replica.
+        on_responsive: Called likewise, when an unresponsive one sends data again.
     """
 
     silence_s: float
     kill_s: float | None
-    on_silent: Callable[[str, str], None]
-    on_heard: Callable[[str, str], None]
+    on_unresponsive: Callable[[str, str], None]
+    on_responsive: Callable[[str, str], None]
 
 
 class Timer(Protocol):
@@ -44,10 +44,10 @@ class Liveness:
         kill_s: See `Watch`.
         call_later: Calls something after so many seconds.
         in_flight: Whether requests are in flight.
-        heard: Whether anything has come since it was asked last.
-        ask: Probes the replica.
-        on_silent: Called when it has been silent for long enough.
-        on_heard: Called when it then speaks again.
+        data_received: Whether any data has come since the last call.
+        ask: Pings the replica.
+        on_unresponsive: Called when it has sent no data for ``silence_s``.
+        on_responsive: Called when it then sends data again.
         on_given_up: Called once after ``kill_s``.
 
     Attributes:
@@ -61,19 +61,19 @@ class Liveness:
         *,
         call_later: Callable[[float, Callable[[], None]], Timer],
         in_flight: Callable[[], bool],
-        heard: Callable[[], bool],
+        data_received: Callable[[], bool],
         ask: Callable[[], object],
-        on_silent: Callable[[], object],
-        on_heard: Callable[[], object],
+        on_unresponsive: Callable[[], object],
+        on_responsive: Callable[[], object],
         on_given_up: Callable[[], object],
     ) -> None:
         self._turn_s = silence_s / _TURNS
         self._last_turn = None if kill_s is None else max(_TURNS, round(kill_s / self._turn_s))
         self._in_flight = in_flight
-        self._heard = heard
+        self._data_received = data_received
         self._ask = ask
-        self._on_silent = on_silent
-        self._on_heard = on_heard
+        self._on_unresponsive = on_unresponsive
+        self._on_responsive = on_responsive
         self._on_given_up = on_given_up
         self._call_later = call_later
         self._timer: Timer | None = None
@@ -99,16 +99,16 @@ class Liveness:
     def _turn(self) -> None:
         self._timer = None
         self.at_rest = True
-        if self._heard():
+        if self._data_received():
             was, self._quiet = self._quiet, 0
             if was >= _TURNS:
-                self._on_heard()
+                self._on_responsive()
         else:
             self._quiet += 1
             if self._quiet == 1:
                 self._ask()
             if self._quiet == _TURNS:
-                self._on_silent()
+                self._on_unresponsive()
             if self._quiet == self._last_turn:
                 self._on_given_up()
         if self._in_flight():

@@ -8,12 +8,12 @@ from baselines_runs import Ask, run
 from simulation_builders import Fifo, Scripted, make_arrivals, make_model, make_scenario
 
 from benchmarks.scheduling.baselines import SlidingWindow, Triton
+from serve_app.simulation.delays import SampledDelays, Serial
 from serve_app.simulation.machine import NoiseSource
 from serve_app.simulation.results import IN_TIME, LATE, Waiting
 from serve_app.simulation.run import simulate
 from serve_app.simulation.scenario import Affine, Noise, Overheads, Stream
 from serve_app.simulation.system import World
-from serve_app.simulation.ways import Drawn, Serial
 from serve_app.simulation.world import SimulatedWorld
 
 TAILED = Overheads(0.002, 0.003, 0.005, 0.004, 0.5)
@@ -21,13 +21,13 @@ TAILED = Overheads(0.002, 0.003, 0.005, 0.004, 0.5)
 
 def test_ways_have_their_median_and_a_tail_and_follow_the_seed() -> None:
     """The 99th percentile of sigma 0.5 is 3.2 times the median; without scatter all are the median."""
-    drawn = [way() for way in [Drawn(0.002, 0.5, (1, 2))] for _ in range(20_000)]
+    drawn = [way() for way in [SampledDelays(0.002, 0.5, (1, 2))] for _ in range(20_000)]
     assert 0.002 == pytest.approx(np.median(drawn), rel=0.03)
     assert 3.2 == pytest.approx(np.quantile(drawn, 0.99) / np.median(drawn), rel=0.1)
-    again, other = Drawn(0.002, 0.5, (1, 2)), Drawn(0.002, 0.5, (1, 3))
+    again, other = SampledDelays(0.002, 0.5, (1, 2)), SampledDelays(0.002, 0.5, (1, 3))
     assert [again() for _ in range(2000)] == drawn[:2000]
     assert other() != drawn[0]
-    assert [0.002] * 3 == [way() for way in [Drawn(0.002, 0.0, (1,))] for _ in range(3)]
+    assert [0.002] * 3 == [way() for way in [SampledDelays(0.002, 0.0, (1,))] for _ in range(3)]
 
 
 def test_overheads_know_their_mean_and_the_way_without_a_router() -> None:

@@ -13,7 +13,7 @@ from serve_app.simulation.system import World
 _CHUNK = 1024
 
 
-class Drawn:
+class SampledDelays:
     """Times that scatter around a median.
 
     Args:
@@ -39,9 +39,9 @@ class Drawn:
         return self._drawn.pop()
 
 
-def request_ways(overheads: Overheads, seed: int) -> Drawn:
+def request_delays(overheads: Overheads, seed: int) -> SampledDelays:
     """The ways of requests to the system, in the order of their arrivals: the same for every system."""
-    return Drawn(overheads.request_s, overheads.scatter, (seed, 0, 7))
+    return SampledDelays(overheads.request_s, overheads.scatter, (seed, 0, 7))
 
 
 class Serial:

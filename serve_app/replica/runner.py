@@ -1,4 +1,4 @@
-"""The session of a replica: entries wait for it at the gate, and it never waits for the event loop.
+"""Runs the batches of a replica: entries wait at the gate, and the session never waits for the event loop.
 
     entries -> gate -> batch -> session, in one of two ways:
 
@@ -66,7 +66,7 @@ class _Granted(Struct, frozen=True):
 _NOTHING = _Granted([], short=False, ended=[])
 
 
-class Session:
+class Runner:
     """Lends the backends to one batch at a time, in the gate's order.
 
     Args:
@@ -119,7 +119,7 @@ class Session:
         self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Granted] | None] = SimpleQueue()
 
     def __repr__(self) -> str:
-        return f"<Session of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
+        return f"<Runner of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
 
     @property
     def busy(self) -> bool:
@@ -146,7 +146,7 @@ class Session:
                 self._take_out(staged)
             raise
 
-    def later(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+    def submit_background(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
         """Let a job wait for the session, in class `low`. From any thread.
 
         Args:
@@ -310,7 +310,7 @@ class Session:
 
     def _hand(self, bundles: Sequence[Staged]) -> None:
         for staged in bundles:
-            staged.stage = AFTER[staged.stage, Event.HANDED]
+            staged.stage = AFTER[staged.stage, Event.SUBMITTED]
         if len(self._threads) < 2:
             missing = [("answers", self._publish_results), ("session", self._serve)][len(self._threads) :]
             for name, work in missing:
@@ -366,7 +366,7 @@ class Session:
                     break
                 if turn.granted:
                     for staged in turn.granted:
-                        staged.stage = AFTER[staged.stage, Event.HANDED]
+                        staged.stage = AFTER[staged.stage, Event.SUBMITTED]
                     self._answers.put((bundles, ran, turn))
                     bundles = turn.granted
                 else:
@@ -411,7 +411,7 @@ class Session:
             for staged in waiting:
                 self._take_out(staged)
             for staged in self._held:
-                staged.stage = AFTER[staged.stage, Event.HANDED]  # whoever joins them now comes too late
+                staged.stage = AFTER[staged.stage, Event.SUBMITTED]  # whoever joins them now comes too late
             found = dict.fromkeys([*bundles, *self._held, *self._ended_now, *waiting])
             concerned = [staged for staged in found if staged.stage is not Stage.ENDED]
             self._held.clear()
@@ -438,7 +438,7 @@ class Session:
         self._ended_now = ended
         if not self._waiting:
             return _NOTHING
-        self._gate.latencies.whole = self._joinable.apart
+        self._gate.latencies.whole = self._joinable.unbatched_variants
         while self._waiting:
             if self._tied:
                 self._take_out_taken(ended, now)
@@ -522,7 +522,7 @@ class Session:
 
     async def _take_joined(self, bundles: Sequence[Staged]) -> Sequence[Staged]:
         """What ``batch`` calls with the bundles that asked together: the session's thread gets what it has not."""
-        if due := [staged for staged in bundles if staged.stage < Stage.HANDED]:
+        if due := [staged for staged in bundles if staged.stage < Stage.SUBMITTED]:
             try:
                 self._hand(due)
             except Exception:  # no thread could be started

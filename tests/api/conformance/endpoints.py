@@ -1,6 +1,6 @@
-"""Every way by which a model can be asked to work: each inference route over HTTP, and the calls of gRPC.
+"""Every endpoint at which a model can be called: each inference route over HTTP, and the calls of gRPC.
 
-A route that the application serves is a way by itself. It needs a `Sample`, without which its tests fail.
+A route that the application serves is an endpoint by itself. It needs a `Sample`, without which its tests fail.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Outcome(NamedTuple):
     status: int | str
 
 
-class Way(ABC):
-    """One way to ask a model to work.
+class Endpoint(ABC):
+    """An endpoint at which a model can be called.
 
     Attributes:
         name: For the test's name.
@@ -163,7 +163,7 @@ class Arriving:
         return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
 
 
-class HttpWay(Way):
+class HttpEndpoint(Endpoint):
     """A route."""
 
     def __init__(self, route: Route) -> None:
@@ -255,7 +255,7 @@ def _message(model: str = "double", name: str = "x", **fields: Any) -> bytes:
     return body
 
 
-class RpcWay(Way):
+class RpcEndpoint(Endpoint):
     """``ModelInfer``."""
 
     name = "ModelInfer"
@@ -274,7 +274,7 @@ class RpcWay(Way):
         return Outcome(code, context.told, body, "OK" if context.code is None else context.code.name)
 
 
-class StreamWay(RpcWay):
+class StreamEndpoint(RpcEndpoint):
     """One request of ``ModelStreamInfer``."""
 
     name = "ModelStreamInfer"
@@ -299,12 +299,12 @@ def _routes() -> list[Route]:
     return [route for route in create_app(NumpyService()).routes if route.operation is not None]
 
 
-HTTP_WAYS = [HttpWay(route) for route in _routes()]
-WAYS: list[Way] = [*HTTP_WAYS, RpcWay(), StreamWay()]
+HTTP_ENDPOINTS = [HttpEndpoint(route) for route in _routes()]
+ENDPOINTS: list[Endpoint] = [*HTTP_ENDPOINTS, RpcEndpoint(), StreamEndpoint()]
 
 
 async def ask(
-    way: Way,
+    endpoint: Endpoint,
     host: Host,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
@@ -312,9 +312,9 @@ async def ask(
 ) -> Outcome:
     """Ask with the good body, unless told another."""
     async with asyncio.timeout(20.0):
-        return await way.asking(host, way.sample.good if body is None else body, headers or {}, model)
+        return await endpoint.asking(host, endpoint.sample.good if body is None else body, headers or {}, model)
 
 
-async def ask_unknown(way: Way, host: Host, headers: Mapping[str, str] | None = None) -> Outcome:
+async def ask_unknown(endpoint: Endpoint, host: Host, headers: Mapping[str, str] | None = None) -> Outcome:
     """Ask for a model that there is not."""
-    return await ask(way, host, way.sample.unknown, headers, "nobody")
+    return await ask(endpoint, host, endpoint.sample.unknown, headers, "nobody")
