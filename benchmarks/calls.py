@@ -40,7 +40,7 @@ from serve_app.config import ModelConfig, parse_args
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.payloads import Bundle, BundleResult, ModelSignature
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs, prove_replica
+from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.warm_up import warm_up_replica
 from serve_app.replica.worker import Worker
 from serve_app.router.router import Router
@@ -161,7 +161,7 @@ def _replica(model: ModelConfig, builds: dict[str, Description]) -> tuple[Worker
     backends, signature = {"": backend}, backend.signature
     samples = make_samples(model, signature, decode_sample)
     warm = warm_up_replica(_NAME, backends, None, samples, max_rows=model.batching.max_rows, budget_s=1.0)
-    proofs = Proofs(_NAME, model.batching.max_rows, model.batching.tolerance)
+    proofs = ProofContext(_NAME, model.batching.max_rows, model.batching.tolerance)
     verdicts = prove_replica(proofs, backends, {"": builds[""].joinable}, None, samples, warm.examples)
     joining = Joining(_NAME, verdicts, {"": len(signature.inputs)})
     worker = Worker(

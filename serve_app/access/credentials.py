@@ -15,7 +15,7 @@ _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 _HOW: Final = "send Authorization: Bearer <key>, or X-API-Key: <key>"
 
 
-def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
+def credential_from(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The key that these headers (or gRPC metadata) carry; ``None`` where there is none.
 
     ``X-API-Key`` counts first: a proxy or a client may need ``Authorization`` for itself.
@@ -40,6 +40,6 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
     return key
 
 
-def missing() -> Unauthenticated:
+def missing_key() -> Unauthenticated:
     """The error for a request without a key."""
     return Unauthenticated(f"this server asks for an API key: {_HOW}")

@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from serve_app.config.faults import Location, nearest, shown
-from serve_app.config.former import Removed, without_removed
+from serve_app.config.deprecations import RemovedKey, drop_removed_keys
+from serve_app.config.problems import Location, nearest, short_repr
 from serve_app.config.values import Milliseconds, Positive, Section, Share
 from serve_app.domain.settings import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
 
 _REMOVED = (
-    Removed(
+    RemovedKey(
         "early_drop",
         harmless=True,
-        fault="a late answer reaches nobody, since the deadline ends the request",
+        reason="a late answer reaches nobody, since the deadline ends the request",
         note="it is always on",
     ),
 )
@@ -50,7 +50,7 @@ class BatchingConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_removed(cls, given: Any) -> Any:
-        return without_removed(given, "batching", _REMOVED)
+        return drop_removed_keys(given, "batching", _REMOVED)
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
         """The values for the scheduler.
@@ -114,12 +114,12 @@ class ModelBatchingConfig(BatchingConfig):
         )
 
 
-def fallback_faults(fallbacks: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[Location, str]]:
+def fallback_problems(fallbacks: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[Location, str]]:
     """What is wrong with a model's ``fallbacks``: each must name another one of its variants."""
     for number, name in enumerate(fallbacks):
         if name not in variants:
             guess = nearest(name, variants)
             hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(set(variants))) or 'none'}"
-            yield ("fallbacks", number), f"there is no variant {shown(name)}; {hint}"
+            yield ("fallbacks", number), f"there is no variant {short_repr(name)}; {hint}"
         elif name in fallbacks[:number]:
-            yield ("fallbacks", number), f"{shown(name)} is used twice"
+            yield ("fallbacks", number), f"{short_repr(name)} is used twice"

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.cache import CacheConfig
-from serve_app.config.faults import Location, misfit
 from serve_app.config.priorities import PriorityNumbers, priority_levels
+from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.domain.priorities import PriorityLevels
@@ -169,7 +169,7 @@ class FaultsConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> FaultsConfig:
         if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
-            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
+            raise validation_error([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
         return self
 
 
@@ -237,13 +237,13 @@ class RouterConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:
         if self.grpc.port is not None and self.grpc.port == self.http.port:
-            raise misfit([(("grpc", "port"), "must be another port than router.http.port")])
+            raise validation_error([(("grpc", "port"), "must be another port than router.http.port")])
         if self.tls is not None and self.http.port is None and self.grpc.port is None:
             fault = "needs router.http.port or router.grpc.port: it is for the routers' own ports"
-            raise misfit([(("tls",), fault)])
+            raise validation_error([(("tls",), fault)])
         if self.tls is not None and self.tls.minimum_version == "1.3" and self.grpc.port is not None:
             fault = "must be '1.2' with router.grpc.port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
-            raise misfit([(("tls", "minimum_version"), fault)])
+            raise validation_error([(("tls", "minimum_version"), fault)])
         return self
 
     @property
@@ -319,7 +319,7 @@ class ClassesConfig(Section):
             listed = " + ".join(f"{share:g} {priority.label}" for priority, share in shares.items())
             faults.append((("low", "min_share"), f"the classes' shares must sum to less than 1, got {listed}"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def levels(self) -> PriorityLevels:

@@ -14,7 +14,7 @@ from ray.serve.metrics import Gauge
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.joining.records import Records, record_key
+from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import ModelConfig, cache_folder
@@ -23,7 +23,7 @@ from serve_app.deployments.log import join_serve_log
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.process_memory import ProcessMemory
-from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
+from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
 from serve_app.replica.warm_up import warm_up_replica
 from serve_app.replica.worker import NO_SHARES, Worker
 from serve_app.scheduling.entry import Priority
@@ -89,12 +89,12 @@ class ModelDeployment:
             max_rows=max_rows if has_rows else 1,
             budget_s=config.health.warm_up_s,
         )
-        proofs = Proofs(
+        proofs = ProofContext(
             config.name,
             max_rows,
             config.batching.tolerance,
             budget_s=proof_budget_s(time.monotonic() - began),
-            records=Records(cache_folder() / "joinable"),
+            records=VerdictStore(cache_folder() / "joinable"),
             keys={
                 variant: record_key(
                     location.model_file,

@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
     def _turn_away(self, reason: str) -> None:
         self._move(_Event.ENDED)
         # Those that are told why are limited, too. Where the handshake is still to come, none can be told.
-        if self._scheme == "https" or self._shared.limiter.overrun:
+        if self._scheme == "https" or self._shared.limiter.over_hard_limit:
             self._transport.abort()
             return
         reply = render(QueueFull(reason, 1.0))._replace(status=503)
@@ -516,7 +516,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether no request is in work or on its way."""
         return self._current is None and not self._queue and not self._unframed
 
-    def rest(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
         current = self._current
         if current is not None and (current.task is not None or current.body_complete):

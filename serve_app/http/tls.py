@@ -56,7 +56,7 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def careless(files: TlsFiles) -> str | None:
+def key_permission_problem(files: TlsFiles) -> str | None:
     """What is wrong with the private key's permissions, in one line."""
     mode = files.key.stat().st_mode
     if not mode & _OPEN_TO_OTHERS:
@@ -107,7 +107,7 @@ class Certificates:
         self._seen = self._stamps()
         self._context = make_context(files)
         self._looked = clock()
-        warning = careless(files)
+        warning = key_permission_problem(files)
         if warning is not None:
             _log.warning("%s", warning)
 

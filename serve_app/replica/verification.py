@@ -24,7 +24,7 @@ from serve_app.errors import ServeAppError
 from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs, try_requests
+from serve_app.replica.proof import ProofContext, try_requests
 from serve_app.replica.staged import Job
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Verification:
 
     def __init__(
         self,
-        proofs: Proofs,
+        proofs: ProofContext,
         backends: Mapping[str, Backend],
         processor: Processor | None,
         joining: Joining,

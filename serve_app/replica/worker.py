@@ -24,7 +24,7 @@ from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
 from serve_app.replica.processor_pool import ProcessorPool
-from serve_app.replica.proof import Proofs
+from serve_app.replica.proof import ProofContext
 from serve_app.replica.runner import BatchTogether, RunBatch, Runner, RunOne
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import SMALL_BYTES, Staged
@@ -70,7 +70,7 @@ class Worker:
         warm_up: Sequence[Execution] = (),
         examples: Mapping[str, Tensors] | None = None,
         joining: Joining | None = None,
-        proofs: Proofs | None = None,
+        proofs: ProofContext | None = None,
         verify: float = 0.0,
         refuse_non_finite: bool = False,
         min_share: Mapping[Priority, float] = NO_SHARES,

@@ -12,7 +12,7 @@ import numpy as np
 from serve_app.simulation.delays import SampledDelays, request_delays
 from serve_app.simulation.fleet import Fleet
 from serve_app.simulation.loop import Event, Loop
-from serve_app.simulation.machine import Machine, NoiseSource, Processor, Running, SharedProcessor
+from serve_app.simulation.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
 from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage, Waiting
 from serve_app.simulation.scenario import Overheads, Scenario
 from serve_app.simulation.system import Execution, Hop, Request, Status, System
@@ -41,7 +41,7 @@ class SimulatedWorld:
         self._step_s = step_s
         self._loop = Loop()
         self._machines: dict[str, Machine] = {}
-        self._devices = {device.name: SharedProcessor(self._loop, device) for device in scenario.devices}
+        self._devices = {device.name: SharedComputeDevice(self._loop, device) for device in scenario.devices}
         self._fleets = {
             model.scheduling.name: Fleet(model, self._loop, self._make_machine, self._tell, self._waiting_rows)
             for model in scenario.models
@@ -286,7 +286,7 @@ class SimulatedWorld:
             name,
             fleet.name,
             self._loop,
-            Processor(self._loop) if device is None else self._devices[device],
+            ComputeDevice(self._loop) if device is None else self._devices[device],
             NoiseSource(noise, (self._seed, self._places[fleet.name], number)),
             noise.stall_s,
             SampledDelays(overheads.between_s, overheads.scatter, (self._seed, self._places[fleet.name], number, 3)),

@@ -13,9 +13,9 @@ import particular_models
 import pytest
 from onnx import TensorProto, helper
 
-from serve_app.backends.fillings import FILLINGS, Filling, filled
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.samples import Samples, make_samples
+from serve_app.backends.synthetic_inputs import SYNTHETIC_INPUTS, SyntheticInput, filled
 from serve_app.backends.warm_up import first_that_runs, tensor_inputs, try_warm_up
 from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.errors import ConfigError, InferenceFailed
@@ -110,8 +110,8 @@ def test_the_size_of_a_free_dimension_can_be_given_alone() -> None:
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-@pytest.mark.parametrize("filling", FILLINGS)
-def test_every_datatype_can_be_filled(datatype: str, filling: Filling) -> None:
+@pytest.mark.parametrize("filling", SYNTHETIC_INPUTS)
+def test_every_datatype_can_be_filled(datatype: str, filling: SyntheticInput) -> None:
     """In the protocol's dtype, whatever the rank."""
     spec = TensorSpec("x", datatype, (-1, 300))
     for shape in ((2, 300), (3,), ()):
@@ -121,9 +121,9 @@ def test_every_datatype_can_be_filled(datatype: str, filling: Filling) -> None:
 
 def test_a_ramp_rises_along_the_last_axis() -> None:
     """From 0 in every row, and texts are its digits."""
-    assert filled(TensorSpec("x", "INT8", (-1, 4)), (2, 4), FILLINGS[-1]).tolist() == [[0, 1, 2, 3]] * 2
-    assert filled(TensorSpec("x", "BYTES", (-1, 3)), (1, 3), FILLINGS[-1]).tolist() == [["0", "1", "2"]]
-    assert filled(TensorSpec("x", "INT8", (-1, 129)), (1, 129), FILLINGS[-1])[0, 126:].tolist() == [126, 127, 0]
+    assert filled(TensorSpec("x", "INT8", (-1, 4)), (2, 4), SYNTHETIC_INPUTS[-1]).tolist() == [[0, 1, 2, 3]] * 2
+    assert filled(TensorSpec("x", "BYTES", (-1, 3)), (1, 3), SYNTHETIC_INPUTS[-1]).tolist() == [["0", "1", "2"]]
+    assert filled(TensorSpec("x", "INT8", (-1, 129)), (1, 129), SYNTHETIC_INPUTS[-1])[0, 126:].tolist() == [126, 127, 0]
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ _MORE_S = 5.0
 """How much longer than they were told the routers may take to say that they are done, seconds."""
 
 
-class AtOnce(BaseException):
+class ForcedShutdown(BaseException):
     """Somebody has asked for the end a second time. No `Exception`: Serve and Ray must not take it for a fault."""
 
 
-class Ending:
+class GracefulShutdown:
     """Ends the run of this process.
 
     Args:
@@ -45,7 +45,7 @@ class Ending:
 
     Attributes:
         asked: Whether the end has been asked for.
-        at_once: Whether it has been asked for again.
+        forced: Whether it has been asked for again.
     """
 
     def __init__(self, file: ServeFile, variable: str, console: Console) -> None:
@@ -54,10 +54,10 @@ class Ending:
         self._console = console
         self._interrupting = False
         self.asked = False
-        self.at_once = False
+        self.forced = False
 
     @contextmanager
-    def by_signals(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Let SIGINT and SIGTERM end the run. In the main thread."""
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.take_signals()
@@ -89,9 +89,9 @@ class Ending:
             self._interrupting = False
             raise KeyboardInterrupt
         if self.asked:
-            self.at_once = True
+            self.forced = True
             self._console.print("ending at once")
-            raise AtOnce
+            raise ForcedShutdown
         self.asked = True
         router = self._file.args.router
         self._console.print(
@@ -115,7 +115,7 @@ class Ending:
         except Exception as error:  # e.g. no router has started yet: there is nothing to finish
             self._console.print(f"nothing could be finished: {type(error).__name__}", style="dim")
         finally:
-            if not self.at_once:
+            if not self.forced:
                 self.interrupt()
 
 

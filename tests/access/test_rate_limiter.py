@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.access.meter import Meter
+from serve_app.access.rate_limiter import RateLimiter
 from serve_app.domain.keys import Rate
 
 
 def test_a_burst_and_then_the_rate() -> None:
     """Three at once, then one every half a second; what is refused costs nothing."""
-    meter = Meter(Rate(per_second=2.0, burst=3))
+    limiter = RateLimiter(Rate(per_second=2.0, burst=3))
 
-    assert [meter.take(10.0) for _ in range(3)] == [0.0, 0.0, 0.0]
-    assert meter.take(10.0) == pytest.approx(0.5)
-    assert meter.take(10.4) == pytest.approx(0.1)
-    assert meter.take(10.5) == 0.0
-    assert meter.take(10.5) == pytest.approx(0.5)
-    assert [meter.take(100.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert [limiter.take(10.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert limiter.take(10.0) == pytest.approx(0.5)
+    assert limiter.take(10.4) == pytest.approx(0.1)
+    assert limiter.take(10.5) == 0.0
+    assert limiter.take(10.5) == pytest.approx(0.5)
+    assert [limiter.take(100.0) for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
 @given(
@@ -30,15 +30,15 @@ def test_a_burst_and_then_the_rate() -> None:
 )
 def test_never_more_than_the_rate_and_the_burst(per_second: float, burst: int, parts: int, gaps: list[float]) -> None:
     """In no stretch of time more than what the rate gives in it and one burst; waiting as told is enough."""
-    meter = Meter(Rate(per_second, burst), parts)
+    limiter = RateLimiter(Rate(per_second, burst), parts)
     now, taken = 0.0, []
     for gap in gaps:
         now += gap
-        wait_s = meter.take(now)
+        wait_s = limiter.take(now)
         if wait_s == 0.0:
             taken.append(now)
         else:
-            assert meter.take(now + wait_s + 1e-6) == 0.0
+            assert limiter.take(now + wait_s + 1e-6) == 0.0
             now += wait_s + 1e-6
             taken.append(now)
     at_once = max(burst / parts, 1.0)

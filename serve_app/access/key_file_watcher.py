@@ -39,7 +39,7 @@ class KeyFile(NamedTuple):
     parse: Callable[[bytes], Sequence[Key]]
 
 
-class KeyWatch:
+class KeyFileWatcher:
     """Looks at a file of keys, and has a guard take what it holds.
 
     Args:
@@ -75,7 +75,7 @@ class KeyWatch:
         if self._task is not None:
             self._task.cancel()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Look once."""
         try:
             await self._take()
@@ -87,7 +87,7 @@ class KeyWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            await self.look()
+            await self.poll()
 
     async def _take(self) -> None:
         """Have the keys of the file count, once it holds what it held at the last look."""

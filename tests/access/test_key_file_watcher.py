@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.access.guard import Guard
-from serve_app.access.key_watch import KeyFile, KeyWatch
+from serve_app.access.key_file_watcher import KeyFile, KeyFileWatcher
 from serve_app.composition.access import watched_keys
 from serve_app.config import RouterConfig
 from serve_app.config.router import AccessConfig
@@ -30,14 +30,14 @@ def content(*names: str) -> str:
     return "\n".join(["keys:", *lines, ""]) if names else "keys: []\n"
 
 
-def watch_of(file: Path) -> KeyWatch:
+def watch_of(file: Path) -> KeyFileWatcher:
     """As a router makes it."""
     watch = watched_keys(RouterConfig(access=AccessConfig(keys_file=str(file))))
     assert watch is not None
     return watch
 
 
-def lets_in(watch: KeyWatch, name: str) -> bool:
+def lets_in(watch: KeyFileWatcher, name: str) -> bool:
     """Whether a key counts."""
     try:
         watch.guard.admit({b"x-api-key": f"sa_{name}".encode()})
@@ -46,10 +46,10 @@ def lets_in(watch: KeyWatch, name: str) -> bool:
     return True
 
 
-async def look(watch: KeyWatch) -> None:
+async def _poll_twice(watch: KeyFileWatcher) -> None:
     """Twice, as it takes for a change to count."""
-    await watch.look()
-    await watch.look()
+    await watch.poll()
+    await watch.poll()
 
 
 def put(file: Path, text: str) -> None:
@@ -91,12 +91,12 @@ async def test_changes_count_when_two_looks_saw_them(file: Path) -> None:
     watch = watch_of(file)
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (True, False)
     put(file, content("new"))
-    await look(watch)
+    await _poll_twice(watch)
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
-    await look(watch)
+    await _poll_twice(watch)
     assert watch.guard.reloads == {"ok": 1, "failed": 0}
     put(file, content())
-    await look(watch)
+    await _poll_twice(watch)
     assert not lets_in(watch, "new")
 
 
@@ -107,13 +107,13 @@ async def test_half_of_a_file_does_not_count(file: Path) -> None:
     watch = watch_of(file)
     for written in (content("old"), entry, whole):
         put(file, written)
-        await watch.look()
+        await watch.poll()
         assert (lets_in(watch, "old"), lets_in(watch, "new")) == (True, False)
-    await watch.look()
+    await watch.poll()
     assert (watch.guard.number, lets_in(watch, "new")) == (2, False)
 
     put(file, whole.removesuffix(" soon\n"))  # and it stays so
-    await look(watch)
+    await _poll_twice(watch)
     assert watch.guard.status()["fault"] == "does not end with a line break: some of it may be missing"
     assert watch.guard.number == 2
 
@@ -123,7 +123,7 @@ async def test_files_swapped_as_kubernetes_does(tmp_path: Path) -> None:
     mount(tmp_path)
     watch = watch_of(tmp_path / "keys.yaml")
     swap(tmp_path)
-    await look(watch)
+    await _poll_twice(watch)
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
 
 
@@ -131,13 +131,13 @@ async def test_what_could_not_be_read_counts_when_two_looks_saw_it(file: Path) -
     """Looks between which the file was away are not in succession."""
     watch = watch_of(file)
     put(file, content("new"))
-    await watch.look()
+    await watch.poll()
     remove(file)
-    await watch.look()
+    await watch.poll()
     put(file, content("new"))
-    await watch.look()
+    await watch.poll()
     assert lets_in(watch, "old")
-    await watch.look()
+    await watch.poll()
     assert (lets_in(watch, "old"), lets_in(watch, "new")) == (False, True)
 
 
@@ -154,14 +154,14 @@ async def test_what_cannot_be_read_changes_nothing(
     else:
         put(file, broken)
     for _ in range(3):
-        await watch.look()
+        await watch.poll()
     assert lets_in(watch, "old")
     assert watch.guard.reloads == {"ok": 0, "failed": 1}
     assert watch.guard.status()["fault"]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
     assert "the keys from before stay" in caplog.text
     put(file, content("old"))
-    await look(watch)
+    await _poll_twice(watch)
     assert watch.guard.status()["fault"] == ""
     assert lets_in(watch, "old")
 
@@ -174,10 +174,10 @@ async def test_a_fault_of_ours_is_a_fault(file: Path, caplog: pytest.LogCaptureF
             raise LookupError("sa_secret")
         return (Key(name="old", digest=hashlib.sha256(b"sa_old").digest()),)
 
-    watch = KeyWatch(KeyFile(file, Path.read_bytes, parse), 60.0, Guard)
+    watch = KeyFileWatcher(KeyFile(file, Path.read_bytes, parse), 60.0, Guard)
     put(file, content("new"))
     for _ in range(3):
-        await watch.look()
+        await watch.poll()
     assert lets_in(watch, "old")
     assert watch.guard.status()["fault"] == "cannot be understood: LookupError"
     assert watch.guard.reloads == {"ok": 0, "failed": 1}
@@ -210,7 +210,7 @@ async def test_metrics(file: Path) -> None:
     lets_in(watch, "old")
     lets_in(watch, "other")
     put(file, "keys: [")
-    await look(watch)
+    await _poll_twice(watch)
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in Readings(KEYS, lambda: watch.guard).collect()

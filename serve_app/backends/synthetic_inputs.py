@@ -14,7 +14,7 @@ _RAMP_LENGTH: Final = 128
 """A ramp begins again after as many elements: INT8 holds no more."""
 
 
-class Filling(NamedTuple):
+class SyntheticInput(NamedTuple):
     """What the elements of a tensor are.
 
     Attributes:
@@ -30,7 +30,12 @@ class Filling(NamedTuple):
         return self.text if datatype == "BYTES" else self.number
 
 
-FILLINGS: Final = (Filling(1, ""), Filling(0, "0"), Filling(1, "1"), Filling(None, None))
+SYNTHETIC_INPUTS: Final = (
+    SyntheticInput(1, ""),
+    SyntheticInput(0, "0"),
+    SyntheticInput(1, "1"),
+    SyntheticInput(None, None),
+)
 """The likeliest first. Ones are a valid token and a mask that hides nothing; zeros are an index into any table."""
 
 
@@ -57,7 +62,7 @@ def shape_of(
     return (rows, *sizes) if leads else sizes
 
 
-def filled(spec: TensorSpec, shape: tuple[int, ...], filling: Filling) -> npt.NDArray[Any]:
+def filled(spec: TensorSpec, shape: tuple[int, ...], filling: SyntheticInput) -> npt.NDArray[Any]:
     """A tensor of an input's dtype and of that shape."""
     dtype, value = DTYPES[spec.datatype], filling.of(spec.datatype)
     if value is not None:

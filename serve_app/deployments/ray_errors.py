@@ -29,12 +29,12 @@ _CUT = frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.ABORT
 """How gRPC says the same of calls that carry their payload."""
 
 
-async def explained(call: Callable[[], Awaitable[_T]], model: str, replica: str | None) -> _T:
-    """Make a call to a replica, and raise what `explain` makes of what it raises."""
+async def translate_errors(call: Callable[[], Awaitable[_T]], model: str, replica: str | None) -> _T:
+    """Make a call to a replica, and raise what `translate_error` makes of what it raises."""
     try:
         return await call()
     except Exception as error:  # the seam to Ray
-        failure = explain(error, model, replica)
+        failure = translate_error(error, model, replica)
     # Out here, since it may be a part of that error, and so in a cycle with it as its context.
     try:
         raise failure
@@ -42,7 +42,7 @@ async def explained(call: Callable[[], Awaitable[_T]], model: str, replica: str 
         del call, failure  # what they hold has this frame
 
 
-def explain(error: Exception, model: str, replica: str | None) -> Exception:
+def translate_error(error: Exception, model: str, replica: str | None) -> Exception:
     """Translate what a call to a replica raised.
 
     Args:
@@ -55,7 +55,7 @@ def explain(error: Exception, model: str, replica: str | None) -> Exception:
     """
     if isinstance(error, RayTaskError):
         # Its text is the replica's traceback, which is in the replica's log and must not reach a client.
-        return explain(error.cause, model, replica) if isinstance(error.cause, Exception) else error
+        return translate_error(error.cause, model, replica) if isinstance(error.cause, Exception) else error
     if isinstance(error, _GONE):
         return ReplicaLost(f"replica {replica} died or cannot be reached ({type(error).__name__})")
     if isinstance(error, AioRpcError) and error.code() in _CUT:

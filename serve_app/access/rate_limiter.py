@@ -13,7 +13,7 @@ from serve_app.domain.keys import Rate
 _ROUNDING_S = 1e-9
 
 
-class Meter:
+class RateLimiter:
     """Counts the uses of one key.
 
     Args:

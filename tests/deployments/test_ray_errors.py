@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorDiedError, ActorUnavailableError, NodeDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from serve_app.deployments.faults import explain, explained
+from serve_app.deployments.ray_errors import translate_error, translate_errors
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.transport.send import ReplicaLost
 
@@ -37,7 +37,7 @@ def cut(code: StatusCode) -> AioRpcError:
 )
 def test_what_is_gone_is_a_lost_replica(error: Exception) -> None:
     """Its entries may be tried elsewhere."""
-    assert isinstance(explain(error, "model", "a"), ReplicaLost)
+    assert isinstance(translate_error(error, "model", "a"), ReplicaLost)
 
 
 @pytest.mark.parametrize(
@@ -47,24 +47,24 @@ def test_what_is_gone_is_a_lost_replica(error: Exception) -> None:
 )
 def test_what_serve_will_not_take_is_an_unavailable_model(error: Exception) -> None:
     """A 503 with a time to come back."""
-    explained = explain(error, "model", None)
-    assert isinstance(explained, ModelUnavailable)
-    assert explained.retry_after_s == 1.0
+    translated = translate_error(error, "model", None)
+    assert isinstance(translated, ModelUnavailable)
+    assert translated.retry_after_s == 1.0
 
 
 def test_an_error_of_ours_survives_the_way_through_ray() -> None:
     """By reference it comes wrapped with the replica's traceback, which stays behind."""
     wrapped = RayTaskError("run", "Traceback: /secret", InvalidRequest("x: expected 4 numbers"))
-    explained = explain(pickle.loads(pickle.dumps(wrapped)), "model", "a")
-    assert type(explained) is InvalidRequest
-    assert explained.message == "x: expected 4 numbers"
+    translated = translate_error(pickle.loads(pickle.dumps(wrapped)), "model", "a")
+    assert type(translated) is InvalidRequest
+    assert translated.message == "x: expected 4 numbers"
 
 
 def test_a_bug_stays_what_it_is() -> None:
     """The dispatcher logs it and tells the client nothing of it."""
     error = ZeroDivisionError("a secret")
-    assert explain(error, "model", "a") is error
-    assert explain(cut(StatusCode.RESOURCE_EXHAUSTED), "model", "a").__class__ is AioRpcError
+    assert translate_error(error, "model", "a") is error
+    assert translate_error(cut(StatusCode.RESOURCE_EXHAUSTED), "model", "a").__class__ is AioRpcError
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ async def test_a_call_that_failed_is_not_kept(error: Exception, kind: type[Excep
 
     async def send() -> type[Exception] | None:
         try:
-            await explained(lambda: call(b"a bundle"), "model", "a")
+            await translate_errors(lambda: call(b"a bundle"), "model", "a")
         except Exception as failure:
             return type(failure)
         return None
@@ -94,4 +94,4 @@ async def test_a_call_that_failed_is_not_kept(error: Exception, kind: type[Excep
     with without_cycles():
         found = await asyncio.ensure_future(send())
     assert found is kind
-    assert await explained(lambda: asyncio.sleep(0, "an answer"), "model", "a") == "an answer"
+    assert await translate_errors(lambda: asyncio.sleep(0, "an answer"), "model", "a") == "an answer"

@@ -22,7 +22,7 @@ _FORMAT = 2
 logger = logging.getLogger(__name__)
 
 
-class Records:
+class VerdictStore:
     """A folder of verdicts, by what they depend on. A record that cannot be read or written is no fault.
 
     Args:

@@ -34,7 +34,7 @@ def place(location: Iterable[str | int], prefix: str = "") -> str:
     return written
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value as it may stand in a message: its literal, cut to a readable length."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
@@ -46,7 +46,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def misfit(faults: Sequence[tuple[Location, str]]) -> ValidationError:
+def validation_error(faults: Sequence[tuple[Location, str]]) -> ValidationError:
     """Make the error that a pydantic validator raises to put messages at places of its own.
 
     Args:
@@ -138,35 +138,35 @@ def _message(details: ErrorDetails, location: Location, data: Any, schema: Mappi
         case "value_error" | "assertion_error":
             return str(context["error"])
         case "literal_error" | "enum":
-            return f"must be {context['expected']}, got {shown(value)}"
+            return f"must be {context['expected']}, got {short_repr(value)}"
         case "byte_size" | "byte_size_unit":
-            return f"must be a size such as 32MiB, 2GiB or a number of bytes, got {shown(value)}"
+            return f"must be a size such as 32MiB, 2GiB or a number of bytes, got {short_repr(value)}"
         case "too_short":
             return f"needs at least {context['min_length']}, got {context['actual_length']}"
         case "string_too_short":
-            return f"must have {context['min_length']} or more characters, got {shown(value)}"
+            return f"must have {context['min_length']} or more characters, got {short_repr(value)}"
         case "greater_than_equal":
-            return f"must be at least {context['ge']:g}, got {shown(value)}"
+            return f"must be at least {context['ge']:g}, got {short_repr(value)}"
         case "greater_than":
-            return f"must be more than {context['gt']:g}, got {shown(value)}"
+            return f"must be more than {context['gt']:g}, got {short_repr(value)}"
         case "less_than_equal":
-            return f"must be at most {context['le']:g}, got {shown(value)}"
+            return f"must be at most {context['le']:g}, got {short_repr(value)}"
         case "less_than":
-            return f"must be less than {context['lt']:g}, got {shown(value)}"
+            return f"must be less than {context['lt']:g}, got {short_repr(value)}"
         case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
-            return f"must be a mapping, got {shown(value)}"
+            return f"must be a mapping, got {short_repr(value)}"
         case "list_type" | "tuple_type":
-            return f"must be a list, got {shown(value)}"
+            return f"must be a list, got {short_repr(value)}"
         case "string_type":
-            return f"must be text, got {shown(value)}"
+            return f"must be text, got {short_repr(value)}"
         case "int_type" | "int_parsing" | "int_from_float":
-            return f"must be a whole number, got {shown(value)}"
+            return f"must be a whole number, got {short_repr(value)}"
         case "float_type" | "float_parsing":
-            return f"must be a number, got {shown(value)}"
+            return f"must be a number, got {short_repr(value)}"
         case "bool_type" | "bool_parsing":
-            return f"must be true or false, got {shown(value)}"
+            return f"must be true or false, got {short_repr(value)}"
         case _:
-            return f"{details['msg'].replace('Input should', 'must')}, got {shown(value)}"
+            return f"{details['msg'].replace('Input should', 'must')}, got {short_repr(value)}"
 
 
 def _unknown_key(location: Location, data: Any, schema: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 from rich.console import Console
 
-from serve_app.cli.ending import AtOnce, Ending
+from serve_app.cli.shutdown import ForcedShutdown, GracefulShutdown
 from serve_app.config import parse_document
 
 MARK = "SERVE_APP_TEST_MARK"
@@ -39,12 +39,12 @@ def proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproces
         process.kill()
 
 
-def ending(said: io.StringIO, drain_timeout_s: float) -> Ending:
+def shutdown(said: io.StringIO, drain_timeout_s: float) -> GracefulShutdown:
     """Of a run of this process."""
     args = {"models": [{"name": "m", "path": "m"}], "router": {"drain_timeout_s": drain_timeout_s}}
     application = {"name": "serve-app", "import_path": "serve_app.app:build", "args": args}
     file = parse_document({"http_options": {"host": "127.0.0.1"}, "applications": [application]})
-    return Ending(file, MARK, Console(file=said, width=200))
+    return GracefulShutdown(file, MARK, Console(file=said, width=200))
 
 
 def serve_until_sigterm() -> NoReturn:
@@ -58,13 +58,13 @@ def test_a_second_signal_kills_what_is_left(proxy: subprocess.Popen[str]) -> Non
     """However long what was accepted may still take; nobody's handlers stay behind."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     said = io.StringIO()
-    end = ending(said, drain_timeout_s=600.0)
-    with end.by_signals():
+    end = shutdown(said, drain_timeout_s=600.0)
+    with end.handle_signals():
         signal.raise_signal(signal.SIGTERM)
-        assert (end.asked, end.at_once) == (True, False)
-        with pytest.raises(AtOnce):
+        assert (end.asked, end.forced) == (True, False)
+        with pytest.raises(ForcedShutdown):
             signal.raise_signal(signal.SIGINT)
-        assert end.at_once
+        assert end.forced
         end.kill()
         signal.raise_signal(signal.SIGTERM)  # a third one interrupts nothing
     assert proxy.wait() in {-signal.SIGTERM, -signal.SIGKILL}
@@ -79,7 +79,7 @@ def test_a_second_signal_kills_what_is_left(proxy: subprocess.Popen[str]) -> Non
 def test_a_proxy_that_does_not_end_is_named(proxy: subprocess.Popen[str]) -> None:
     """It holds the end up for as long as requests may, and is no request."""
     said = io.StringIO()
-    with ending(said, drain_timeout_s=0.1).by_signals(), pytest.raises(KeyboardInterrupt):
+    with shutdown(said, drain_timeout_s=0.1).handle_signals(), pytest.raises(KeyboardInterrupt):
         serve_until_sigterm()
     assert proxy.poll() is None
     assert said.getvalue().splitlines()[1:] == [
@@ -91,6 +91,6 @@ def test_a_run_with_nothing_to_finish_ends_by_itself(monkeypatch: pytest.MonkeyP
     """Nothing is said of what is not there."""
     monkeypatch.setenv(MARK, str(os.getpid()))
     said = io.StringIO()
-    with ending(said, drain_timeout_s=600.0).by_signals(), pytest.raises(KeyboardInterrupt):
+    with shutdown(said, drain_timeout_s=600.0).handle_signals(), pytest.raises(KeyboardInterrupt):
         serve_until_sigterm()
     assert len(said.getvalue().splitlines()) == 1

@@ -6,28 +6,28 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from serve_app.config.faults import Location, misfit, place
+from serve_app.config.problems import Location, place, validation_error
 
 _log = logging.getLogger(__name__)
 
 
-class Removed(NamedTuple):
+class RemovedKey(NamedTuple):
     """A switch that was removed.
 
     Attributes:
         key: Its name.
         harmless: The value that asks for what happens anyway.
-        fault: Why the other value cannot be had any more.
-        note: Why ``harmless`` need not be said.
+        reason: Why the other value is no longer available.
+        note: Why ``harmless`` need not be set.
     """
 
     key: str
     harmless: bool
-    fault: str
+    reason: str
     note: str
 
 
-def without_removed(given: Any, section: str, removed: Sequence[Removed]) -> Any:
+def drop_removed_keys(given: Any, section: str, removed: Sequence[RemovedKey]) -> Any:
     """What was given for a section, without removed keys. Each that asks for nothing else is told in the log.
 
     Args:
@@ -43,7 +43,7 @@ def without_removed(given: Any, section: str, removed: Sequence[Removed]) -> Any
     found = [each for each in removed if each.key in given]
     refused = [each for each in found if given[each.key] is not each.harmless]
     if refused:
-        raise misfit([((each.key,), f"was removed, leave it out: {each.fault}") for each in refused])
+        raise validation_error([((each.key,), f"was removed, leave it out: {each.reason}") for each in refused])
     for key, harmless, _, note in found:
         value = str(harmless).lower()
         _log.warning("%s.%s: %s has no effect any more, leave it out: %s", section, key, value, note)
@@ -100,7 +100,7 @@ def with_new_places(data: Any, section: str, moved: Mapping[str, tuple[str, ...]
     return Renewed({**data, section: renewed}, written, faults)
 
 
-def with_new_names(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
+def rename_deprecated_keys(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
     """What was given for a section, with keys by the names that they have now. Each former one is told in the log.
 
     Args:
@@ -113,14 +113,16 @@ def with_new_names(given: Any, section: str, renamed: Mapping[str, str]) -> Any:
     """
     renewed = with_new_places({section: given}, section, {former: (name,) for former, name in renamed.items()})
     if renewed.faults:
-        raise misfit([(location[1:], fault) for location, fault in renewed.faults])
+        raise validation_error([(location[1:], fault) for location, fault in renewed.faults])
     return renewed.data[section]
     if not isinstance(given, Mapping) or renamed.keys().isdisjoint(given):
         return given
     found = [key for key in given if key in renamed]
     twice = [key for key in found if renamed[key] in given]
     if twice:
-        raise misfit([((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice])
+        raise validation_error(
+            [((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice]
+        )
     for key in found:
         _log.warning("%s.%s is called %s now; the former name works until version 0.2", section, key, renamed[key])
     return {renamed.get(key, key): value for key, value in given.items()}
@@ -144,7 +146,9 @@ def with_moved(given: Any, source: str, target: str, keys: Sequence[str]) -> Any
         return given
     found = [key for key in keys if key in section]
     if twice := [key for key in found if key in after]:
-        raise misfit([((source, key), f"is {target}.{key} now, which is given, too: leave it out") for key in twice])
+        raise validation_error(
+            [((source, key), f"is {target}.{key} now, which is given, too: leave it out") for key in twice]
+        )
     for key in found:
         _log.warning("%s.%s is %s.%s now; the former place works until version 0.2", source, key, target, key)
     if not found:

@@ -27,7 +27,7 @@ _WAY_BACK_S: Final = 0.05
 """A held answer leaves so long before its call's deadline."""
 
 
-class Arrivals:
+class InboundMessages:
     """Knows the calls that are arriving, and ends those that overstay. For one event loop.
 
     Args:
@@ -57,7 +57,7 @@ class Arrivals:
         return len(self._since)
 
     @contextlib.contextmanager
-    def answers_held(self) -> Iterator[None]:
+    def holding_answers(self) -> Iterator[None]:
         """Calls that have their answer wait with it while this is entered."""
         self.held, self._released = True, asyncio.Event()
         try:
@@ -76,7 +76,7 @@ class Arrivals:
             async with asyncio.timeout(None if time_remaining is None else time_remaining - _WAY_BACK_S):
                 await self._released.wait()
 
-    async def settled(self) -> None:
+    async def quiet(self) -> None:
         """Wait until no call has begun for a moment, or for a quarter of a second."""
         loop = asyncio.get_running_loop()
         until, quiet = loop.time() + _SETTLE_S, 0

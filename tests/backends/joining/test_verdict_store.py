@@ -10,7 +10,7 @@ from typing import Any
 import onnx_models
 import pytest
 
-from serve_app.backends.joining.records import Records, record_key
+from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.payloads import Joinable
 
 VERDICT = Joinable("close", "tried, and found close", 1.5e-7, rows=True, pads=False)
@@ -25,14 +25,14 @@ def model_file(tmp_path: Path) -> Path:
 def test_what_is_kept_is_found(tmp_path: Path, model_file: Path) -> None:
     """By the next process, too: with everything that it says, in a folder that is made for it."""
     key, folder = record_key(model_file, "cpu"), tmp_path / "cache" / "joinable"
-    assert None is Records(folder).find(key)
-    Records(folder).keep(key, VERDICT)
-    assert (VERDICT, [folder / f"{key}.json"]) == (Records(folder).find(key), list(folder.iterdir()))
+    assert None is VerdictStore(folder).find(key)
+    VerdictStore(folder).keep(key, VERDICT)
+    assert (VERDICT, [folder / f"{key}.json"]) == (VerdictStore(folder).find(key), list(folder.iterdir()))
 
 
 def test_the_latest_verdict_counts(tmp_path: Path, model_file: Path) -> None:
     """What service finds replaces what was found at the start."""
-    records, key = Records(tmp_path / "kept"), record_key(model_file)
+    records, key = VerdictStore(tmp_path / "kept"), record_key(model_file)
     records.keep(key, VERDICT)
     records.keep(key, Joinable("dependent", "in service"))
     assert "dependent" == getattr(records.find(key), "verdict", None)
@@ -79,7 +79,7 @@ def test_weights_beside_the_model_count(model_file: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b'["exact"', b'["exact","",0.0,true,true,7]x', b"\xff"])
 def test_a_broken_record_is_none(tmp_path: Path, model_file: Path, content: bytes) -> None:
     """The experiment is made again, and its verdict takes the broken one's place."""
-    records, key = Records(tmp_path), record_key(model_file)
+    records, key = VerdictStore(tmp_path), record_key(model_file)
     (tmp_path / f"{key}.json").write_bytes(content)
     assert None is records.find(key)
     records.keep(key, VERDICT)
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_no_fault(
 ) -> None:
     """Here a file is in its place."""
     (tmp_path / "kept").write_text("a file", encoding="utf-8")
-    records, key = Records(tmp_path / "kept" / "joinable"), record_key(model_file)
+    records, key = VerdictStore(tmp_path / "kept" / "joinable"), record_key(model_file)
     with caplog.at_level(logging.INFO, "serve_app"):
         records.keep(key, VERDICT)
     assert None is records.find(key)
