@@ -181,7 +181,7 @@ class Guard:
             return key
         now = self._keys.get(key.digest)
         if now is None or now.disabled:
-            raise Unauthenticated("this API key is not valid any more")
+            raise Unauthenticated("this API key was removed or disabled while the request was in progress")
         return now
 
     @property
@@ -206,7 +206,7 @@ class Guard:
         if key is _ANONYMOUS:
             raise missing_key()
         if not key.admin:
-            raise PermissionDenied("this API key may not do that; it needs one with admin: true")
+            raise PermissionDenied("this operation requires an API key with admin: true")
 
     def _authenticate(self, headers: Mapping[bytes, bytes]) -> Key:
         _current.set(None)
@@ -234,7 +234,7 @@ class Guard:
         digest = digest_of(given)
         key = self._keys.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
-            raise Unauthenticated("this API key is not valid here")
+            raise Unauthenticated("unknown API key")
         if key.disabled:
             raise Unauthenticated("this API key is disabled")
         if key.expires_at <= self._wall():
@@ -255,12 +255,12 @@ def allowed_class(key: Key, priority: Priority | None) -> Priority | None:
     if key.lowers:
         return key.highest
     raise PermissionDenied(
-        f"this API key may not use the class {priority.label}; the most urgent that it may use is {key.highest.label}"
+        f"this API key may not use priority {priority.label}; its highest allowed priority is {key.highest.label}"
     )
 
 
 def _limited(wait_s: float) -> RateLimited:
     # Not where it is raised: in a variable there, it would be in a cycle with its traceback.
-    error = RateLimited("this API key is used more often than it may be; send fewer requests", wait_s)
+    error = RateLimited("this API key is over its rate limit; retry after Retry-After, or send fewer requests", wait_s)
     error.counted = True
     return error

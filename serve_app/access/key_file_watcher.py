@@ -111,4 +111,4 @@ class KeyFileWatcher:
         self._fault = fault
         self.guard.keep(fault)
         for problem in fault.splitlines():
-            _log.error("API keys: %s: %s; the keys from before stay", self._file.path, problem)
+            _log.error("API keys: %s: %s; the previous keys stay in use", self._file.path, problem)

@@ -253,8 +253,8 @@ class Gateway:
             self._guard.require_admin()
         elif not self._open_administration:
             raise PermissionDenied(
-                "this would change the server for everybody: it takes an API key with admin: true"
-                " (router.access.keys_file), or router.access.open_administration in the configuration"
+                "this changes the server for all clients: use an API key with admin: true (router.access.keys_file), or"
+                " set router.access.open_administration: true"
             )
 
     def is_open(self, policy: Policy) -> bool:

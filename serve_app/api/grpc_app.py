@@ -196,7 +196,7 @@ class GrpcApp:
         """Count a stream. Raises `QueueFull`; returns whose it is among the `_open` ones."""
         whose, most = (name, ANONYMOUS_STREAMS[name]) if self._gateway.is_anonymous() else ("", self._most_streams)
         if self._open[whose] >= most:
-            raise QueueFull("the server has too many streams open; try again, or close some", 1.0)
+            raise QueueFull("too many open streams; close some, or retry later", 1.0)
         self._open[whose] += 1
         return whose
 

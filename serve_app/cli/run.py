@@ -166,7 +166,8 @@ def busy_ports(file: ServeFile) -> list[str]:
     taken = [(port, setting) for host, port, setting in wanted if busy(host, port)]
     taken += [(port, setting) for port, setting in direct if listened_at(port)]
     return [
-        f"port {port} ({setting}) is taken by {holder(port) or 'another process'}; end that, or choose another port"
+        f"port {port} ({setting}) is in use by {holder(port) or 'another process'}; stop that process, or choose"
+        " another port"
         for port, setting in taken
     ]
 

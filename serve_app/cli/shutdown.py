@@ -82,7 +82,7 @@ class GracefulShutdown:
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         killed = end_marked(self._variable, os.environ[self._variable], 0.0)
-        self._console.print(f"killed {len(killed)} processes; what they had in work is lost")
+        self._console.print(f"killed {len(killed)} processes; requests in progress were lost")
 
     def _on_signal(self, *_: Any) -> None:
         if self._interrupting:
@@ -95,7 +95,8 @@ class GracefulShutdown:
         self.asked = True
         router = self._file.args.router
         self._console.print(
-            f"stopping: what was accepted has {router.drain_timeout_s:g} s to be answered; once more to end at once"
+            f"stopping: waiting up to {router.drain_timeout_s:g} s for accepted requests; press Ctrl-C again to stop"
+            " immediately"
         )
         threading.Thread(target=self._drain, args=(router.drain_timeout_s,), name="drain", daemon=True).start()
 
@@ -113,7 +114,7 @@ class GracefulShutdown:
             if remaining:
                 self._console.print(f"HAProxy had not ended after {limit_s:g} s: some clients kept their connections")
         except Exception as error:  # e.g. no router has started yet: there is nothing to finish
-            self._console.print(f"nothing could be finished: {type(error).__name__}", style="dim")
+            self._console.print(f"graceful shutdown failed: {type(error).__name__}", style="dim")
         finally:
             if not self.forced:
                 self.interrupt()

@@ -124,7 +124,9 @@ def rename_deprecated_keys(given: Any, section: str, renamed: Mapping[str, str])
             [((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice]
         )
     for key in found:
-        _log.warning("%s.%s is called %s now; the former name works until version 0.2", section, key, renamed[key])
+        _log.warning(
+            "%s.%s is deprecated, use %s; the old name is accepted until version 0.2", section, key, renamed[key]
+        )
     return {renamed.get(key, key): value for key, value in given.items()}
 
 

@@ -56,12 +56,12 @@ class HttpConfig(Section):
     """HTTP on the routers' own port, and its connections."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port that the routers listen on by themselves, without Ray Serve's way in; the routers of a node share it."""
+    """HTTP port that the routers open directly, bypassing Ray Serve's proxy. All routers of a node share it."""
 
     connections: Positive = 8192
     """Connections to this port at once, in each router process.
 
-    When there are more, those that ask nothing make room: first those that never sent a whole request.
+    Beyond the limit, idle connections are closed to admit new ones: first those that never sent a complete request.
     """
 
     connections_per_client: Positive | None = None
@@ -72,7 +72,7 @@ class GrpcConfig(Section):
     """gRPC: the routers' own port with its connections, and what holds on Serve's port as well."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
+    """gRPC port that the routers open directly, bypassing Ray Serve's proxy. All routers of a node share it."""
 
     connections: Positive = 2048
     """Connections to this port at once, in each router process; more are closed at once."""
@@ -126,10 +126,10 @@ class AccessConfig(Section):
     """Who may ask."""
 
     keys_file: str | None = Field(default=None, min_length=1)
-    """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
+    """File of API keys, as `serve-app key new` writes it. Without one, every client may use every model.
 
-    Relative paths start from SERVE_APP_HOME. A changed file counts once two looks in succession saw the same of it; one
-    that cannot be understood changes nothing.
+    Relative paths start from SERVE_APP_HOME. A changed file is loaded after two consecutive reads return the same
+    content. An invalid file is ignored and the previous keys stay in use.
     """
 
     keys_check_s: Seconds = 2.0
@@ -138,11 +138,11 @@ class AccessConfig(Section):
     open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
     """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.
 
-    The questions for health never take one. Metrics and status, where they are not open, take one with `admin: true`.
+    Health checks never take one. Metrics and status, where they are not open, take one with `admin: true`.
     """
 
     open_administration: bool = False
-    """Whether everybody may change how much is logged, where there are no API keys."""
+    """Whether every client may change how much is logged, if there are no API keys."""
 
 
 class FaultsConfig(Section):
@@ -164,7 +164,10 @@ class FaultsConfig(Section):
     """
 
     hedge_share: Share = 0.05
-    """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
+    """Hedging limit: the fraction of all rows that may also run on a second replica because the first is overdue.
+
+    0 turns hedging off.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> FaultsConfig:

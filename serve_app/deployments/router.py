@@ -70,7 +70,7 @@ class RouterDeployment:
         self._drain_timeout_s = config.router.drain_timeout_s
         self._by_reference_above = config.router.transport.by_reference_above
         if (problem := config.haproxy_problem(os.environ)) is not None:
-            logger.warning("Requests may wait in front of HAProxy, where no priority is known: %s", problem)
+            logger.warning("Requests may queue in front of HAProxy, where priorities have no effect: %s", problem)
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
             name: handle.options(

@@ -139,7 +139,7 @@ def max_header_timeout_s(models: Iterable[ModelInfo], qos: QosHints) -> float:
         ModelNotFound: There is none.
     """
     if not (allowed := [header_timeout_s(info, qos) for info in models]):
-        raise ModelNotFound("there is no model here for you")
+        raise ModelNotFound("no model is available to this client")
     return max(allowed)
 
 

@@ -420,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
     def _start(self, exchange: Exchange) -> None:
         shared = self._shared
         if shared.requests >= shared.limits.requests:
-            full = QueueFull("the server has too many requests in work; try again", 1.0)
+            full = QueueFull("too many requests in progress; retry later", 1.0)
             exchange.reply(shared.errors_of(exchange.scope["path"])(full))
             return
         if not exchange.body_complete:

@@ -61,7 +61,7 @@ def key_permission_problem(files: TlsFiles) -> str | None:
     mode = files.key.stat().st_mode
     if not mode & _OPEN_TO_OTHERS:
         return None
-    return f"{files.key}: mode {stat.S_IMODE(mode):04o} lets others at the private key; chmod 600 it"
+    return f"{files.key}: mode {stat.S_IMODE(mode):04o} lets other users read the private key; run chmod 600"
 
 
 class _Encrypted(Exception):

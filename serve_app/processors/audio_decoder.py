@@ -148,7 +148,7 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
     """
     content = payload.content
     if not _recognized(content):
-        raise unreadable(payload, "sound", MEDIA_TYPES, EXAMPLES)
+        raise unreadable(payload, "audio", MEDIA_TYPES, EXAMPLES)
     check_wav(content, max_seconds, truncate)
     try:
         with soundfile.SoundFile(_Content(content)) as sound:
@@ -215,7 +215,9 @@ def _read(
     if decoded_frames == 0:
         raise InvalidRequest(f"the {name} holds no samples")
     if exact and not truncate and decoded_frames < sound.frames:
-        raise InvalidRequest(f"the {name} is truncated: {sound.frames} frames are announced, and {decoded_frames} came")
+        raise InvalidRequest(
+            f"the {name} is truncated: its header declares {sound.frames} frames, {decoded_frames} are present"
+        )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -112,7 +112,7 @@ def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
             f"the {name} is {width} x {height} = {width * height} pixels: at most {max_pixels} are decoded"
         )
     if width < 1 or height < 1:
-        raise InvalidRequest(f"the {name} is {width} x {height} pixels: there is nothing to see")
+        raise InvalidRequest(f"the {name} is empty: {width} x {height} pixels")
 
 
 def _damaged(name: str, payload: Media, error: Exception) -> InvalidRequest:

@@ -86,7 +86,9 @@ class Executor:
         try:
             staged.batch = self._assembled(staged)
         except Exception:  # of the processor: whether it concerns all entries shows when they run
-            logger.exception("%s could not assemble a bundle before its turn", self._name)
+            logger.exception(
+                "%s: assembling a bundle in advance failed; its requests are assembled when they run", self._name
+            )
         staged.assembled = True
 
     def _assembled(self, staged: Staged) -> Assembled | None:

@@ -426,7 +426,7 @@ class Runner:
         try:
             self._loop.call_soon_threadsafe(self._answer, bundles, ran, turn)
         except RuntimeError:
-            logger.debug("%s: the event loop has ended, and nobody waits for an answer", self._name)
+            logger.debug("%s: event loop closed; the results of the last batch are discarded", self._name)
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 

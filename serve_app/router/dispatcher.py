@@ -256,7 +256,7 @@ class Dispatcher:
         """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
         now, before = monotonic(), self._scheduler.listed(model)
         if self._core.on_unresponsive(model, replica, now):
-            logger.error("Replica %s of %s is unresponsive: what it has is tried elsewhere", replica, model)
+            logger.error("Replica %s of %s is unresponsive; its requests are retried on other replicas", replica, model)
             self._observer.replica_unresponsive(model)
             self._recovery.lost(model, before, now)
 
@@ -342,7 +342,7 @@ class Dispatcher:
             error, outcome = self._why_late(entry, _given_up), "given_up"
         elif why is Why.POISONED:
             outcome = "poisoned"
-            error = InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time")
+            error = InferenceFailed("two replicas failed while running this request; it is not retried")
         else:
             assert refusal is not None
             error = error_from_code(refusal.code, refusal.message, refusal.retry_after_s)
@@ -351,7 +351,7 @@ class Dispatcher:
     def timed_out(self, dispatch: Dispatch) -> None:
         """See `Driver.timed_out`."""
         logger.error(
-            "Replica %s of %s does not answer a bundle of %d rows: it gets no more work until it does",
+            "Replica %s of %s has not answered a bundle of %d rows; no new requests are sent to it until it answers",
             dispatch.replica,
             dispatch.model,
             dispatch.rows,
@@ -455,7 +455,7 @@ class Dispatcher:
             self._observer.bundle_done(dispatch.model, rows, ran, result)
             self._deal_out(entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
-            logger.exception("An answer of %s could not be dealt out", dispatch.model)
+            logger.exception("Processing a result of %s failed", dispatch.model)
             for entry in alive:
                 dispatched_at.pop(entry.id, None)
                 if not entry.payload.future.done():

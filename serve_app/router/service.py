@@ -466,7 +466,7 @@ def _may_join(verdict: Joinable) -> bool:
 
 
 def _stopping() -> ModelUnavailable:
-    return ModelUnavailable("this server is stopping; send the request again, or elsewhere", 1.0)
+    return ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)
 
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:

@@ -85,7 +85,9 @@ class Bounds:
         most = min(settings.queue_bytes, self._total_bytes if priority is _HIGH else self._shared_bytes)
         if nbytes > most:
             return Rejection(
-                QueueFull.code, f"the request holds {nbytes} bytes, class {priority.label} never queues over {most}"
+                QueueFull.code,
+                f"the request has {nbytes} bytes; class {priority.label} queues at most {most} bytes"
+                f" (classes.{priority.label}.queue_bytes, router.limits.max_bytes)",
             )
         retry = retry_s(drain_s)
         if totals.entries >= settings.queue_entries:

@@ -45,7 +45,7 @@ class _Answered:
     queue_time: Distribution = field(
         metadata=histogram(
             "serve_app_queue_seconds",
-            "Waiting in the router, answered requests.",
+            "Queueing time of answered requests: in the router and at the replica's gate.",
             ("model", "priority"),
             _LATENCY_BUCKETS,
         )

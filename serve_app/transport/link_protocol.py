@@ -114,7 +114,7 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
             while self._filled - at >= PREFIX.size:
                 size = PREFIX.unpack_from(self._scratch, at)[2]
                 if not PREFIX.size <= size <= _LARGEST_FRAME:
-                    logger.error("A link sent something else than frames: it is cut")
+                    logger.error("Protocol error on a link; the link is closed")
                     self.cut()
                     return
                 have = min(self._filled - at, size)

@@ -78,7 +78,7 @@ class ReplicaLink(FramedProtocol):
         """End the replica's process. It does not run, so that it cannot end itself; Ray Serve replaces what is dead."""
         if self.lost or self._process <= 0:
             return
-        logger.error("Replica %s has been silent for too long: its process %d is killed", self._name, self._process)
+        logger.error("Replica %s did not respond for too long; killing its process %d", self._name, self._process)
         try:
             os.kill(self._process, signal.SIGKILL)
         except OSError as error:

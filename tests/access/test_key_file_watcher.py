@@ -159,7 +159,7 @@ async def test_what_cannot_be_read_changes_nothing(
     assert watch.guard.reloads == {"ok": 0, "failed": 1}
     assert watch.guard.status()["fault"]
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
-    assert "the keys from before stay" in caplog.text
+    assert "the previous keys stay in use" in caplog.text
     put(file, content("old"))
     await _poll_twice(watch)
     assert watch.guard.status()["fault"] == ""

@@ -70,9 +70,9 @@ def test_a_second_signal_kills_what_is_left(proxy: subprocess.Popen[str]) -> Non
     assert proxy.wait() in {-signal.SIGTERM, -signal.SIGKILL}
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert said.getvalue().splitlines() == [
-        "stopping: what was accepted has 600 s to be answered; once more to end at once",
+        "stopping: waiting up to 600 s for accepted requests; press Ctrl-C again to stop immediately",
         "ending at once",
-        "killed 1 processes; what they had in work is lost",
+        "killed 1 processes; requests in progress were lost",
     ]
 
 

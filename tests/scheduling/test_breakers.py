@@ -85,7 +85,7 @@ def test_an_open_breaker_refuses_at_once() -> None:
     ):
         assert rejection is not None
         assert (rejection.code, rejection.retry_after_s) == ("model_unavailable", 50.0)
-        assert rejection.message == "model m has failed repeatedly, so it is not asked for a while; try again in 50 s"
+        assert rejection.message == "the circuit breaker of model m is open after repeated failures; try again in 50 s"
     assert scheduler.breakers()["m"].refused == {"": 2}
 
 

@@ -343,7 +343,7 @@ class Hashing:
 
 
 def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline passed while the request was looked up; allow more time")
+    return DeadlineExceeded("the deadline passed during the cache lookup; use a longer timeout")
 
 
 def _hit(value: Any, variant: str) -> Answer:

@@ -241,7 +241,7 @@ def _expire(follower: _Follower) -> None:
         allowed_s = follower.caller.deadline - follower.caller.arrival
         follower.future.set_exception(
             DeadlineExceeded(
-                f"the deadline of {allowed_s * 1000:.0f} ms passed while the same request of somebody else was"
-                " executed; send it with a longer timeout or a higher priority"
+                f"the deadline of {allowed_s * 1000:.0f} ms passed while waiting for an identical request in"
+                " flight; use a longer timeout or a higher priority"
             )
         )

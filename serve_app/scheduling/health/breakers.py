@@ -167,7 +167,7 @@ class Breakers:
         what = f"model {self._model.name}" + (f", variant {variant}," if variant else "")
         return Rejection(
             ModelUnavailable.code,
-            f"{what} has failed repeatedly, so it is not asked for a while; try again in {retry_s:.0f} s",
+            f"the circuit breaker of {what} is open after repeated failures; try again in {retry_s:.0f} s",
             retry_s,
         )
 

@@ -222,4 +222,6 @@ def test_a_key_that_others_may_read_is_told(authority: Authority) -> None:
     files = authority.server(name="careless")
     assert key_permission_problem(files) is None
     files.key.chmod(0o644)
-    assert key_permission_problem(files) == f"{files.key}: mode 0644 lets others at the private key; chmod 600 it"
+    assert (
+        key_permission_problem(files) == f"{files.key}: mode 0644 lets other users read the private key; run chmod 600"
+    )
