@@ -24,19 +24,19 @@ from serve_app.errors import PermissionDenied, RateLimited, Unauthenticated
 from serve_app.scheduling.entry import Priority
 
 Part: TypeAlias = Literal["docs", "metrics", "status"]
-"""What may be open to everybody, besides the questions for health."""
+"""What may be open without a key, besides health checks."""
 
 Policy: TypeAlias = Literal["key", "health", "docs", "metrics", "status", "administration", "stream"]
 """Who may ask something, and what is counted against a key's rate. Every route and every gRPC call has one.
 
 ==================  =================================================================
-``key``             whoever has a key
-``health``          everybody
-a `Part`            everybody where it is open; else ``docs`` is for whoever has a key,
+``key``             callers with a key
+``health``          all callers
+a `Part`            all callers if it is open; else ``docs`` is for callers with a key,
                     ``metrics`` and ``status`` are for administrators
-``administration``  administrators, or anybody where there are no keys and the
-                    configuration says so: whoever calls the guard asks for them
-``stream``          whoever has a key; each of its requests is let in by itself
+``administration``  administrators, or all callers if there are no keys and the
+                    configuration says so: the guard's caller checks that
+``stream``          callers with a key; each of its requests is authorized by itself
 ==================  =================================================================
 """
 
@@ -57,7 +57,7 @@ class Guard:
 
     Args:
         keys: All keys.
-        open_parts: What everybody may ask for.
+        open_parts: What is open without a key.
         routers: How many processes share the keys' rates: each allows its part.
         levels: What the numbers of priorities mean.
         now: A clock that only goes forward, seconds.
@@ -165,7 +165,7 @@ class Guard:
                 self.require_admin()
 
     def is_open(self, policy: Policy) -> bool:
-        """Whether everybody may ask what has this policy."""
+        """Whether this policy needs no key."""
         return policy in self._open
 
     def current(self) -> Key:
@@ -229,7 +229,7 @@ class Guard:
         given = credential_from(headers)
         if given is None:
             raise missing_key()
-        # Looking a digest up takes a time that depends on it, but nobody can choose keys by the digests that they have:
+        # Looking a digest up takes a time that depends on it, but a client cannot choose keys by their digests:
         # what is learned from it tells nothing of a key. The comparison that decides takes the same time for all.
         digest = digest_of(given)
         key = self._keys.get(digest)

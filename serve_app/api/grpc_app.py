@@ -52,7 +52,7 @@ _POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
         "ModelStreamInfer": "stream",
     }
 )
-"""Who may make a call; of those that are not here, whoever has a key."""
+"""The policy of each call; that of all others is ``key``."""
 
 STALL_S: Final = 30.0
 _STALLING_BYTES: Final = 64 * 1024
@@ -96,8 +96,8 @@ class GrpcApp:
         log: Is told of requests that are refused before they reach the service.
         open_administration: Whether anybody may change the server, where there are no API keys.
         typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
-        streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of strangers
-            are not among them, but have room of their own (`ANONYMOUS_STREAMS`).
+        streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of
+            anonymous callers are not among them, but have limits of their own (`ANONYMOUS_STREAMS`).
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
             in flight is answered.
         reflection_idle_s: The same for streams of reflection, which are open to all.
@@ -122,7 +122,7 @@ class GrpcApp:
         self._most_streams = streams
         self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
         self._unlimited = InboundMessages(sys.maxsize, math.inf)
-        self._open: Counter[str] = Counter()  # streams: those of strangers by their call, the others by no name
+        self._open: Counter[str] = Counter()  # streams: anonymous ones by their call, the others by no name
         self._ids = RequestIds()
         self._inference = InferenceRpc(gateway, self._explain, typed_answers=typed_answers)
         self._health = Health(

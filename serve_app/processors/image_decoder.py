@@ -16,7 +16,7 @@ EXAMPLES = "a JPEG, PNG, WebP, GIF, BMP or TIFF picture"
 
 _REFUSED_FORMATS = frozenset(
     {
-        "EPS",  # Pillow would start Ghostscript, another program, on a stranger's code
+        "EPS",  # Pillow would start Ghostscript, another program, on code of a client
         "BUFR", "GRIB", "HDF5", "WMF", "MPEG", "FPX", "MIC",  # recognized by Pillow, but not decoded
     }
 )  # fmt: skip

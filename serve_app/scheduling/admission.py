@@ -102,7 +102,7 @@ class Bounds:
 
 
 def retry_s(drain_s: float | None) -> float:
-    """When trying again may help somebody who finds no room, seconds: when what is ahead is done."""
+    """When retrying may help a request that finds the queue full, seconds: when what is ahead is done."""
     return _UNKNOWN_RETRY_S if drain_s is None else max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, drain_s))
 
 
@@ -126,7 +126,7 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
 
 
 def meets_deadline_behind_queue(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
-    """Whether an entry would be in time behind everything queued in its class and above; also where nobody knows."""
+    """Whether an entry would be in time behind everything queued in its class and above; also if that is unknown."""
     wait = drain_s(model, device, entry.priority, now)
     return wait is None or now + wait + _own_s(entry, model.latencies.of(entry.variant), model) <= entry.deadline
 

@@ -99,7 +99,7 @@ class BundlesInFlight:
 
     Attributes:
         due: The heap: nothing expires before the first of it.
-        recalls: By bundle, entries that nobody waits for any more; see `recall`.
+        recalls: By bundle, entries whose answers are no longer needed; see `recall`.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class BundlesInFlight:
         return bundle
 
     def recall(self, entry: Entry) -> None:
-        """Nobody waits for a running entry any more: where it waits at a replica's gate, it need not run."""
+        """The answer of a running entry is no longer needed: if it waits at a replica's gate, it need not run."""
         for bundle_id in entry.bundles:
             bundle = self._bundles.get(bundle_id)
             if bundle is not None and bundle.replica.name is not None:
@@ -183,7 +183,7 @@ class BundlesInFlight:
         return expired
 
     def forget_ended(self, bundle_id: int) -> None:
-        """If nobody waits for a bundle any more, let go of its entries, and of all of it when its replica is gone.
+        """If no answer of a bundle is needed, let go of its entries, and of all of it when its replica is gone.
 
         A bundle at a listed replica is still known without its entries: its answer frees a slot or ends a quarantine.
         """

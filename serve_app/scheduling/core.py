@@ -53,7 +53,7 @@ class Places(Protocol):
         """A place; 0 when there is none."""
 
     def free(self, place: int) -> None:
-        """Nobody has what was at a place any more. 0 is ignored."""
+        """No entry has this tie index any more. 0 is ignored."""
 
 
 class Driver(Protocol[SentT]):
@@ -113,7 +113,7 @@ class RouterCore(Generic[SentT]):
     """Drives one `Scheduler`, and is driven itself.
 
     Args:
-        scheduler: Decides. Nobody else may tell it of events.
+        scheduler: Decides. Its events come from here only.
         driver: Does.
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
@@ -153,7 +153,7 @@ class RouterCore(Generic[SentT]):
         return rejection
 
     def cancel(self, entry: Entry, now: float) -> bool:
-        """Nobody waits for an accepted entry any more. Returns whether it had not ended."""
+        """The client of an accepted entry has left. Returns whether it had not ended."""
         if entry.state is EntryState.DONE:
             return False
         self.scheduler.on_cancel(entry, now)
@@ -248,7 +248,7 @@ class RouterCore(Generic[SentT]):
             runs_s: As there.
             reported_backlog_s: As there.
             model_works: Whether the model runs an input that is known to be good, after an entry has failed; ``None``:
-                nobody knows.
+                unknown.
 
         Returns:
             The entries to answer, with what their code says. They are DONE, and have the variant that they ran on.

@@ -48,7 +48,7 @@ class Entry:
         rows: How many rows it adds to a batch, at least 1.
         bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
         nbytes: Bytes held while it is queued or running.
-        payload: Opaque; belongs to whoever made the entry.
+        payload: Opaque; belongs to the maker of the entry.
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
         batch_key: Entries of equal keys may share a batch: the variant, `EXACT_ONLY` or `UNBATCHED`.
         state: See `EntryState`; written by the scheduler only.

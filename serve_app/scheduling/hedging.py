@@ -216,10 +216,10 @@ class Hedges:
         if pair is None:
             return False
         if entry is pair.original:
-            pair.lost = True  # it stays RUNNING, in no bundle: whoever accepted the request knows this copy
+            pair.lost = True  # it stays RUNNING, in no bundle: the caller that had it accepted knows this copy
             return True
         if pair.lost or entry.attempts <= pair.original.attempts:
-            return False  # it reached nobody, and is to be tried again
+            return False  # it reached no replica, and is to be tried again
         pair.original.attempts = entry.attempts
         self._leave_to_original(pair)
         return True
@@ -322,7 +322,7 @@ class Hedges:
         self._drop(pair.hedge)
 
     def _drop(self, copy: Entry) -> None:
-        """End a copy of a request that nobody need hear of."""
+        """End a copy of a request, without reporting it."""
         if copy.state is _QUEUED:
             model = self._models[copy.model]
             if copy in model.queue:

@@ -74,7 +74,7 @@ class ModelState:
             ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``overhead_s`` (of a bundle, besides waiting at
             the replica and its execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names),
             ``slots_in_use`` (bundles in flight), ``latency_s`` (of the exact model, per cost bucket: predicted seconds
-            of 1 row and of a full batch), ``wasted_rows`` (executed for nobody), and where variants have run
+            of 1 row and of a full batch), ``wasted_rows`` (results not used), and where variants have run
             ``variants`` (by name: their ``latency_s``).
         """
         slots = self.slots

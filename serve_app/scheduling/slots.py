@@ -15,7 +15,7 @@ replica can be out of the choice for three reasons, all called *held*:
 All end when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
 replica with nothing left in flight can answer nothing, so it counts as failed.
 
-With no replica listed, one wake-up bundle may be in flight, addressed to nobody. When it fails, the next one is held
+With no replica listed, one wake-up bundle may be in flight, without a replica. When it fails, the next one is held
 back like a failed replica.
 """
 

@@ -2,10 +2,10 @@
 
 Entries queue by deadline. With the head in the bundle, the head's slack bounds how long the bundle may execute, and so
 how many can share it. Giving up the first few can make room for many: so of all runs of consecutive entries that
-execute before the deadline of their first, the one with the most answers per second of server time goes. What would
-make the bundle dearer than a run of its own, since it is longer than all others, is passed over. It is found
-by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows no more rows
-or where nothing more is queued. Without a queue that cannot all be in time, that is simply the queue from its head on.
+execute before the deadline of their first, the one with the most answers per second of server time goes. An entry
+that makes the bundle more expensive than a run of its own, since it is longer than all others, is passed over. The
+run is found by one pass of a sliding window, since later heads have more slack; the pass ends where more slack allows
+no more rows or where nothing more is queued. If the whole queue can be in time, that is the queue from its head on.
 
 Sources: Nexus (SOSP 2019) drops heads until the rest can make a batch of a target size, planned from rate and deadline.
 Here the size follows from what is queued, which the exact bound shows to be worth more (docs/scheduling.md).

@@ -42,7 +42,7 @@ class Breakers:
         ejection: Of the model's replicas.
         tripped: Whether any of them is not closed.
         refused: Entries refused so far, by the variant that they asked for.
-        changes: What happened since somebody last took it.
+        changes: What happened since it was last taken.
     """
 
     __slots__ = ("_limited", "_model", "_settings", "by_variant", "changes", "ejection", "refused", "tripped")

@@ -118,7 +118,7 @@ class DedicatedDevice:
         return None
 
     def _tied(self, priority: Priority, replica: Replica) -> Sequence[Replica]:
-        """Where else entries go that this replica cannot begin at once, so that whoever is free first runs them."""
+        """Where else entries go that this replica cannot begin at once, so that the first free replica runs them."""
         model, copies = self._model, self._model.settings.copies
         if not replica.bundles or not replica.linked or copies == 1:
             return ()
@@ -144,7 +144,7 @@ class DedicatedDevice:
         return entries
 
     def _dealt(self, priority: Priority, now: float) -> NextBundle | None:
-        """A bundle of several tenants' entries: whoever has the fewest rows at the replicas for its weight goes first.
+        """A bundle of several tenants' entries, first of the one with the fewest rows at the replicas for its weight.
 
         A tenant with less there than its part of the room finds room in any case: else the entries of one that sends
         more would be all that the gates can choose from.
@@ -264,7 +264,7 @@ class SharedDevice:
         self._memory_bytes -= model.settings.resident_bytes
 
     def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
-        """A member runs here no more, and nobody counts on what its bundles take."""
+        """A member runs here no more, and its bundles no longer count."""
         self.members -= 1
         self._memory_bytes += model.settings.resident_bytes
         self.active.pop(model, None)

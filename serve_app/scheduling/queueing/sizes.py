@@ -19,7 +19,7 @@ Size = tuple[int, int]
 
 _RECENT: Final = 1.0 / 256
 _MOST: Final = 4.0
-"""Deficits are counted so far, in both directions, in answers: nobody saves up, and nothing hopeless is remembered."""
+"""Deficits are counted so far, in both directions, in answers: neither credit nor debt grows without bound."""
 _REMEMBERED: Final = 64
 
 

@@ -84,7 +84,7 @@ class TenantQueue:
     )
 
     def __init__(self, counts: Counts, tenant: str = "", weight: float = 1.0) -> None:
-        # Per batch key with anything queued; an empty calendar goes when somebody next looks at it.
+        # Per batch key with anything queued; an empty calendar is removed at the next look at it.
         self._calendars: dict[str, Calendar] = {}
         self._pairs = 0
         self._entries: dict[int, Entry] = {}

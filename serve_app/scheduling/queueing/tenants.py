@@ -2,11 +2,11 @@
 
 Every tenant of a class has a counter of the predicted server time it was given, divided by its weight. Those within a
 batch of the least served one that waits share a batch by deadline, as if they were one. The others fill it up, the
-least served first: so a flood gets all that nobody else wants, and never what a polite tenant wants.
+least served first: so a flooding tenant gets only what the others leave.
 
-The *level* is where the least served one is of those that had something left to wait when a batch was composed: of
-those that want more than they get. Whoever comes back is lifted to a few batches below it. So nobody saves up time by
-wanting none, and who stays under its part goes before those that take more, bursts of a few batches included.
+The *level* is the counter of the least served tenant that still had entries queued when a batch was composed. A tenant
+that comes back is lifted to a few batches below it. So idle time is not saved up, and a tenant that stays under its
+part goes before those that take more, bursts of a few batches included.
 
 Sources: start-time fair queueing (Goyal et al., SIGCOMM 1996) for the level, with the credit of idle tenants bounded as
 in deficit round robin (Shreedhar and Varghese, SIGCOMM 1995); counters of service per tenant as in VTC (Sheng et al.,
