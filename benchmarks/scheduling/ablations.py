@@ -123,8 +123,10 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "waiting": Ablation("a free session takes what is there (`eager`)", _scheduling(policy="eager")),
     "second batch ahead": Ablation("no more is sent ahead than one batch", _scheduling(window=1)),
-    "coalescing": Ablation("each entry travels as it comes", replaced=((devices, "_COALESCE", 0.0),)),
-    "small bundles": Ablation("a bundle may hold as much as a batch", replaced=((devices, "_PARTS", 1e-6),)),
+    "coalescing": Ablation("each entry travels as it comes", replaced=((devices, "_COALESCE_FRACTION", 0.0),)),
+    "small bundles": Ablation(
+        "a bundle may hold as much as a batch", replaced=((devices, "_MAX_PARTS_OF_BATCH", 1e-6),)
+    ),
     "admission": Ablation("nothing is refused for its deadline", replaced=((scheduler, "too_slow", _nothing),)),
     "fill": Ablation("no rows of other classes in a batch", replaced=((composition, "_fill", _no_fill),)),
     "cap on lower classes": Ablation(

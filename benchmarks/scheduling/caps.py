@@ -26,7 +26,7 @@ def measure(workload: str, quantile: float, seconds: float, seed: int) -> tuple[
     """Part in time of each class, and the weighted goodput as a part of what was offered."""
     scenario = next(line for line in settings(None) if line.name == workload).make(seconds)
     network_s = (OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor
-    with replaced(blocking_limit, "_BLOCKED", quantile):
+    with replaced(blocking_limit, "_BLOCKED_QUANTILE", quantile):
         result = simulate(scenario, lambda: ServeApp(network_s=network_s), seed)
     return *(result.classes[name].attainment for name in _CLASSES), weighted(result)
 

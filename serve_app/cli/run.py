@@ -47,7 +47,7 @@ _DIRECT_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }
 _SERVE_NAMESPACE = "serve"  # where Serve's actors live
-_LOOK_EVERY_S = 0.5
+_POLL_INTERVAL_S = 0.5
 _END_WITHIN_S = 5.0
 
 
@@ -287,7 +287,7 @@ class _Watcher:
         host, port = self._file.http_address
         host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
         url = f"http://{host}:{port}{self._file.route_prefix}"
-        while not self._stopped.wait(_LOOK_EVERY_S):
+        while not self._stopped.wait(_POLL_INTERVAL_S):
             state, failed = _application_state(self._file.name)
             if failed:
                 self.failure = state

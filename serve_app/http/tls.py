@@ -23,7 +23,7 @@ from serve_app.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -115,7 +115,7 @@ class Certificates:
         """What a connection of HTTP that is made now uses. Looks at the files, at most once a second."""
         with self._lock:
             now = self._clock()
-            if now - self._looked >= _LOOK_EVERY_S:
+            if now - self._looked >= _POLL_INTERVAL_S:
                 self._looked = now
                 if (stamps := self._stamps()) != self._seen:
                     self._seen = stamps

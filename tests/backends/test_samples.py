@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import edge_case_models
 import ml_dtypes
 import numpy as np
 import onnx_models
-import particular_models
 import pytest
 from onnx import TensorProto, helper
 
@@ -323,7 +323,7 @@ def test_bfloat16_comes_from_a_file_as_bytes(tmp_path: Path) -> None:
 
 def test_the_first_inputs_that_run_are_taken(tmp_path: Path, load: Callable[[Path], OnnxBackend]) -> None:
     """A model that reads numbers takes no empty text, and its warm-up is as any other."""
-    backend = load(particular_models.numbers(tmp_path / "numbers.onnx"))
+    backend = load(edge_case_models.numbers(tmp_path / "numbers.onnx"))
 
     warm = try_warm_up(backend, make_samples(backend.signature, model="m").candidates(), max_rows=4, repeats=1)
 
@@ -341,7 +341,7 @@ def test_a_kernel_needs_more_than_one_pixel(make_model: MakeModel, load: Callabl
 
 def test_what_takes_none_of_ours_is_told(tmp_path: Path, load: Callable[[Path], OnnxBackend]) -> None:
     """What the model said to the first of them; configured ids run."""
-    backend = load(particular_models.ids(tmp_path / "ids.onnx"))
+    backend = load(edge_case_models.ids(tmp_path / "ids.onnx"))
     own = make_samples(backend.signature, model="m")
 
     refused = try_warm_up(backend, own.candidates(), max_rows=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from effort import THOROUGH
+from hypothesis_profiles import THOROUGH
 from serve_process import ROOT
 
 TIMEOUT_S = 3600

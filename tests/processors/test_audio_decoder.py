@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 import soundfile
 import soxr
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from serve_app.errors import InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Media

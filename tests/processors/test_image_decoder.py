@@ -9,9 +9,9 @@ import zlib
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from PIL import Image
 
 from serve_app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import edge_case_models
 import numpy as np
 import onnx_models
-import particular_models
 import pytest
 from joining_backends import Made, loaded, shifted
 
@@ -82,7 +82,7 @@ def test_what_was_found_is_found_again(tmp_path: Path) -> None:
 
 def test_a_model_that_takes_none_of_our_inputs_stays_untried(tmp_path: Path) -> None:
     """Nothing is kept of it, and its requests are run one by one until some can serve."""
-    backend = loaded(particular_models.ids(tmp_path / "ids" / "model.onnx"))
+    backend = loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx"))
     proofs = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
     ids = Samples(backend.signature, (), {})
     found = prove({"": backend}, {"": PROVEN}, proofs, samples=ids)[""]
@@ -95,7 +95,7 @@ def test_a_model_that_takes_none_of_our_inputs_stays_untried(tmp_path: Path) -> 
 
 def test_the_rows_of_requests_can_serve(tmp_path: Path) -> None:
     """As they are, in turns: ids keep their range."""
-    backend = loaded(particular_models.ids(tmp_path / "ids" / "model.onnx"))
+    backend = loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx"))
     proofs = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
     found = try_requests(proofs, "", backend, {"ids": np.array([[1001, 1007], [993, 1000], [1002, 1003]], np.int64)})
     assert ("exact", found) == (found.verdict, proofs.find(""))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
 from serve_app.scheduling.batching.composition import BatchLimits, compose, execution_s

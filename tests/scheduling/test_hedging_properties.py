@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_scheduler
 
 from serve_app.scheduling.decisions import Dispatch, Requeue

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
 
 from serve_app.scheduling.decisions import Decisions, Dispatch

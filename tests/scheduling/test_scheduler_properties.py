@@ -9,10 +9,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entry
 
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue

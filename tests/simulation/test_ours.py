@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from simulation_builders import HIGH, LOW, NORMAL, make_arrivals, make_classes, make_model, make_scenario
 
 from serve_app.simulation.ours import ServeApp

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from serve_app.errors import DeadlineExceeded, InvalidRequest
 
-_LOOK_EVERY_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 _QUIET_S: Final = 0.01
 _QUIET_LOOKS: Final = 3
 _SETTLE_S: Final = 0.25
@@ -103,7 +103,7 @@ class InboundMessages:
         self._begun += 1
         self._since[task] = loop.time()
         if self._timer is None:
-            self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
+            self._timer = loop.call_later(_POLL_INTERVAL_S, self._look)
         try:
             return await anext(requests)
         except StopAsyncIteration:
@@ -157,4 +157,4 @@ class InboundMessages:
                 break
             del self._since[task]
             task.cancel()
-        self._timer = loop.call_later(_LOOK_EVERY_S, self._look) if self._since else None
+        self._timer = loop.call_later(_POLL_INTERVAL_S, self._look) if self._since else None

@@ -23,11 +23,11 @@ from serve_app.scheduling.batching.overhead import QuantileWindow
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.settings import ModelScheduling
 
-_REMEMBERED = 512
-_BLOCKED = 0.05
-_UNLIKELY = 0.02
-_FORGOTTEN_S = 60.0
-_PROBABLE = 0.2
+_WINDOW_REQUESTS = 512
+_BLOCKED_QUANTILE = 0.05
+_MIN_PROBABILITY = 0.02
+_STALE_AFTER_S = 60.0
+_LIKELY_PROBABILITY = 0.2
 _HIGH = Priority.HIGH
 
 
@@ -38,7 +38,7 @@ class BlockingLimit:
 
     def __init__(self) -> None:
         self._arrivals = ArrivalPattern()
-        self._tolerated = QuantileWindow(_REMEMBERED)
+        self._tolerated = QuantileWindow(_WINDOW_REQUESTS)
         self._tolerable_s = inf
 
     def arrived(self, now: float) -> None:
@@ -70,21 +70,23 @@ class BlockingLimit:
         """An entry of class `high` runs or has left: the longest batch it tolerated, seconds; see `tolerable_s`."""
         if tolerated_s > 0.0:
             tolerated = self._tolerated.add(tolerated_s)
-            self._tolerable_s = tolerated[int(_BLOCKED * (len(tolerated) - 1))]
+            self._tolerable_s = tolerated[int(_BLOCKED_QUANTILE * (len(tolerated) - 1))]
 
     def bound_s(self, now: float) -> float:
         """The longest that an execution with rows of other classes may take, seconds; ``inf``: any time."""
         tolerable_s = self._tolerable_s
-        return inf if tolerable_s == inf or self._likely_within(now, 2.0 * tolerable_s) < _UNLIKELY else tolerable_s
+        return (
+            inf if tolerable_s == inf or self._likely_within(now, 2.0 * tolerable_s) < _MIN_PROBABILITY else tolerable_s
+        )
 
     def likely_blocks(self, priority: Priority, seconds: float, now: float) -> bool:
         """Whether an execution of this length, begun now, would probably block an entry of class `high` too long."""
         over_s = seconds - self._tolerable_s
-        return priority is not _HIGH and over_s > 0.0 and self._likely_within(now, over_s) > _PROBABLE
+        return priority is not _HIGH and over_s > 0.0 and self._likely_within(now, over_s) > _LIKELY_PROBABILITY
 
     def _likely_within(self, now: float, seconds: float) -> float:
         """How likely one comes so soon, 0 to 1; 0 when none has come for long."""
         last = self._arrivals.last
-        if last is None or now - last > _FORGOTTEN_S:
+        if last is None or now - last > _STALE_AFTER_S:
             return 0.0
         return self._arrivals.probability_within(now, seconds)

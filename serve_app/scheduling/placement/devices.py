@@ -23,14 +23,14 @@ from serve_app.scheduling.slots import Replica
 
 _PRIORITIES = tuple(Priority)
 _ANY_BUCKET = 1 << 62
-_HOLD = 0.25
+_HOLD_FRACTION = 0.25
 """A bundle that is held back is looked at again after this part of its predicted time."""
-_COALESCE = 0.0625
+_COALESCE_FRACTION = 0.0625
 """Entries that come within this part of an execution travel together to a busy replica."""
 _TIED_FROM_S = 0.005
 """Entries are tied where executions take as long: a copy costs two processes a message, and saves a part of one."""
-_PARTS = 2
-_FEWEST = 2
+_MAX_PARTS_OF_BATCH = 2
+_MIN_ROWS = 2
 """A bundle for a busy replica has at most the rows of a usual batch over the first, and may have the second: what a
 batch leaves over of a bundle goes back to its router."""
 
@@ -109,7 +109,9 @@ class DedicatedDevice:
                 return self._bundle(replica, self._take(priority, head, replica, most))
             part = self._part()
             if fresh.rows < part and replica.rows_before(priority):
-                send_at = replica.sent_at + _COALESCE * model.latencies.of(head.variant).predict(1, head.bucket)
+                send_at = replica.sent_at + _COALESCE_FRACTION * model.latencies.of(head.variant).predict(
+                    1, head.bucket
+                )
                 if now < send_at:
                     self.recheck_at = send_at
                     return None  # what is less urgent does not go before it
@@ -128,7 +130,7 @@ class DedicatedDevice:
 
     def _part(self) -> int:
         """Most rows of a bundle for a busy replica."""
-        return min(self._model.settings.max_rows, max(_FEWEST, round(self._model.run_rows / _PARTS)))
+        return min(self._model.settings.max_rows, max(_MIN_ROWS, round(self._model.run_rows / _MAX_PARTS_OF_BATCH)))
 
     def _take(self, priority: Priority, head: Entry, replica: Replica, most: int) -> list[Entry]:
         """Entries of one batch key, those of the class first and then of less urgent ones, as far as there is room."""
@@ -396,7 +398,7 @@ class SharedDevice:
         if self._held_since is not None:
             self.shares.held_back(priority, min(solo_s, now - self._held_since))
         self._held_since = now
-        self.recheck_at = min(self.recheck_at, now + _HOLD * solo_s)
+        self.recheck_at = min(self.recheck_at, now + _HOLD_FRACTION * solo_s)
         return True
 
     def _most_rows(self, candidate: _Candidate) -> int:

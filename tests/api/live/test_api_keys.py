@@ -17,7 +17,7 @@ import numpy as np
 import openai
 import pytest
 import tritonclient.http as triton
-from foreign import needs_clients, run_script
+from external_clients import needs_clients, run_script
 from huggingface_hub.errors import HfHubHTTPError
 from local_server import LocalServer, every_kind_of_model
 from serve_process import ROOT
