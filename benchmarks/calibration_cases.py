@@ -117,9 +117,9 @@ def routed_cases(load: Load, curve: Curve, seconds: float, routers: int) -> list
         seconds: Length of each.
         routers: How many there are.
     """
-    capacity, alone_s = load.capacity(curve), curve(load.rows, load.bucket)
+    capacity, solo_s = load.capacity(curve), curve(load.rows, load.bucket)
     mixed = {Priority.HIGH: 0.1, Priority.NORMAL: 0.6, Priority.LOW: 0.3}
-    timeouts = {Priority.HIGH: 3 * alone_s, Priority.NORMAL: 8 * alone_s, Priority.LOW: 30 * alone_s}
+    timeouts = {Priority.HIGH: 3 * solo_s, Priority.NORMAL: 8 * solo_s, Priority.LOW: 30 * solo_s}
     flood = {Priority.HIGH: 0.2 / 3.2, Priority.LOW: 3.0 / 3.2}
     workloads = [(f"mixed at {part:g}", part, mixed) for part in (0.3, 0.5, 0.8)] + [("flood of low", 3.2, flood)]
     return [

@@ -164,8 +164,8 @@ def measure_around(server: PinnedServer, load: Load, profile: Profile, cores: Co
     result, counted = _patient(server, load, arrival_s, cores)
     # From the first answer, of a request that ran alone, to the last: the ways in and out cancel out.
     span_s = float(result.latency_s[-1] + arrival_s[-1] - result.latency_s[0])
-    alone_s = curve(load.rows, load.bucket) * slowdown(counted, load, curve)
-    pauses_s = span_s - (counted.execution_s - alone_s)
+    solo_s = curve(load.rows, load.bucket) * slowdown(counted, load, curve)
+    pauses_s = span_s - (counted.execution_s - solo_s)
     return Around(overheads, max(0.0, pauses_s) * load.max_rows / (counted.rows - load.rows))
 
 

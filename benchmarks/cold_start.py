@@ -34,7 +34,7 @@ DATA = ROOT / "tests" / "data"
 _START_WITHIN_S = 300.0
 _ANSWER_WITHIN_S = 60.0
 _ASK_EVERY_S = 0.05
-_LOOK_EVERY_S = 0.5
+_POLL_INTERVAL_S = 0.5
 _CLIENTS_PER_MODEL = 4
 
 
@@ -108,7 +108,7 @@ async def _serve(server: Server, probes: list[Probe], seconds: float) -> tuple[i
                 highest = max(highest, seen, key=lambda roles: sum(roles.values()))
                 if time.monotonic() >= until:
                     return highest
-                await asyncio.sleep(_LOOK_EVERY_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
 
         watching = asyncio.create_task(watch())
         answered = await asyncio.gather(*(keep_asking(probe) for probe in probes for _ in range(_CLIENTS_PER_MODEL)))

@@ -18,13 +18,13 @@ import msgspec
 from benchmarks.failure import BenchmarkError
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
-from serve_app.backends.joining.records import Records, record_key
+from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import ModelConfig
 from serve_app.deployments.model import ModelDeployment  # noqa: F401 - what a replica has to import
 from serve_app.payloads import Joinable, Tensors
-from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
+from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
 from serve_app.replica.warm_up import warm_up_replica
 
 
@@ -121,12 +121,12 @@ def measure(work: Work) -> list[BuildTimes]:
             location.model_file, location.kind.versions(), model.batching.max_rows, model.batching.tolerance
         )
         keyed = time.perf_counter()
-        proofs = Proofs(
+        proofs = ProofContext(
             model.name,
             model.batching.max_rows,
             model.batching.tolerance,
             budget_s,
-            Records(work.records),
+            VerdictStore(work.records),
             {variant: key},
         )
         times, verdict = [], work.builds[variant].joinable

@@ -394,9 +394,9 @@ def as_the_router_collects() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with contextlib.suppress(ImportError):  # of a tree that has none
-        from serve_app.deployments.garbage import collect_seldom  # noqa: PLC0415
+        from serve_app.deployments.garbage import tune_garbage_collection  # noqa: PLC0415
 
-        collect_seldom()
+        tune_garbage_collection()
     try:
         yield
     finally:

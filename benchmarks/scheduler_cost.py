@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
 
@@ -190,7 +190,7 @@ class Load:
             answers = self._answers()
             begin = thread_time()
             for end, dispatch, executions, waited_s in answers:
-                scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, Verdict.ANSWERED, end)
+                scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, BundleOutcome.ANSWERED, end)
                 scheduler.on_done(dispatch.bundle_id, executions, end, waited_s)
             for entry in arriving:
                 if scheduler.on_arrival(entry, now) is not None:

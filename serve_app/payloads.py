@@ -229,7 +229,7 @@ class WireEntry(Struct, frozen=True):
     probe: bool = False
     tenant: str = ""
     weight: float = 1.0
-    alone: bool = False
+    unbatched: bool = False
     place: int = 0
 
 
@@ -301,7 +301,7 @@ one that its router has recalled."""
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 """The outcome of an entry that was not run in time."""
 
-NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not be executed in time")
+NOT_IN_TIME = Failure(DeadlineExceeded.code, "the request could not finish before its deadline")
 """The outcome of an entry that is given up, since it would be late, or would make more others late."""
 
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import effort
+import hypothesis_profiles
 import onnx_models
 import pytest
 import yaml
@@ -19,7 +19,7 @@ from serve_process import NO_CLUSTER, ROOT, ServeProcess
 
 from benchmarks.ports import free_ports
 
-effort.load_profile()
+hypothesis_profiles.load_profile()
 
 _WITHOUT_CYCLES = frozenset({"access", "api", "replica", "router", "telemetry", "transport"})
 
@@ -35,10 +35,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)  # when Hypothesis has marked its tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A property test that fails has the time to say what failed: see `effort.TIMEOUT_S`."""
+    """A property test that fails has the time to say what failed: see `hypothesis_profiles.TIMEOUT_S`."""
     for item in items:
         if item.get_closest_marker("hypothesis") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(effort.TIMEOUT_S))
+            item.add_marker(pytest.mark.timeout(hypothesis_profiles.TIMEOUT_S))
 
 
 @pytest.fixture

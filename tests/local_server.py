@@ -19,7 +19,7 @@ import onnx_models
 import tokenizers
 from runtime_harness import batch_same_turn
 
-from serve_app.access.key_watch import KeyWatch
+from serve_app.access.key_file_watcher import KeyFileWatcher
 from serve_app.api.http_app import HttpApp, HttpSettings
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
@@ -30,7 +30,7 @@ from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import AppArgs, ModelConfig, parse_args
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs, prove_replica
+from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.replica.worker import Worker
 from serve_app.router.router import Router
@@ -128,7 +128,7 @@ class LocalServer:
     url: str
     app: HttpApp
     grpc: str
-    keys: KeyWatch | None
+    keys: KeyFileWatcher | None
 
     def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
         self._config = parse_args(args)
@@ -250,7 +250,7 @@ def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Work
     processor = make_processor(model, signature, locations[""])
     samples = make_samples(model, signature, decode_sample, rows=builds[""].joinable.rows)
     warm = warm_up_replica(model.name, backends, processor, samples, max_rows=1, budget_s=0.5)
-    proofs = Proofs(model.name, model.batching.max_rows, model.batching.tolerance)
+    proofs = ProofContext(model.name, model.batching.max_rows, model.batching.tolerance)
     graph = {variant: build.joinable for variant, build in builds.items()}
     verdicts = prove_replica(proofs, backends, graph, processor, samples, warm.examples)
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import effort
+import hypothesis_profiles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,4 +46,4 @@ def test_a_property_test_is_not_ended_while_it_looks_for_the_smallest_failure(
     """That would be told in place of what it found."""
     timeout = request.node.get_closest_marker("timeout")
     assert timeout is not None
-    assert timeout.args == (effort.TIMEOUT_S,)
+    assert timeout.args == (hypothesis_profiles.TIMEOUT_S,)

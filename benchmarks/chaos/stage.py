@@ -23,7 +23,7 @@ from serve_app.cli.processes import Process
 T = TypeVar("T")
 
 CONNECTIONS = 64
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _READ_EVERY_S = 5.0
 _WARM_UP_S, _FLAT_OUT_S = 4.0, 12.0
 BIN_S = 0.5
@@ -276,7 +276,7 @@ class Stage:
             self._check()
             if loop.time() - began > within_s:
                 raise BenchmarkError(f"waited {within_s:.0f} s in vain for {what}")
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
         return loop.time() - began
 
     async def replaced(self, role: str, gone: Process, count: int, mark: int, within_s: float = 60.0) -> None:

@@ -18,7 +18,7 @@ from benchmarks.open_loop_workload import Workload
 from benchmarks.peers import alone
 from benchmarks.peers.cases import OURS, RAW, Case
 from benchmarks.peers.results import Alone, CaseResult, LeftOut, Paced, Run, median_rates
-from benchmarks.peers.systems import Subject, make, settings_of, ways_in, wire_of
+from benchmarks.peers.systems import Subject, endpoints, make, settings_of, wire_of
 from benchmarks.peers.traffic import Sample, make_samples, mistakes
 from benchmarks.process import OUT, ServerProcess
 from benchmarks.requests import write_requests
@@ -136,7 +136,9 @@ class CaseMeasurement:
             with ExitStack() as own:
                 try:
                     server = own.enter_context(make(system, subject, self.case))
-                    targets = {name: _Target(server, self._url(url), requests) for name, url in ways_in(server).items()}
+                    targets = {
+                        name: _Target(server, self._url(url), requests) for name, url in endpoints(server).items()
+                    }
                     for target in targets.values():
                         self._wait(target, system, samples[0])
                 except BenchmarkError as error:

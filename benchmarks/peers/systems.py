@@ -188,7 +188,7 @@ def wire_of(system: str, case: Case) -> Wire:
     return WIRES[case.wire if peer is None else peer.wires[case.wire]]
 
 
-def ways_in(server: ServerProcess) -> dict[str, str]:
+def endpoints(server: ServerProcess) -> dict[str, str]:
     """URLs of a running server by the name that the report has for that way into it."""
     if server.name != OURS:
         return {server.name: server.url}

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from serve_app.scheduling import composition, devices, gate, scheduler
-from serve_app.scheduling.claims import Claims
+from serve_app.scheduling import gate, scheduler
+from serve_app.scheduling.batching import composition
+from serve_app.scheduling.batching.blocking_limit import BlockingLimit
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Overhead
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.probes import Probes
+from serve_app.scheduling.placement import devices
+from serve_app.scheduling.queueing.probes import Probes
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.scenario import Scenario
 
@@ -121,19 +123,23 @@ ABLATIONS: dict[str, Ablation] = {
     ),
     "waiting": Ablation("a free session takes what is there (`eager`)", _scheduling(policy="eager")),
     "second batch ahead": Ablation("no more is sent ahead than one batch", _scheduling(window=1)),
-    "coalescing": Ablation("each entry travels as it comes", replaced=((devices, "_COALESCE", 0.0),)),
-    "small bundles": Ablation("a bundle may hold as much as a batch", replaced=((devices, "_PARTS", 1e-6),)),
+    "coalescing": Ablation("each entry travels as it comes", replaced=((devices, "_COALESCE_FRACTION", 0.0),)),
+    "small bundles": Ablation(
+        "a bundle may hold as much as a batch", replaced=((devices, "_MAX_PARTS_OF_BATCH", 1e-6),)
+    ),
     "admission": Ablation("nothing is refused for its deadline", replaced=((scheduler, "too_slow", _nothing),)),
     "fill": Ablation("no rows of other classes in a batch", replaced=((composition, "_fill", _no_fill),)),
     "cap on lower classes": Ablation(
         "batches with rows of lower classes of any length",
-        replaced=((Claims, "bound_s", _any_length), (Claims, "likely_blocks", _never)),
+        replaced=((BlockingLimit, "bound_s", _any_length), (BlockingLimit, "likely_blocks", _never)),
     ),
-    "cap on riders": Ablation(
-        "what rides along with class `high` may make its batch longer",
+    "cap on filled rows": Ablation(
+        "rows that fill batches of class `high` up may make its batch longer",
         replaced=((composition, "_fill", _fill_high_freely),),
     ),
-    "holding back": Ablation("a long low bundle is not held back", replaced=((Claims, "likely_blocks", _never),)),
+    "holding back": Ablation(
+        "a long low bundle is not held back", replaced=((BlockingLimit, "likely_blocks", _never),)
+    ),
     "guaranteed share": Ablation("min_share 0", _without_shares),
     "latency target": Ablation(
         "batches as long as their heads' deadlines allow",

@@ -12,7 +12,7 @@ from benchmarks.scheduling.conditions import OVERHEADS
 from benchmarks.scheduling.drawing import lines
 from benchmarks.scheduling.experiment import Experiment, Table, as_values, percent
 from benchmarks.scheduling.laboratory import Laboratory
-from serve_app.scheduling import claims
+from serve_app.scheduling.batching import blocking_limit
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.report import estimate
 from serve_app.simulation.run import simulate
@@ -26,7 +26,7 @@ def measure(workload: str, quantile: float, seconds: float, seed: int) -> tuple[
     """Part in time of each class, and the weighted goodput as a part of what was offered."""
     scenario = next(line for line in settings(None) if line.name == workload).make(seconds)
     network_s = (OVERHEADS.send_s + OVERHEADS.answer_s) * OVERHEADS.mean_factor
-    with replaced(claims, "_BLOCKED", quantile):
+    with replaced(blocking_limit, "_BLOCKED_QUANTILE", quantile):
         result = simulate(scenario, lambda: ServeApp(network_s=network_s), seed)
     return *(result.classes[name].attainment for name in _CLASSES), weighted(result)
 
@@ -44,7 +44,7 @@ def run(lab: Laboratory) -> Experiment:
     return Experiment(
         "caps",
         "How often a batch may block a more urgent request too long",
-        "The quantile of what the last requests of a class could have borne that caps batches with less urgent rows. "
+        "The quantile of what the last requests of a class tolerate that caps batches with less urgent rows. "
         "The default is 0.05.",
         [],
         [

@@ -16,9 +16,9 @@ from benchmarks.scheduling.experiment import Experiment, Table, as_values, perce
 from benchmarks.scheduling.laboratory import Laboratory
 from serve_app.scheduling import admission, scheduler
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.devices import Alone
 from serve_app.scheduling.entry import Entry
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.devices import DedicatedDevice
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.report import estimate
 from serve_app.simulation.run import simulate
@@ -52,8 +52,8 @@ def measure(workload: str, way: str, seconds: float, seed: int) -> tuple[float, 
     most = WAYS[way]
 
     def refuse(entry: Entry, model: ModelState, now: float) -> Rejection | None:
-        wait_s = admission.drain_s(model, Alone(model), entry.priority, now)
-        if wait_s is not None and wait_s + model.alone_s(entry) > most * (entry.deadline - now):
+        wait_s = admission.drain_s(model, DedicatedDevice(model), entry.priority, now)
+        if wait_s is not None and wait_s + model.solo_s(entry) > most * (entry.deadline - now):
             return Rejection("deadline_exceeded", "refused by the predicted wait")
         return _too_slow(entry, model, now)
 

@@ -22,7 +22,7 @@ from serve_app.simulation.scenario import Scenario
 FOLDER = OUT / "scheduling"
 """Where the files are."""
 _OURS = {"ours.py", "router.py", "replica.py", "report.py", "plots.py"}
-_SHARED = ("entry.py", "latency.py", "scaling.py", "settings.py")
+_SHARED = ("entry.py", "batching/latency.py", "scaling.py", "settings.py")
 """What baselines use of the scheduler's package."""
 
 T = TypeVar("T")

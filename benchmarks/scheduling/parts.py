@@ -91,7 +91,7 @@ def trials(lab: Laboratory) -> list[Trial]:
         Trial("cap on lower classes", "tight high beside a flood of low", _blocking(lab), *high),
         *(
             of_table(part, name, *what)
-            for part in ("cap on lower classes", "cap on riders")
+            for part in ("cap on lower classes", "cap on filled rows")
             for name in ("classes/r1/n1/0.8", "classes/r2/n1/0.8")
             for what in (high, weight, ("in time", attained))
         ),

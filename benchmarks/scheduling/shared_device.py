@@ -16,7 +16,7 @@ from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.results import Result
 from serve_app.simulation.scenario import Affine, Device, Scenario, SimulatedModel, Stream
 
-ALONE = "per-model queues"
+UNBATCHED = "per-model queues"
 RATES = (20.0, 40.0, 60.0, 80.0)
 
 
@@ -83,7 +83,7 @@ def run(lab: Laboratory) -> Experiment:
         [
             Case(
                 setting(lab, rate, chosen),
-                {OURS: ours(), ALONE: ours("device groups")},
+                {OURS: ours(), UNBATCHED: ours("device groups")},
                 (TRITON, *BASELINES),
                 value=rate,
                 key=(chosen.title,),
@@ -94,7 +94,7 @@ def run(lab: Laboratory) -> Experiment:
     )
     high, low = in_time("high"), in_time("low")
     name = "shared device, heavy `low` beside tight `high`"
-    judged = [each for each in measured if each.over(ALONE, high).mean < 0.9 or each.over(TRITON, high).mean < 0.9]
+    judged = [each for each in measured if each.over(UNBATCHED, high).mean < 0.9 or each.over(TRITON, high).mean < 0.9]
     worst = min((each.over(OURS, high) for each in judged or measured), key=lambda value: value.mean)
     feasible = [each for each in judged if each.case.key != (SETTINGS[-1].title,)]
     served = min((each.over(OURS, low) for each in feasible or measured), key=lambda value: value.mean)

@@ -115,7 +115,9 @@ def decode_answer(body: bytes, head_length: str | None) -> tuple[dict[str, Any],
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, struct.error) as error:
         raise InvalidAnswer(f"the answer is no V2 infer response: {type(error).__name__}: {error}") from None
     if offset != len(body):
-        raise InvalidAnswer(f"the answer has {len(body) - offset} bytes of binary data that no output claims")
+        raise InvalidAnswer(
+            f"the answer has {len(body) - offset} bytes of binary data beyond its outputs' binary_data_size"
+        )
     return head, outputs
 
 

@@ -15,7 +15,7 @@ _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 _HOW: Final = "send Authorization: Bearer <key>, or X-API-Key: <key>"
 
 
-def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
+def credential_from(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The key that these headers (or gRPC metadata) carry; ``None`` where there is none.
 
     ``X-API-Key`` counts first: a proxy or a client may need ``Authorization`` for itself.
@@ -33,13 +33,13 @@ def presented(headers: Mapping[bytes, bytes]) -> bytes | None:
             return None
         scheme, _, key = authorization.strip().partition(b" ")
         if scheme.lower() != b"bearer":
-            raise Unauthenticated(f"Authorization: this server takes Bearer only; {_HOW}")
+            raise Unauthenticated(f"Authorization: only the Bearer scheme is supported; {_HOW}")
     key = key.strip()
     if len(key) > LONGEST or not _TOKEN.fullmatch(key):
-        raise Unauthenticated(f"what was sent as API key cannot be one; {_HOW}")
+        raise Unauthenticated(f"malformed API key; {_HOW}")
     return key
 
 
-def missing() -> Unauthenticated:
+def missing_key() -> Unauthenticated:
     """The error for a request without a key."""
-    return Unauthenticated(f"this server asks for an API key: {_HOW}")
+    return Unauthenticated(f"an API key is required: {_HOW}")

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
-from serve_app.access.credentials import missing, presented
-from serve_app.access.meter import Meter
+from serve_app.access.credentials import credential_from, missing_key
+from serve_app.access.rate_limiter import RateLimiter
 from serve_app.domain.keys import Key, digest_of
 from serve_app.domain.options import parse_qos_headers
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
@@ -24,26 +24,26 @@ from serve_app.errors import PermissionDenied, RateLimited, Unauthenticated
 from serve_app.scheduling.entry import Priority
 
 Part: TypeAlias = Literal["docs", "metrics", "status"]
-"""What may be open to everybody, besides the questions for health."""
+"""What may be open without a key, besides health checks."""
 
 Policy: TypeAlias = Literal["key", "health", "docs", "metrics", "status", "administration", "stream"]
 """Who may ask something, and what is counted against a key's rate. Every route and every gRPC call has one.
 
 ==================  =================================================================
-``key``             whoever has a key
-``health``          everybody
-a `Part`            everybody where it is open; else ``docs`` is for whoever has a key,
+``key``             callers with a key
+``health``          all callers
+a `Part`            all callers if it is open; else ``docs`` is for callers with a key,
                     ``metrics`` and ``status`` are for administrators
-``administration``  administrators, or anybody where there are no keys and the
-                    configuration says so: whoever calls the guard asks for them
-``stream``          whoever has a key; each of its requests is let in by itself
+``administration``  administrators, or all callers if there are no keys and the
+                    configuration says so: the guard's caller checks that
+``stream``          callers with a key; each of its requests is authorized by itself
 ==================  =================================================================
 """
 
 _ADMINISTRATORS: Final[frozenset[Policy]] = frozenset({"metrics", "status"})
 
-_NOBODY: Final = Key(name="", digest=b"", models=frozenset())
-"""Who asks an open question without a key."""
+_ANONYMOUS: Final = Key(name="", digest=b"", models=frozenset())
+"""A caller of an open route without a key."""
 _current: Final[ContextVar[Key | None]] = ContextVar("serve_app_key", default=None)
 
 
@@ -57,7 +57,7 @@ class Guard:
 
     Args:
         keys: All keys.
-        open_parts: What everybody may ask for.
+        open_parts: What is open without a key.
         routers: How many processes share the keys' rates: each allows its part.
         levels: What the numbers of priorities mean.
         now: A clock that only goes forward, seconds.
@@ -85,7 +85,7 @@ class Guard:
         self._levels = levels
         self._now, self._wall = now, wall
         self._keys: Mapping[bytes, Key] = {}
-        self._meters: Mapping[bytes, Meter] = {}
+        self._limiters: Mapping[bytes, RateLimiter] = {}
         self.counts: Counter[tuple[str, str]] = Counter()
         self.reloads: Counter[str] = Counter(ok=0, failed=0)
         self.fault = ""
@@ -108,13 +108,13 @@ class Guard:
 
     def _take(self, keys: Iterable[Key]) -> None:
         keyed = {key.digest: key for key in keys}
-        meters: dict[bytes, Meter] = {}
+        limiters: dict[bytes, RateLimiter] = {}
         for digest, key in keyed.items():
             if key.rate is not None:
-                meter = meters[digest] = Meter(key.rate, self._routers)
-                if (before := self._meters.get(digest)) is not None:
-                    meter.due = before.due
-        self._keys, self._meters, self.fault, self.loaded_at = keyed, meters, "", self._wall()
+                limiter = limiters[digest] = RateLimiter(key.rate, self._routers)
+                if (before := self._limiters.get(digest)) is not None:
+                    limiter.due = before.due
+        self._keys, self._limiters, self.fault, self.loaded_at = keyed, limiters, "", self._wall()
 
     def status(self) -> dict[str, Any]:
         """How many keys there are and how reading them went: nothing of the keys."""
@@ -137,16 +137,16 @@ class Guard:
             PermissionDenied: The headers ask for a class that the key may not use.
             InvalidRequest: They ask for none that there is.
         """
-        key = self._recognise(headers)
+        key = self._authenticate(headers)
         _current.set(key)  # even where it is refused now: the log names it
-        if (meter := self._meters.get(key.digest)) is not None and (wait_s := meter.take(self._now())) > 0.0:
+        if (limiter := self._limiters.get(key.digest)) is not None and (wait_s := limiter.take(self._now())) > 0.0:
             self.counts[key.name, "rate_limited"] += 1
             raise _limited(wait_s)
         self.counts[key.name, "admitted"] += 1
         if key.highest is not Priority.HIGH and b"x-priority" in headers:
             allowed_class(key, parse_qos_headers(headers, self._levels)[0])  # the body need not be read to refuse this
 
-    def enter(self, policy: Policy, headers: Mapping[bytes, bytes]) -> None:
+    def authorize(self, policy: Policy, headers: Mapping[bytes, bytes]) -> None:
         """Let one request in that asks no model to work.
 
         Raises:
@@ -156,16 +156,16 @@ class Guard:
             InvalidRequest: As `admit`.
         """
         if policy in self._open:
-            self._glance(headers)
+            self._authenticate_optional(headers)
         elif policy == "stream":
-            _current.set(self._recognise(headers))
+            _current.set(self._authenticate(headers))
         else:
             self.admit(headers)
             if policy in _ADMINISTRATORS:
-                self.administer()
+                self.require_admin()
 
     def is_open(self, policy: Policy) -> bool:
-        """Whether everybody may ask what has this policy."""
+        """Whether this policy needs no key."""
         return policy in self._open
 
     def current(self) -> Key:
@@ -176,12 +176,12 @@ class Guard:
         """
         key = _current.get()
         if key is None:
-            raise missing()
-        if key is _NOBODY:
+            raise missing_key()
+        if key is _ANONYMOUS:
             return key
         now = self._keys.get(key.digest)
         if now is None or now.disabled:
-            raise Unauthenticated("this API key is not valid any more")
+            raise Unauthenticated("this API key was removed or disabled while the request was in progress")
         return now
 
     @property
@@ -191,11 +191,11 @@ class Guard:
         return "" if key is None else key.name
 
     @staticmethod
-    def is_stranger() -> bool:
-        """Whether the current request asks an open question, and has no key."""
-        return _current.get() is _NOBODY
+    def is_anonymous() -> bool:
+        """Whether the current request uses an open route without a key."""
+        return _current.get() is _ANONYMOUS
 
-    def administer(self) -> None:
+    def require_admin(self) -> None:
         """Allow the current request to change the server, or to see what is not of one model.
 
         Raises:
@@ -203,12 +203,12 @@ class Guard:
             Unauthenticated: It has none.
         """
         key = self.current()
-        if key is _NOBODY:
-            raise missing()
+        if key is _ANONYMOUS:
+            raise missing_key()
         if not key.admin:
-            raise PermissionDenied("this API key may not do that; it needs one with admin: true")
+            raise PermissionDenied("this operation requires an API key with admin: true")
 
-    def _recognise(self, headers: Mapping[bytes, bytes]) -> Key:
+    def _authenticate(self, headers: Mapping[bytes, bytes]) -> Key:
         _current.set(None)
         try:
             return self._find(headers)
@@ -217,24 +217,24 @@ class Guard:
             error.counted = True
             raise
 
-    def _glance(self, headers: Mapping[bytes, bytes]) -> None:
-        """Let anybody in, and look whether there is a key: who has one may see more."""
+    def _authenticate_optional(self, headers: Mapping[bytes, bytes]) -> None:
+        """Accept requests without a key, and authenticate those that have one: they may see more."""
         try:
             key = self._find(headers)
         except Unauthenticated:
-            key = _NOBODY
+            key = _ANONYMOUS
         _current.set(key)
 
     def _find(self, headers: Mapping[bytes, bytes]) -> Key:
-        given = presented(headers)
+        given = credential_from(headers)
         if given is None:
-            raise missing()
-        # Looking a digest up takes a time that depends on it, but nobody can choose keys by the digests that they have:
+            raise missing_key()
+        # Looking a digest up takes a time that depends on it, but a client cannot choose keys by their digests:
         # what is learned from it tells nothing of a key. The comparison that decides takes the same time for all.
         digest = digest_of(given)
         key = self._keys.get(digest)
         if key is None or not hmac.compare_digest(key.digest, digest):
-            raise Unauthenticated("this API key is not valid here")
+            raise Unauthenticated("unknown API key")
         if key.disabled:
             raise Unauthenticated("this API key is disabled")
         if key.expires_at <= self._wall():
@@ -255,12 +255,12 @@ def allowed_class(key: Key, priority: Priority | None) -> Priority | None:
     if key.lowers:
         return key.highest
     raise PermissionDenied(
-        f"this API key may not use the class {priority.label}; the most urgent that it may use is {key.highest.label}"
+        f"this API key may not use priority {priority.label}; its highest allowed priority is {key.highest.label}"
     )
 
 
 def _limited(wait_s: float) -> RateLimited:
     # Not where it is raised: in a variable there, it would be in a cycle with its traceback.
-    error = RateLimited("this API key is used more often than it may be; send fewer requests", wait_s)
+    error = RateLimited("this API key is over its rate limit; retry after Retry-After, or send fewer requests", wait_s)
     error.counted = True
     return error

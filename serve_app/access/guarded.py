@@ -1,7 +1,7 @@
 """What the current request's key may use: the service as that key sees it.
 
 A model that a key may not use does not exist for it: it is not listed, and asking for it is answered as for a name that
-no model has, so that nobody learns which there are.
+no model has, so that its holder does not learn which models there are.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class GuardedService:
         return await self._service.submit(model, payload, allowed)
 
     def live(self) -> bool:
-        """As the service's, for everybody."""
+        """As the service's, for all keys."""
         return self._service.live()
 
     def ready(self) -> bool:
-        """As the service's, for everybody."""
+        """As the service's, for all keys."""
         return self._service.ready()
 
     def model_ready(self, model: str) -> bool:

@@ -31,9 +31,9 @@ from serve_app.api.content_type import is_form
 from serve_app.domain.options import (
     QosHints,
     client_of,
+    header_timeout_s,
     levels_of,
-    patience_s,
-    reading_s,
+    max_header_timeout_s,
     remaining,
     request_options,
 )
@@ -223,7 +223,7 @@ class Gateway:
         self._log = log
         self._open_administration = open_administration
 
-    def enter(self, policy: Policy, headers: Mapping[bytes, bytes], model: str | None = None) -> None:
+    def authorize(self, policy: Policy, headers: Mapping[bytes, bytes], model: str | None = None) -> None:
         """Let one request in that asks no model to work, and count it against its key's rate.
 
         Args:
@@ -232,17 +232,17 @@ class Gateway:
             model: The model that its path names.
 
         Raises:
-            ServeAppError: As `Guard.enter`, and where it would change the server also as `administer`, or as
+            ServeAppError: As `Guard.authorize`, and where it would change the server also as `require_admin`, or as
                 `InferenceService.find` where there is no such model.
         """
         if self._guard is not None:
-            self._guard.enter(policy, headers)
+            self._guard.authorize(policy, headers)
         if policy == "administration":
             if model is not None:
                 self.service.find(model)
-            self.administer()
+            self.require_admin()
 
-    def administer(self) -> None:
+    def require_admin(self) -> None:
         """Allow the current request to change the server.
 
         Raises:
@@ -250,11 +250,11 @@ class Gateway:
             Unauthenticated: It has no key, and there are some.
         """
         if self._guard is not None:
-            self._guard.administer()
+            self._guard.require_admin()
         elif not self._open_administration:
             raise PermissionDenied(
-                "this would change the server for everybody: it takes an API key with admin: true"
-                " (router.access.keys_file), or router.access.open_administration in the configuration"
+                "this changes the server for all clients: use an API key with admin: true (router.access.keys_file), or"
+                " set router.access.open_administration: true"
             )
 
     def is_open(self, policy: Policy) -> bool:
@@ -266,9 +266,9 @@ class Gateway:
         """Whether there are API keys."""
         return self._guard is not None
 
-    def is_stranger(self) -> bool:
+    def is_anonymous(self) -> bool:
         """Whether the current request has no key, where others have."""
-        return self._guard is not None and self._guard.is_stranger()
+        return self._guard is not None and self._guard.is_anonymous()
 
     async def run(self, operation: Operation[_Call, _Parsed, _Reply], call: _Call) -> tuple[Answer, _Reply]:
         """Answer one inference request. Cancelling it cancels its work.
@@ -287,13 +287,13 @@ class Gateway:
             info = service.find(named, call.version)
             operation.check(info, call)
             qos = call.qos(info.levels)
-            limit_s = reading_s(info, qos)
+            limit_s = header_timeout_s(info, qos)
             if not operation.names_class and (declared := call.declared_size(bodies)) is not None:
                 service.precheck(named, qos[0], declared, client_of(call.headers))
                 roomy = True
         elif not call.arrived:
             models = service.models.values()
-            limit_s = patience_s(models, call.qos(levels_of(models)))
+            limit_s = max_header_timeout_s(models, call.qos(levels_of(models)))
         body = await call.read(operation, bodies, limit_s)
         try:
             nbytes = len(body)

@@ -22,9 +22,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from serve_app.access.guard import Guard, Policy
 from serve_app.api.gateway import Gateway
-from serve_app.api.grpc.arrivals import Arrivals
-from serve_app.api.grpc.call import Call, Context, OwnContext, parse
+from serve_app.api.grpc.call import Context, GrpcCall, OwnContext, parse
 from serve_app.api.grpc.health import Health
+from serve_app.api.grpc.inbound_messages import InboundMessages
 from serve_app.api.open_inference import inference_pb2
 from serve_app.api.open_inference.rpc import InferenceRpc, Stream, Unary
 from serve_app.domain.service import InferenceService
@@ -52,14 +52,14 @@ _POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
         "ModelStreamInfer": "stream",
     }
 )
-"""Who may make a call; of those that are not here, whoever has a key."""
+"""The policy of each call; that of all others is ``key``."""
 
 STALL_S: Final = 30.0
 _STALLING_BYTES: Final = 64 * 1024
 """Single answers up to this size leave for the connection at once, whether or not they are read."""
 
 
-STRANGERS: Final[Mapping[str, int]] = MappingProxyType({"Watch": 256, "ServerReflectionInfo": 16})
+ANONYMOUS_STREAMS: Final[Mapping[str, int]] = MappingProxyType({"Watch": 256, "ServerReflectionInfo": 16})
 """Most streams of each open call that those without a key have open at once, where others have keys."""
 
 
@@ -96,8 +96,8 @@ class GrpcApp:
         log: Is told of requests that are refused before they reach the service.
         open_administration: Whether anybody may change the server, where there are no API keys.
         typed_answers: Whether requests with typed tensors are answered with such, where they do not choose; else raw.
-        streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of strangers
-            are not among them, but have room of their own (`STRANGERS`).
+        streams: Most streams open at once; they may last for ever, and other calls need room, too. Those of
+            anonymous callers are not among them, but have limits of their own (`ANONYMOUS_STREAMS`).
         stream_idle_s: A stream of requests on which none comes for this long is taken to have ended, seconds: what is
             in flight is answered.
         reflection_idle_s: The same for streams of reflection, which are open to all.
@@ -121,14 +121,14 @@ class GrpcApp:
         self._gateway = gateway = Gateway(service, bodies, guard, log, open_administration=open_administration)
         self._most_streams = streams
         self._idle_s = {"ModelStreamInfer": stream_idle_s, "ServerReflectionInfo": reflection_idle_s}
-        self._unlimited = Arrivals(sys.maxsize, math.inf)
-        self._open: Counter[str] = Counter()  # streams: those of strangers by their call, the others by no name
+        self._unlimited = InboundMessages(sys.maxsize, math.inf)
+        self._open: Counter[str] = Counter()  # streams: anonymous ones by their call, the others by no name
         self._ids = RequestIds()
         self._inference = InferenceRpc(gateway, self._explain, typed_answers=typed_answers)
         self._health = Health(
             gateway.service,
             tuple(each.full_name for each in inference_pb2.DESCRIPTOR.services_by_name.values()),
-            lambda: stranger_watch_s if gateway.is_stranger() else math.inf,
+            lambda: stranger_watch_s if gateway.is_anonymous() else math.inf,
         )
         self._unary: Mapping[str, Unary] = MappingProxyType({**self._inference.unary, **self._health.unary})
         self._streams: Mapping[str, Stream] = MappingProxyType(
@@ -146,12 +146,12 @@ class GrpcApp:
         Returns:
             The serialized answer; nothing where the call failed.
         """
-        call = Call(context, body)
+        call = GrpcCall(context, body)
         self._request_id(call)
         try:
             if name == INFER:
                 return await self._inference.infer(call)
-            self._gateway.enter(_POLICIES.get(name, "key"), call.headers)
+            self._gateway.authorize(_POLICIES.get(name, "key"), call.headers)
             return await self._unary[name](body, call)
         except Exception as error:  # the last resort: what is no error of ours is answered as internal, and logged
             self._fail(error, call, name)
@@ -162,7 +162,7 @@ class GrpcApp:
         name: str,
         request: bytes | AsyncIterator[bytes],
         context: Context,
-        arrivals: Arrivals | None = None,
+        arrivals: InboundMessages | None = None,
     ) -> AsyncIterator[bytes]:
         """Answer a call that gives a stream.
 
@@ -177,11 +177,11 @@ class GrpcApp:
         else:
             bound = self._unlimited if arrivals is None else arrivals
             incoming = bound.messages(request, self._idle_s[name])
-        call = Call(context)
+        call = GrpcCall(context)
         self._request_id(call)
         whose: str | None = None
         try:
-            self._gateway.enter(_POLICIES.get(name, "key"), call.headers)
+            self._gateway.authorize(_POLICIES.get(name, "key"), call.headers)
             whose = self._take_place(name)
             async with contextlib.aclosing(self._streams[name](incoming, call)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
@@ -194,15 +194,15 @@ class GrpcApp:
 
     def _take_place(self, name: str) -> str:
         """Count a stream. Raises `QueueFull`; returns whose it is among the `_open` ones."""
-        whose, most = (name, STRANGERS[name]) if self._gateway.is_stranger() else ("", self._most_streams)
+        whose, most = (name, ANONYMOUS_STREAMS[name]) if self._gateway.is_anonymous() else ("", self._most_streams)
         if self._open[whose] >= most:
-            raise QueueFull("the server has too many streams open; try again, or close some", 1.0)
+            raise QueueFull("too many open streams; close some, or retry later", 1.0)
         self._open[whose] += 1
         return whose
 
     def refuse(self, name: str, error: ServeAppError, context: Context) -> None:
         """End a call that was not asked, for lack of its message. Arguments as those of `unary`."""
-        self._fail(error, Call(context), name)
+        self._fail(error, GrpcCall(context), name)
 
     def changed(self) -> None:
         """Tell those who watch that a model may have become ready, or unready."""
@@ -213,17 +213,17 @@ class GrpcApp:
         self._inference.close()
         self._health.close()
 
-    def _fail(self, error: Exception, call: Call, name: str) -> None:
+    def _fail(self, error: Exception, call: GrpcCall, name: str) -> None:
         call.fail(self._explain(error, call, name))
 
-    def _explain(self, error: Exception, call: Call, name: str) -> ServeAppError:
+    def _explain(self, error: Exception, call: GrpcCall, name: str) -> ServeAppError:
         """Note what was refused on the way to the scheduler, and make what the client may see."""
         self._gateway.refused(error, call.asked_model, call.headers)
         if isinstance(error, ServeAppError):
             return error
         return internal_error(error, call.request_id, name)
 
-    def _request_id(self, call: Call) -> None:
+    def _request_id(self, call: GrpcCall) -> None:
         call.headers[b"x-request-id"] = self._ids(call.headers.get(b"x-request-id"))
 
 
@@ -234,7 +234,9 @@ class Server(Protocol):
         """Serve what these handle."""
 
 
-def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S, arrivals: Arrivals | None = None) -> None:
+def add_to_server(
+    app: GrpcApp, server: Server, stall_s: float = STALL_S, arrivals: InboundMessages | None = None
+) -> None:
     """Have a server answer every call.
 
     Args:
@@ -252,7 +254,7 @@ def add_to_server(app: GrpcApp, server: Server, stall_s: float = STALL_S, arriva
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, methods),))
 
 
-def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) -> Any:
+def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: InboundMessages | None) -> Any:
     """Messages stay as they are: who parses them has to say what is wrong with them."""
     name = rpc.name
     if not rpc.streams:
@@ -301,7 +303,7 @@ def _handler(app: GrpcApp, rpc: Rpc, stall_s: float, arrivals: Arrivals | None) 
 
 
 async def _message(
-    app: GrpcApp, name: str, arrivals: Arrivals, requests: AsyncIterator[bytes], context: Context
+    app: GrpcApp, name: str, arrivals: InboundMessages, requests: AsyncIterator[bytes], context: Context
 ) -> bytes | None:
     """The message of a call that has one; ``None`` where it did not come, and the call is over."""
     try:
@@ -322,10 +324,10 @@ async def _only(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-def _of_one(answer: Callable[[bytes, Call], AsyncIterator[bytes]]) -> Stream:
+def _of_one(answer: Callable[[bytes, GrpcCall], AsyncIterator[bytes]]) -> Stream:
     """A stream in answer to one message."""
 
-    async def streamed(incoming: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def streamed(incoming: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
         async for body in incoming:
             async for each in answer(body, call):
                 yield each
@@ -345,7 +347,7 @@ _REFLECTION: Final[Any] = reflection.aio.ReflectionServicer(
 )
 
 
-async def _reflect(incoming: AsyncIterator[bytes], _: Call) -> AsyncIterator[bytes]:
+async def _reflect(incoming: AsyncIterator[bytes], _: GrpcCall) -> AsyncIterator[bytes]:
     async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
         async for body in incoming:
             yield parse(reflection_pb2.ServerReflectionRequest, body)

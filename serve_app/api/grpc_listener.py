@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import grpc.aio
 import psutil
 
-from serve_app.api.grpc.arrivals import Arrivals
+from serve_app.api.grpc.inbound_messages import InboundMessages
 from serve_app.api.grpc_app import STALL_S, GrpcApp, add_to_server
 from serve_app.http.listener import bind
 from serve_app.http.tls import Certificates
@@ -100,7 +100,7 @@ class GrpcListener:
         self._server: grpc.aio.Server | None = None
         self._listening: set[int] = set()  # file descriptors
         self._nowhere = socket.socket()
-        self._arrivals = Arrivals(self._limits.arriving, self._limits.arrive_s, pause_s=self._limits.pause_s)
+        self._arrivals = InboundMessages(self._limits.arriving, self._limits.arrive_s, pause_s=self._limits.pause_s)
         self._closed = False
 
     async def start(self) -> None:
@@ -150,9 +150,9 @@ class GrpcListener:
             self._app.close()
             return
         self._connect_no_more()
-        with self._arrivals.answers_held():
+        with self._arrivals.holding_answers():
             try:
-                await self._arrivals.settled()
+                await self._arrivals.quiet()
             finally:
                 stopping = asyncio.create_task(server.stop(limit_s))
             await asyncio.sleep(0)  # now they are told

@@ -61,7 +61,7 @@ class HttpSettings:
         max_held_bytes: Most bytes of large bodies that one process reads or decodes at once.
         offload_above: Bodies and answers up to this size are converted in the event loop, larger ones in a thread.
         decode_threads: Most conversions in threads at once.
-        patience_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
+        pause_timeout_s: How long a body may take to arrive, beyond 1 s for every 64 KiB of it.
         in_place_bytes: Most bytes of the memory given by ``allocate`` that bodies hold which are still arriving.
         listener: What the log calls the port that requests come by.
         send_request_id: Whether responses carry X-Request-Id; off where the server in front adds it, as Ray Serve does.
@@ -72,7 +72,7 @@ class HttpSettings:
     max_held_bytes: int = 512 * 2**20
     offload_above: int = 256 * 2**10
     decode_threads: int = 2
-    patience_s: float = 30.0
+    pause_timeout_s: float = 30.0
     in_place_bytes: int = 128 * 2**20
     send_request_id: bool = True
     listener: str = "direct-http"
@@ -156,10 +156,10 @@ class HttpApp:
     ) -> None:
         """Answer what asks no model to work."""
         route = routes.get("GET" if request.method == "HEAD" else request.method)
-        self._gateway.enter("key" if route is None else route.policy, headers, request.path_params.get("model"))
-        if route is None or route.question is None:
+        self._gateway.authorize("key" if route is None else route.policy, headers, request.path_params.get("model"))
+        if route is None or route.handler is None:
             raise _no_route(routes)
-        response = await route.question(request)
+        response = await route.handler(request)
         await response(request.scope, request.receive, send)
 
 
@@ -227,7 +227,7 @@ def create_app(
         max_held_bytes=settings.max_held_bytes,
         offload_above=settings.offload_above,
         decode_threads=settings.decode_threads,
-        patience_s=settings.patience_s,
+        pause_timeout_s=settings.pause_timeout_s,
         allocate=allocate,
         in_place_bytes=settings.in_place_bytes,
     )

@@ -50,7 +50,7 @@ _TASK_OF_PARAMETER: Final = {
 """What a parameter tells of a text's task."""
 _FIRST_BASE64: Final = 64
 """Characters of base64 that hold the first bytes of a file."""
-_NAMES: Final[dict[Kind, str]] = {"image": "a picture", "audio": "a sound", "text": "a text", "tensors": "tensors"}
+_NAMES: Final[dict[Kind, str]] = {"image": "images", "audio": "audio", "text": "text", "tensors": "tensors"}
 
 
 def routes(gateway: Gateway) -> list[Route]:
@@ -84,7 +84,7 @@ def choose(service: InferenceService, asked: Asked) -> ModelInfo:
     kind, task = _wanted(asked)
     if kind is None:
         raise InvalidRequest(
-            "what was sent is not known by its first bytes; name its type (Content-Type), or the model:"
+            "the media type cannot be detected from the content; set Content-Type, or name a model:"
             f" {_urls(service, service.models)}"
         )
     fitting = [
@@ -96,8 +96,8 @@ def choose(service: InferenceService, asked: Asked) -> ModelInfo:
         return service.find(fitting[0])
     what = _NAMES[kind] + (f" for {task}" if task else "")
     if not fitting:
-        raise InvalidRequest(f"no model here takes {what}; there is {_urls(service, service.models)}")
-    raise InvalidRequest(f"{len(fitting)} models here take {what}; name one of them: {_urls(service, fitting)}")
+        raise InvalidRequest(f"no model accepts {what}; available models: {_urls(service, service.models)}")
+    raise InvalidRequest(f"{len(fitting)} models accept {what}; name one of them: {_urls(service, fitting)}")
 
 
 def _urls(service: InferenceService, names: Any) -> str:
@@ -217,7 +217,7 @@ class _About:
     async def model_health(self, request: Request) -> Response:
         info = self._service.find(request.path_params["model"])
         if not self._service.model_ready(info.name):
-            raise ModelUnavailable(f"model {info.name!r} has no replica that can take work")
+            raise ModelUnavailable(f"model {info.name!r} has no ready replica")
         return json_response({"ready": True})
 
     async def info(self, _: Request) -> Response:

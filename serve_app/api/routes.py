@@ -20,7 +20,7 @@ from serve_app.http.errors import Headers, Rendered, render
 
 _Parsed = TypeVar("_Parsed")
 
-Question: TypeAlias = Callable[[Request], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers what asks no model to work."""
 Errors: TypeAlias = Callable[[ServeAppError], Rendered]
 """The shape of an API's errors."""
@@ -109,16 +109,16 @@ class Route(NamedTuple):
         method: ``GET``, which stands for HEAD, too, or ``POST``.
         path: With names in braces, each of which stands for one segment, or for its beginning before a colon and a
             word: ``/v1/models/{model}:predict``.
-        question: Answers it where it asks no model to work.
+        handler: Answers it where it asks no model to work.
         policy: Who may ask that. Inference takes a key.
         errors: The shape of its errors.
         described: Whether it is in the description of the API; what is only refused is not.
-        operation: How it reads inference requests, and writes their answers, where there is no ``question``.
+        operation: How it reads inference requests, and writes their answers, where there is no ``handler``.
     """
 
     method: str
     path: str
-    question: Question | None = None
+    handler: Handler | None = None
     policy: Policy = "key"
     errors: Errors = render
     described: bool = True

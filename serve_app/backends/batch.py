@@ -87,7 +87,7 @@ class BatchRun:
         """Fail the entries whose outputs hold NaN or infinity."""
         for positions, counts, outputs in self._ran:
             for at, name in not_finite(outputs, counts):
-                self.fail(positions[at], InferenceFailed(f"output {name!r} of the model is not finite for this input"))
+                self.fail(positions[at], InferenceFailed(f"output {name!r} contains NaN or infinity for this input"))
 
     def _split(self) -> list[Outcome]:
         found: dict[int, Outcome] = {}
@@ -277,7 +277,7 @@ def run_entries(
             sound.append((rows, tensors))
             places.append(position)
         else:
-            ran.fail(position, InvalidRequest("the request has no row, and this model is run in batches of rows"))
+            ran.fail(position, InvalidRequest("the request has 0 rows; this model requires at least 1"))
 
     def run(positions: Sequence[int], rows: int) -> Tensors:
         bucket = max(buckets[position] for position in positions) if buckets is not None else 0
@@ -319,7 +319,7 @@ def _run_whole(
         if rows > 1 and any(len(array) != rows for array in tensors.values() if array.ndim):
             found = ", ".join(f"{name!r} {len(array)}" for name, array in tensors.items() if array.ndim)
             answer = InvalidRequest(
-                f"inputs differ in their rows ({found}), and the model does not take them so: {answer}"
+                f"inputs have different numbers of rows ({found}), which the model does not accept: {answer}"
             )
         ran.fail(position, answer)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.onnx.kind import ONNX
-from serve_app.config.faults import nearest, shown
+from serve_app.config.problems import nearest, short_repr
 from serve_app.errors import ConfigError
 
 BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX,)}
@@ -22,5 +22,5 @@ def kinds_of(name: str | None) -> tuple[AnyKind, ...]:
     if name not in BACKENDS:
         guess = nearest(name, BACKENDS)
         hint = f"did you mean {guess}?" if guess else f"there is {', '.join(BACKENDS)}"
-        raise ConfigError((f"unknown backend {shown(name)}; {hint}",))
+        raise ConfigError((f"unknown backend {short_repr(name)}; {hint}",))
     return (BACKENDS[name],)

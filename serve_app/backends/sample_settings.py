@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.backends.fillings import has_rows
+from serve_app.backends.synthetic_inputs import has_rows
 from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.fillings import FILLINGS, Filling, filled, has_rows, shape_of
 from serve_app.backends.sample_settings import problems_of
+from serve_app.backends.synthetic_inputs import SYNTHETIC_INPUTS, SyntheticInput, filled, has_rows, shape_of
 from serve_app.backends.warm_up import MakeInputs
 from serve_app.domain.settings import InputRule, SampleSettings
 from serve_app.errors import ConfigError
@@ -55,8 +55,8 @@ class Samples:
         samples are repeated up to ``rows``.
         """
         own = [spec for spec in self._signature.inputs if not self._is_given(spec)]
-        different: dict[tuple[object, ...], Filling] = {}
-        for filling in FILLINGS:
+        different: dict[tuple[object, ...], SyntheticInput] = {}
+        for filling in SYNTHETIC_INPUTS:
             different.setdefault(tuple(filling.of(spec.datatype) for spec in own), filling)
         for free_size in _FREE_SIZES if self._may_vary() else _FREE_SIZES[:1]:
             for filling in different.values():
@@ -97,7 +97,7 @@ class Samples:
             tensors[spec.name] = array
         return tensors
 
-    def _maker(self, filling: Filling, free_size: int) -> MakeInputs:
+    def _maker(self, filling: SyntheticInput, free_size: int) -> MakeInputs:
         def make(rows: int, bucket: int) -> Tensors:
             rng = np.random.default_rng(_SEED)
             sample = self._pool[0] if self._pool else {}

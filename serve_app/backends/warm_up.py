@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 from serve_app.backends.backend import Backend
-from serve_app.backends.fillings import FILLINGS, filled, shape_of
+from serve_app.backends.synthetic_inputs import SYNTHETIC_INPUTS, filled, shape_of
 from serve_app.domain.row_sizes import row_buckets
 from serve_app.errors import InferenceFailed, ServeAppError
 from serve_app.payloads import Execution, ModelSignature, Tensors
@@ -224,7 +224,7 @@ def tensor_inputs(
             spec.name: filled(
                 spec,
                 shape_of(spec, count, (sizes or {}).get(spec.name), bucket or free_size, batched=rows),
-                FILLINGS[0],
+                SYNTHETIC_INPUTS[0],
             )
             for spec in signature.inputs
         }

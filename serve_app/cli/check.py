@@ -14,8 +14,8 @@ from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import with_backends
 from serve_app.composition.locate import missing_models
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
-from serve_app.config.faults import problems_of
 from serve_app.config.files import is_remote
+from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError
 
 _OURS = "#/$defs/serve_app.{model}"

@@ -197,7 +197,7 @@ def convert(
 
     if not int8 and precision is None:
         # Without it this command wrote FP16 once, which brought nothing on a CPU.
-        raise typer.BadParameter("say what to write: there is no default", param_hint="--int8")
+        raise typer.BadParameter("missing option: --precision int8, or --int8", param_hint="--int8")
     try:
         folder, lines = convert_model(path, output, os.environ, samples or ())
     except ConfigError as error:

@@ -30,10 +30,10 @@ def joinable_lines(host: str, port: int, prefix: str) -> Iterator[str]:
             if verdict["verdict"] in {"exact", "close", "unverified"}:
                 joined.append(f"{build} ({known})")
             else:
-                apart.append(f"[yellow]one by one:[/] {build} ({known}): {escape(verdict['reason'])}")
+                apart.append(f"[yellow]not batched:[/] {build} ({known}): {escape(verdict['reason'])}")
     if joined:
         more = "" if len(joined) <= _LISTED else f" and {len(joined) - _LISTED} more"
-        yield f"[green]requests share runs:[/] {', '.join(joined[:_LISTED])}{more}"
+        yield f"[green]batched across requests:[/] {', '.join(joined[:_LISTED])}{more}"
     yield from apart
 
 

@@ -30,14 +30,14 @@ from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
 from serve_app.composition.profile import sha256
 from serve_app.config import ModelConfig, load_file
-from serve_app.config.faults import nearest, shown
 from serve_app.config.files import home, is_remote
+from serve_app.config.problems import nearest, short_repr
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, Verdict
 from serve_app.config.profile_points import Point, fit_points
 from serve_app.errors import ConfigError, InferenceFailed
 from serve_app.payloads import Joinable
 from serve_app.processors.processor import Processor
-from serve_app.replica.proof import Proofs, prove_replica
+from serve_app.replica.proof import ProofContext, prove_replica
 
 PlotFormat = Literal["svg", "png"]
 
@@ -181,7 +181,7 @@ def _verdicts(
     exact = builds[""]
     samples = make_samples(model, exact.signature, decode_sample, rows=exact.joinable.rows)
     return prove_replica(
-        Proofs(model.name, model.batching.max_rows, model.batching.tolerance),
+        ProofContext(model.name, model.batching.max_rows, model.batching.tolerance),
         backends,
         {variant: build.joinable for variant, build in builds.items()},
         make_processor(model, exact.signature, locations[""]),
@@ -264,7 +264,7 @@ def _chosen(models: Sequence[ModelConfig], names: Sequence[str], *, everything: 
         if name not in by_name:
             guess = nearest(name, by_name)
             hint = f"did you mean {guess}?" if guess else f"there is {', '.join(by_name)}"
-            problems.append(f"has no model {shown(name)}; {hint}")
+            problems.append(f"has no model {short_repr(name)}; {hint}")
     if everything and names:
         problems.append("--all and --model exclude each other")
     if not everything and not names and len(models) > 1:

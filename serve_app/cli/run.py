@@ -3,7 +3,7 @@
 It runs Ray's own ``serve run`` in this process, on a Ray cluster of its own. A second thread asks Serve for the state
 of the deployments and says it in one line; a failed deployment ends the run. Every process that Ray starts inherits an
 environment variable with this run's number, so at the end exactly what was started can be checked and ended. How a
-signal ends it is in `ending`.
+signal ends it is in `shutdown`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from rich.console import Console
 
 from serve_app.cli import start_worker
-from serve_app.cli.ending import AtOnce, Ending
 from serve_app.cli.fork_server import fork_server
 from serve_app.cli.joinable import joinable_lines
 from serve_app.cli.limits import run_limits
@@ -31,6 +30,7 @@ from serve_app.cli.ports import busy, holder, listened_at
 from serve_app.cli.processes import Process, end, end_marked, wait
 from serve_app.cli.reasons import failure, progress
 from serve_app.cli.run_folder import FOLDER_VARIABLE
+from serve_app.cli.shutdown import ForcedShutdown, GracefulShutdown
 from serve_app.cli.start_worker import SOCKET_VARIABLE
 from serve_app.cli.watchdog import watch
 from serve_app.config import ServeFile
@@ -47,7 +47,7 @@ _DIRECT_PORTS = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": "40000",
 }
 _SERVE_NAMESPACE = "serve"  # where Serve's actors live
-_LOOK_EVERY_S = 0.5
+_POLL_INTERVAL_S = 0.5
 _END_WITHIN_S = 5.0
 
 
@@ -79,9 +79,9 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
     if fork:
         os.environ[SOCKET_VARIABLE] = str(Path(os.environ[FOLDER_VARIABLE]) / "fork.sock")
     watchdog = watch(_RUN_VARIABLE, os.environ.get(FOLDER_VARIABLE))
-    ending = Ending(file, _RUN_VARIABLE, console)
-    watcher = _Watcher(file, console, ending)
-    with _noted(pid_file(file.http_address[1], os.environ)), ending.by_signals():
+    shutdown = GracefulShutdown(file, _RUN_VARIABLE, console)
+    watcher = _Watcher(file, console, shutdown)
+    with _noted(pid_file(file.http_address[1], os.environ)), shutdown.handle_signals():
         try:
             console.print(f"serving {path} on Ray")
             for line in file.open_ports():
@@ -89,25 +89,25 @@ def run_file(path: Path, file: ServeFile, console: Console, *, dashboard: bool =
             for line in limits.notes:
                 console.print(f"[dim]note:[/] {line}", highlight=False, soft_wrap=True)
             watcher.start()
-            _serve_run(path, ending, dashboard=dashboard, cpus=limits.cpus, fork=fork)
+            _serve_run(path, shutdown, dashboard=dashboard, cpus=limits.cpus, fork=fork)
         except (KeyboardInterrupt, SystemExit):
             pass  # `serve run` has shut Serve down already; what is left of Ray goes below
-        except AtOnce:
+        except ForcedShutdown:
             pass
         except Exception as error:  # whatever stops Ray from starting is said in one line
-            if not ending.asked:
+            if not shutdown.asked:
                 watcher.failure = f"Ray could not be started: {str(error) or type(error).__name__}"
-        ending.asked = True  # from here on, one signal is enough to end at once
+        shutdown.asked = True  # from here on, one signal is enough to end at once
         try:
             watcher.stop()
-            if not ending.at_once:
+            if not shutdown.forced:
                 _leave_nothing(console)
-        except AtOnce:
+        except ForcedShutdown:
             pass
-        if ending.at_once:
-            ending.kill()
+        if shutdown.forced:
+            shutdown.kill()
     watchdog.communicate()  # it finds nothing to end, and ends
-    if ending.at_once:
+    if shutdown.forced:
         sys.stderr.flush()
         os._exit(1)  # Ray would wait at the interpreter's exit for processes that are gone
     if watcher.failure is not None:
@@ -166,7 +166,8 @@ def busy_ports(file: ServeFile) -> list[str]:
     taken = [(port, setting) for host, port, setting in wanted if busy(host, port)]
     taken += [(port, setting) for port, setting in direct if listened_at(port)]
     return [
-        f"port {port} ({setting}) is taken by {holder(port) or 'another process'}; end that, or choose another port"
+        f"port {port} ({setting}) is in use by {holder(port) or 'another process'}; stop that process, or choose"
+        " another port"
         for port, setting in taken
     ]
 
@@ -203,7 +204,7 @@ def _pid_files(environ: Mapping[str, str]) -> Iterator[Path]:
     return (home(environ) / "build").glob("serve-app-*.pid")
 
 
-def _serve_run(path: Path, ending: Ending, *, dashboard: bool, cpus: int, fork: bool) -> None:
+def _serve_run(path: Path, shutdown: GracefulShutdown, *, dashboard: bool, cpus: int, fork: bool) -> None:
     import ray  # noqa: PLC0415 - after the environment is complete
     from ray._private import ray_constants  # noqa: PLC0415
     from ray._private.worker import global_worker  # noqa: PLC0415
@@ -221,7 +222,7 @@ def _serve_run(path: Path, ending: Ending, *, dashboard: bool, cpus: int, fork: 
         include_dashboard=dashboard,
         dashboard_host="127.0.0.1",
     )
-    ending.take_signals()  # Ray has put a handler of its own for SIGTERM in their place, which ends Serve in mid-work
+    shutdown.take_signals()  # Ray has put a handler of its own for SIGTERM in their place, which ends Serve in mid-work
     with ExitStack() as stack:
         if fork:
             raylet = global_worker.node.all_processes["raylet"][0].process.pid
@@ -265,10 +266,10 @@ def _noted(note: Path) -> Iterator[None]:
 class _Watcher:
     """Says how the start goes, in a thread of its own, until the server answers or a deployment has failed."""
 
-    def __init__(self, file: ServeFile, console: Console, ending: Ending) -> None:
+    def __init__(self, file: ServeFile, console: Console, shutdown: GracefulShutdown) -> None:
         self._file = file
         self._console = console
-        self._ending = ending
+        self._shutdown = shutdown
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch start-up", daemon=True)
         self.failure: str | None = None
@@ -286,11 +287,11 @@ class _Watcher:
         host, port = self._file.http_address
         host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
         url = f"http://{host}:{port}{self._file.route_prefix}"
-        while not self._stopped.wait(_LOOK_EVERY_S):
+        while not self._stopped.wait(_POLL_INTERVAL_S):
             state, failed = _application_state(self._file.name)
             if failed:
                 self.failure = state
-                self._ending.interrupt()
+                self._shutdown.interrupt()
                 return
             if state != said:
                 self._console.print(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from serve_app.access.guard import Guard
-from serve_app.access.key_watch import KeyFile, KeyWatch
+from serve_app.access.key_file_watcher import KeyFile, KeyFileWatcher
 from serve_app.config import RouterConfig
 from serve_app.config.api_keys import keys_of, read_api_keys
 from serve_app.config.files import home
@@ -16,7 +16,7 @@ from serve_app.errors import ConfigError
 from serve_app.http.tls import make_context
 
 
-def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) -> KeyWatch | None:
+def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) -> KeyFileWatcher | None:
     """Read the file of API keys; ``None`` where there is none.
 
     Args:
@@ -31,7 +31,7 @@ def watched_keys(router: RouterConfig, levels: PriorityLevels = DEFAULT_LEVELS) 
     file = KeyFile(home(os.environ) / router.access.keys_file, read_api_keys, keys_of)
     make = partial(Guard, open_parts=router.access.open_without_key, routers=router.replicas, levels=levels)
     try:
-        return KeyWatch(file, router.access.keys_check_s, make)
+        return KeyFileWatcher(file, router.access.keys_check_s, make)
     except ConfigError as error:
         named = (f"args.router.access.keys_file: {file.path}: {problem}" for problem in error.problems)
         raise ConfigError(tuple(named)) from None

@@ -15,7 +15,7 @@ from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation
 from serve_app.config import ModelConfig
-from serve_app.config.faults import problems_of
+from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError
 
 

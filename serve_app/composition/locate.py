@@ -32,9 +32,9 @@ import fsspec
 
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.registry import kinds_of
-from serve_app.config.faults import shown
 from serve_app.config.files import cache_folder, home, is_remote
 from serve_app.config.model import ModelConfig
+from serve_app.config.problems import short_repr
 from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SIDECARS, ModelFolder
 
@@ -327,7 +327,7 @@ def _choose(path: str, version: int | None, versions: tuple[str, ...]) -> str:
     if version is None:
         return versions[-1]
     if str(version) not in versions:
-        raise ConfigError((f"{path}: has no version {shown(str(version))}; there is {', '.join(versions)}",))
+        raise ConfigError((f"{path}: has no version {short_repr(str(version))}; there is {', '.join(versions)}",))
     return str(version)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serve_app.composition.locate import ModelLocation
 from serve_app.config import ModelConfig
-from serve_app.config.faults import shown
+from serve_app.config.problems import short_repr
 from serve_app.config.profile import Profile, read_profile
 from serve_app.errors import ConfigError
 from serve_app.payloads import Execution
@@ -24,7 +24,7 @@ def check_profile(profile: Profile, model: str, locations: Mapping[str, ModelLoc
     """
     problems = []
     if profile.model != model:
-        problems.append(f"model: it is the profile of {shown(profile.model)}, not of {shown(model)}")
+        problems.append(f"model: it is the profile of {short_repr(profile.model)}, not of {short_repr(model)}")
     for variant, location in locations.items():
         known = profile.files.get(variant)
         if known is not None and (found := sha256(location.model_file)) != known:
@@ -81,7 +81,7 @@ def profile_notes(model: ModelConfig, profile: Profile) -> tuple[str, ...]:
     if largest < model.batching.max_rows:
         notes.append(f"was measured up to {largest} rows, batches have up to {model.batching.max_rows}")
     notes += [
-        f"does not have the variant {shown(variant.name)}"
+        f"does not have the variant {short_repr(variant.name)}"
         for variant in model.variants
         if variant.name not in profile.variants
     ]

@@ -11,14 +11,14 @@ from typing import Any
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.joining.records import Records, record_key
+from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import ModelConfig
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs, proof_budget_s, prove_replica
-from serve_app.replica.session import BatchTogether
+from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
+from serve_app.replica.runner import BatchTogether
 from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.replica.worker import NO_SHARES, Worker
 from serve_app.scheduling.entry import Priority
@@ -47,7 +47,7 @@ def make_replica(
     batch: BatchTogether,
     *,
     gpu_available: bool = False,
-    records: Records | None = None,
+    records: VerdictStore | None = None,
     min_share: Mapping[Priority, float] = NO_SHARES,
     planned: bool = False,
 ) -> Replica:
@@ -86,7 +86,7 @@ def make_replica(
         budget_s=model.health.warm_up_s,
     )
     keys = {variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations}
-    proofs = Proofs(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
+    proofs = ProofContext(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
     graph = {variant: build.joinable for variant, build in builds.items()}
     verdicts = prove_replica(proofs, backends, graph, processor, samples, warm_up.examples)
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
-from serve_app.config.faults import nearest, shown
+from serve_app.config.problems import nearest, short_repr
 from serve_app.config.tensors import Format, FormatByInput, Labels, LabelsByOutput
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
@@ -169,7 +169,7 @@ def _values(spec: TensorSpec) -> int | None:
 
 def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     guess = nearest(name, known)
-    return f"there is no {what} {shown(name)}; " + (
+    return f"there is no {what} {short_repr(name)}; " + (
         f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
     )
 

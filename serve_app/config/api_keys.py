@@ -20,9 +20,9 @@ from typing import Annotated, Final, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from serve_app.config.faults import Location, misfit, problems_of
 from serve_app.config.lines import Lines
 from serve_app.config.loader import load_yaml
+from serve_app.config.problems import Location, problems_of, validation_error
 from serve_app.config.values import Positive, Section, Weight
 from serve_app.domain.keys import Key, Rate, scrubbed
 from serve_app.errors import ConfigError
@@ -110,7 +110,7 @@ class ApiKeyConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> ApiKeyConfig:
         if self.burst is not None and self.rate is None:
-            raise misfit([(("burst",), "counts for nothing without rate")])
+            raise validation_error([(("burst",), "counts for nothing without rate")])
         return self
 
     def key(self) -> Key:
@@ -155,7 +155,7 @@ class ApiKeysConfig(Section):
                 if first != number:
                     faults.append((("keys", number, what), f"is also the {what} of keys[{first}]"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
 

@@ -13,12 +13,12 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
-from serve_app.config.device_group import DeviceGroupConfig, group_faults, size
-from serve_app.config.faults import Location, misfit, place, problems_of, shown
-from serve_app.config.former import with_new_places
+from serve_app.config.deprecations import with_new_places
+from serve_app.config.device_group import DeviceGroupConfig, group_problems, size
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
+from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
 from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.domain.settings import CacheSettings
@@ -59,12 +59,18 @@ class AppArgs(Section):
         for number, model in enumerate(self.models):
             if model.name in seen:
                 faults.append(
-                    (("models", number, "name"), f"{shown(model.name)} is also the name of models[{seen[model.name]}]")
+                    (
+                        ("models", number, "name"),
+                        f"{short_repr(model.name)} is also the name of models[{seen[model.name]}]",
+                    )
                 )
             seen.setdefault(model.name, number)
         deployments = {name: deployment_name(name) for name in seen}
         faults.extend(  # two hashes begin alike once in a million million pairs; Serve would mix the two models up
-            (("models", seen[name], "name"), f"its deployment would be called {shown(deployment)} as another's; rename")
+            (
+                ("models", seen[name], "name"),
+                f"its deployment would be called {short_repr(deployment)} as another's; rename",
+            )
             for name, deployment in deployments.items()
             if list(deployments.values()).count(deployment) > 1
         )
@@ -81,7 +87,7 @@ class AppArgs(Section):
         if problem is not None:
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
-        faults.extend((("device_groups", *where), fault) for where, fault in group_faults(self.device_groups, models))
+        faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(
             (
@@ -94,7 +100,7 @@ class AppArgs(Section):
         if self.router.cache.redis is not None and not any(model.caches for model in self.models):
             faults.append((("router", "cache", "redis"), "counts for nothing unless a model has a cache"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     @property

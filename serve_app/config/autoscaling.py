@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from serve_app.config.faults import Location, misfit
+from serve_app.config.problems import Location, validation_error
 from serve_app.config.values import Delay, Positive, Seconds, Section
 
 
@@ -58,7 +58,7 @@ class AutoscalingConfig(Section):
                 )
             )
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     @property

@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from serve_app.config.faults import Location, nearest, shown
-from serve_app.config.former import Removed, without_removed
+from serve_app.config.deprecations import RemovedKey, drop_removed_keys
+from serve_app.config.problems import Location, nearest, short_repr
 from serve_app.config.values import Milliseconds, Positive, Section, Share
 from serve_app.domain.settings import JoinSettings
 from serve_app.scheduling.settings import ModelScheduling
 
 _REMOVED = (
-    Removed(
+    RemovedKey(
         "early_drop",
         harmless=True,
-        fault="a late answer reaches nobody, since the deadline ends the request",
+        reason="a late answer reaches nobody, since the deadline ends the request",
         note="it is always on",
     ),
 )
@@ -33,9 +33,10 @@ class BatchingConfig(Section):
     """
 
     size_fairness: float = Field(default=0.5, ge=0.0, le=0.9)
-    """Least part of its class's mean attainment that each size of request, rows by cost bucket, is to have in overload.
+    """In overload, each request size (rows, cost bucket) reaches at least this part of its class's attainment.
 
-    0: requests of many rows or long sequences are the first to be given up, since they cost most.
+    Attainment: the fraction of requests answered in time. 0: no such guarantee; expensive requests, those of many rows
+    or long sequences, are given up first.
     """
 
     max_rows: Positive = 32
@@ -45,12 +46,15 @@ class BatchingConfig(Section):
     """Latency the model is tuned for: batches are not grown past it."""
 
     window: int = Field(default=4, ge=1, le=16)
-    """Full batches of rows that a router may have at a replica, per class: what its next batch is composed of."""
+    """In-flight limit per router, replica and class, in full batches (`max_rows` rows each).
+
+    Larger values give the replica more requests to choose from.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_removed(cls, given: Any) -> Any:
-        return without_removed(given, "batching", _REMOVED)
+        return drop_removed_keys(given, "batching", _REMOVED)
 
     def scheduling(self, name: str, fallbacks: tuple[str, ...] = ()) -> ModelScheduling:
         """The values for the scheduler.
@@ -83,10 +87,10 @@ class ModelBatchingConfig(BatchingConfig):
     """
 
     axis: Axis | dict[str, Axis] | None = None
-    """Dimension of the rows, counted from 0: of all inputs and outputs, or by name of those that have another than 0.
+    """Batch dimension of all inputs and outputs, counted from 0, or a mapping by tensor name.
 
-    By default 0, unless the model's file fixes that dimension to more than 1: such tensors have no rows. To say 0 is to
-    say that they have.
+    Default: 0, unless the model file fixes dimension 0 to more than 1; such tensors have no batch dimension. An
+    explicit 0 overrides that.
     """
 
     tolerance: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
@@ -114,12 +118,12 @@ class ModelBatchingConfig(BatchingConfig):
         )
 
 
-def fallback_faults(fallbacks: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[Location, str]]:
+def fallback_problems(fallbacks: Sequence[str], variants: Sequence[str]) -> Iterator[tuple[Location, str]]:
     """What is wrong with a model's ``fallbacks``: each must name another one of its variants."""
     for number, name in enumerate(fallbacks):
         if name not in variants:
             guess = nearest(name, variants)
             hint = f"did you mean {guess}?" if guess else f"there is {', '.join(sorted(set(variants))) or 'none'}"
-            yield ("fallbacks", number), f"there is no variant {shown(name)}; {hint}"
+            yield ("fallbacks", number), f"there is no variant {short_repr(name)}; {hint}"
         elif name in fallbacks[:number]:
-            yield ("fallbacks", number), f"{shown(name)} is used twice"
+            yield ("fallbacks", number), f"{short_repr(name)} is used twice"

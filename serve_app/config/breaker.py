@@ -20,27 +20,30 @@ class BreakerConfig(Section):
     """
 
     enabled: bool = True
-    """Whether there are any. Otherwise a model that fails is asked all the same, and so are replicas that do."""
+    """Enables circuit breakers and the ejection of replicas. If off, failing models and replicas still get requests."""
 
     consecutive_failures: Positive = 3
     """So many failures in a row open the breaker; one fewer eject a replica, if there are others."""
 
     failure_ratio: _Part = 0.5
-    """It opens, too, when this part of the answers within `window_s` were failures."""
+    """The breaker also opens when this fraction of the answers within `window_s` are failures."""
 
     window_s: Seconds = 10.0
     """The time that `failure_ratio` looks back. Also: how long nothing at all may be answered, whoever is to blame."""
 
     min_samples: Positive = 20
-    """Answers within the window, or failures without any answer, that it takes to say so."""
+    """Minimum number of answers within `window_s` before `failure_ratio` applies.
+
+    Also: this many failures without any answer over `window_s` open the breaker.
+    """
 
     reset_s: Seconds = 60.0
     """How long an open breaker refuses requests, with 503, or sends them to a fallback, before it tries again."""
 
     probes: Positive = 3
-    """Requests at once that try again then. So many answers close the breaker, and a failure opens it again.
+    """Concurrent probe requests while half-open. The breaker closes after this many answers, reopens on a failure.
 
-    Failures that their inputs may be to blame for open it when they are so many in a row.
+    Failures that the input may have caused reopen it only after this many in a row.
     """
 
     ejection_s: Seconds = 30.0

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.files import home
+from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Milliseconds, Seconds, Section, Size
 from serve_app.domain.settings import RedisSettings
 from serve_app.errors import ConfigError
@@ -96,7 +96,7 @@ class RedisConfig(Section):
         if self.ca_file is not None and not self.url.startswith("rediss://"):
             faults.append((("ca_file",), "counts for nothing unless url begins with rediss://"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def settings(self, environ: Mapping[str, str] | None = None) -> RedisSettings:
@@ -149,7 +149,7 @@ class RedisConfig(Section):
         if self.password_variable is not None:
             password = environ.get(self.password_variable)
             if not password:
-                raise ConfigError((f"{_PLACE}.password_variable: {shown(self.password_variable)} is not set",))
+                raise ConfigError((f"{_PLACE}.password_variable: {short_repr(self.password_variable)} is not set",))
             return password
         if self.password_file is None:
             return None

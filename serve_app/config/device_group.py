@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import ByteSize, Field, field_validator
 
-from serve_app.config.faults import Location, nearest, shown
 from serve_app.config.model import ModelConfig
+from serve_app.config.problems import Location, nearest, short_repr
 from serve_app.config.values import Positive, Section, Size, Weight, checked_name
 from serve_app.scheduling.settings import DeviceGroup
 
@@ -52,7 +52,7 @@ class DeviceGroupConfig(Section):
         return DeviceGroup(self.name, self.models, self.concurrency, int(self.memory or 0))
 
 
-def group_faults(
+def group_problems(
     groups: tuple[DeviceGroupConfig, ...], models: Mapping[str, ModelConfig]
 ) -> Iterator[tuple[Location, str]]:
     """What does not fit between the device groups and the models.
@@ -70,7 +70,7 @@ def group_faults(
         if group.name in names:
             yield (
                 (number, "name"),
-                f"{shown(group.name)} is also the name of device_groups[{names[group.name]}]",
+                f"{short_repr(group.name)} is also the name of device_groups[{names[group.name]}]",
             )
         names.setdefault(group.name, number)
         known = True
@@ -80,7 +80,7 @@ def group_faults(
                 yield (number, "models", at), _unknown("model", name, models)
             elif name in group_of:
                 where = "this group" if group_of[name] == number else f"device_groups[{group_of[name]}]"
-                yield (number, "models", at), f"{shown(name)} is already in {where}"
+                yield (number, "models", at), f"{short_repr(name)} is already in {where}"
             group_of.setdefault(name, number)
         for name in group.weights:
             if name not in group.models:
@@ -116,4 +116,4 @@ def size(nbytes: int) -> str:
 def _unknown(what: str, name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     guess = nearest(name, known)
     hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
-    return f"there is no {what} {shown(name)}; {hint}"
+    return f"there is no {what} {short_repr(name)}; {hint}"

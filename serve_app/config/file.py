@@ -12,8 +12,8 @@ import yaml
 
 from serve_app.config.args import AppArgs, parse_args
 from serve_app.config.budget import MAXCONN_VARIABLE
-from serve_app.config.faults import shown
 from serve_app.config.loader import load_yaml
+from serve_app.config.problems import short_repr
 from serve_app.errors import ConfigError
 
 IMPORT_PATH = "serve_app.app:build"
@@ -124,7 +124,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError((f"is not YAML: {' '.join(str(error).split())}",)) from None
     if not isinstance(document, dict):
-        raise ConfigError((f"must hold a mapping with the key applications, got {shown(document)}",))
+        raise ConfigError((f"must hold a mapping with the key applications, got {short_repr(document)}",))
     return document
 
 
@@ -168,7 +168,7 @@ def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, 
     if given is None:
         return ()  # whoever starts the cluster sees to it: `serve-app run` by itself, others by what `validate` says
     if not str(given).isdecimal():
-        return (f"{place}: must be a whole number in quotes, got {shown(given)}",)
+        return (f"{place}: must be a whole number in quotes, got {short_repr(given)}",)
     problem = args.budget().problem(int(given), args.router.replicas)
     return () if problem is None else (f"{place}: {problem}",)
 

@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from serve_app.config.faults import place
+from serve_app.config.problems import place
 
 _PLACE = re.compile(r"[^\s:]+(?=: )")
 _LAST_STEP = re.compile(r"(\.[^.\[\]]*|\[\d+\])$")
@@ -37,7 +37,7 @@ class Lines:
             self._walk(root, ())
 
     def of(self, written: str) -> int | None:
-        """The line of a place as `serve_app.config.faults.place` writes it, or of the nearest place around it."""
+        """The line of a place as `serve_app.config.problems.place` writes it, or of the nearest place around it."""
         while written not in self._lines:
             shorter = _LAST_STEP.sub("", written)
             if shorter in {written, ""}:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from serve_app.config.faults import shown
+from serve_app.config.problems import short_repr
 
 
 def load_yaml(text: str) -> Any:
@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
                 raise
             kind = node.tag.rpartition(":")[2]
             raise yaml.MarkedYAMLError(
-                problem=f"{shown(node.value)} is no valid {kind}", problem_mark=node.start_mark
+                problem=f"{short_repr(node.value)} is no valid {kind}", problem_mark=node.start_mark
             ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
                 )
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {shown(key)} stands here twice", problem_mark=key_node.start_mark
+                    problem=f"key {short_repr(key)} stands here twice", problem_mark=key_node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -18,12 +18,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from serve_app.config.autoscaling import AutoscalingConfig
-from serve_app.config.batching import ModelBatchingConfig, fallback_faults
+from serve_app.config.batching import ModelBatchingConfig, fallback_problems
 from serve_app.config.breaker import BreakerConfig
 from serve_app.config.cache import ModelCacheConfig
-from serve_app.config.faults import Location, misfit, nearest, shown
-from serve_app.config.former import with_moved
+from serve_app.config.deprecations import with_moved
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
+from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.processor import PROCESSOR_OPTIONS, AudioOptions, ImageOptions
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.tensors import (
@@ -177,7 +177,7 @@ class ModelConfig(Section):
         if task not in known:
             guess = nearest(task, known)
             hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}"
-            raise ValueError(f"unknown task {shown(task)}; {hint}")
+            raise ValueError(f"unknown task {short_repr(task)}; {hint}")
         return task
 
     @field_validator("batching", mode="before")
@@ -214,14 +214,14 @@ class ModelConfig(Section):
         seen: set[str] = set()
         for number, variant in enumerate(self.variants):
             if variant.name in seen:
-                faults.append((("variants", number, "name"), f"{shown(variant.name)} is used twice"))
+                faults.append((("variants", number, "name"), f"{short_repr(variant.name)} is used twice"))
             seen.add(variant.name)
         faults += [
             ((key,), f"is for models of task {TENSORS}; a model of pictures has {instead}")
             for key, instead in (("labels", "processor.labels"), ("format", "processor.layout"))
             if self.task != TENSORS and getattr(self, key) is not None
         ]
-        faults += fallback_faults(self.fallbacks, [variant.name for variant in self.variants])
+        faults += fallback_problems(self.fallbacks, [variant.name for variant in self.variants])
         sizes, known = self.resources.row_sizes, row_buckets(self.batching.max_rows)
         for number, size in enumerate(sizes if isinstance(sizes, tuple) else ()):
             if size not in known:
@@ -230,7 +230,7 @@ class ModelConfig(Section):
         if self.warm_up is not None and self.task != TENSORS:
             faults.append((("warm_up",), f"the task {self.task} makes inputs of its own; leave this out"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     @classmethod

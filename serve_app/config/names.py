@@ -10,7 +10,7 @@ import hashlib
 import re
 from typing import Final
 
-from serve_app.config.faults import shown
+from serve_app.config.problems import short_repr
 
 ROUTER: Final = "router"
 """Name of the router's deployment. A model may be called so; its deployment is then called otherwise."""
@@ -31,13 +31,13 @@ def checked_public_name(name: str) -> str:
         ValueError: It cannot be one segment of a URL, or would not be readable in logs and metrics.
     """
     if not name or len(name.encode("utf-8", "surrogatepass")) > MOST_BYTES:
-        raise ValueError(f"must have 1 to {MOST_BYTES} bytes of UTF-8, got {shown(name)}")
+        raise ValueError(f"must have 1 to {MOST_BYTES} bytes of UTF-8, got {short_repr(name)}")
     if name != name.strip():
-        raise ValueError(f"must not begin or end with a blank, got {shown(name)}")
+        raise ValueError(f"must not begin or end with a blank, got {short_repr(name)}")
     if "/" in name or not name.isprintable():
-        raise ValueError(f"must be printable characters without '/', got {shown(name)}")
+        raise ValueError(f"must be printable characters without '/', got {short_repr(name)}")
     if name in {".", ".."}:
-        raise ValueError(f"must not be {shown(name)}: in a URL it would lead elsewhere")
+        raise ValueError(f"must not be {short_repr(name)}: in a URL it would lead elsewhere")
     return name
 
 
@@ -51,7 +51,7 @@ def checked_model_name(name: str) -> str:
 def checked_variant_name(name: str) -> str:
     """As `checked_public_name`, of a variant: ASCII without commas, since it travels in the header X-Variant."""
     if not name.isascii() or "," in name:
-        raise ValueError(f"must be ASCII without ',': it travels in the header X-Variant, got {shown(name)}")
+        raise ValueError(f"must be ASCII without ',': it travels in the header X-Variant, got {short_repr(name)}")
     return checked_public_name(name)
 
 

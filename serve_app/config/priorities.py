@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from serve_app.config.faults import misfit, shown
+from serve_app.config.problems import short_repr, validation_error
 from serve_app.domain.priorities import DEFAULT_LEVELS, MAX_LEVEL, PriorityLevels
 from serve_app.scheduling.entry import Priority
 
@@ -22,9 +22,11 @@ def _numbers(given: Any) -> Any:
     for key, name in given.items():
         number = int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
         if type(number) is not int or not 1 <= number <= MAX_LEVEL:
-            raise misfit([((), f"names numbers from 1 to {MAX_LEVEL}; 0 is always the class normal; got {shown(key)}")])
+            raise validation_error(
+                [((), f"names numbers from 1 to {MAX_LEVEL}; 0 is always the class normal; got {short_repr(key)}")]
+            )
         if number in named:
-            raise misfit([((), f"has {number} twice")])
+            raise validation_error([((), f"has {number} twice")])
         named[number] = name
     if all(isinstance(name, str) and name in _CLASSES for name in named.values()):
         _check_order(priority_levels(named))
@@ -38,12 +40,12 @@ def _check_order(levels: PriorityLevels) -> None:
         if number > before + 1:
             before, least = before + 1, Priority.LOW  # what lies between is named by nobody
         if priority < least:
-            raise misfit(
+            raise validation_error(
                 [((), f"{number} is {priority.label}, but {before}, which is more urgent, is {least.label}: name it")]
             )
         before, least = number, priority
     if Priority.NORMAL not in levels.named.values():
-        raise misfit([((), "one number must be normal, which is the class of requests that name none")])
+        raise validation_error([((), "one number must be normal, which is the class of requests that name none")])
 
 
 def priority_levels(named: Mapping[int, str]) -> PriorityLevels:

@@ -79,8 +79,8 @@ class AudioOptions(ClassificationOptions):
     sampling_rate: Annotated[int, Field(ge=1_000, le=384_000)] | None = Field(
         None, description="Samples per second that the model takes."
     )
-    max_seconds: PositiveFloat | None = Field(None, description="Longer sounds are refused; 60 by default.")
-    truncate: bool = Field(False, description="Hear only the beginning of longer sounds instead of refusing them.")
+    max_seconds: PositiveFloat | None = Field(None, description="Longer audio is refused; 60 by default.")
+    truncate: bool = Field(False, description="Use the first `max_seconds` of longer audio instead of refusing it.")
     normalize: bool | None = Field(None, description="Bring every sound to mean 0 and variance 1.")
     ignores_silence: bool = Field(
         False,

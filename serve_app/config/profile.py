@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
-from serve_app.config.faults import Location, misfit, problems_of, shown
 from serve_app.config.files import read_file
 from serve_app.config.measured_curve import MeasuredCurve
+from serve_app.config.problems import Location, problems_of, short_repr, validation_error
 from serve_app.config.profile_points import Bytes, Fit, Point
 from serve_app.config.values import Positive, Section
 from serve_app.errors import ConfigError
@@ -28,7 +28,7 @@ FORMAT = 1
 """Version of the file's format. It is raised when an older reader would misunderstand the file."""
 
 PRIOR_QUANTILE = 0.95
-"""The quantile that the server's prior consists of: the one that `serve_app.scheduling.latency.LatencyModel` predicts.
+"""The quantile that the server's prior consists of: the one that `scheduling.batching.latency.LatencyModel` predicts.
 
 Fed with medians it would promise what half of the executions do not keep, until it has seen enough of them.
 """
@@ -147,7 +147,7 @@ class Profile(Section):
         if "" not in self.files:
             faults.append((("files",), "does not have the model itself, under the empty name"))
         faults.extend(
-            (("files",), f"{shown(variant)} must have 64 hexadecimal digits, got {shown(digest)}")
+            (("files",), f"{short_repr(variant)} must have 64 hexadecimal digits, got {short_repr(digest)}")
             for variant, digest in self.files.items()
             if not _SHA256.fullmatch(digest)
         )
@@ -158,17 +158,17 @@ class Profile(Section):
                 faults.append((("points", number), f"is about the same shape as points[{places[key]}]"))
             places.setdefault(key, number)
             if point.variant and point.variant not in self.files:
-                faults.append((("points", number, "variant"), f"files has no {shown(point.variant)}"))
+                faults.append((("points", number, "variant"), f"files has no {short_repr(point.variant)}"))
         fitted = [(fit.variant, fit.bucket) for fit in self.fits]
         lines = dict.fromkeys((point.variant, point.bucket) for point in self.shapes)
         faults.extend(
-            (("fits",), f"needs one for variant {shown(variant)}, bucket {bucket}; found {fitted.count(line)}")
+            (("fits",), f"needs one for variant {short_repr(variant)}, bucket {bucket}; found {fitted.count(line)}")
             for line in lines
             for variant, bucket in (line,)
             if fitted.count(line) != 1
         )
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def points(self, quantile: float = PRIOR_QUANTILE) -> list[Execution]:
@@ -265,9 +265,8 @@ def _parse(text: str) -> Profile:
     if not isinstance(data, dict) or "format" not in data:
         raise ConfigError(("is not a profile: it has no key format; serve-app profile writes one",))
     if data["format"] != FORMAT:
-        raise ConfigError(
-            (f"format: is {shown(data['format'])}, this version reads {FORMAT}; measure again with serve-app profile",)
-        )
+        found = short_repr(data["format"])
+        raise ConfigError((f"format: is {found}, this version reads {FORMAT}; measure again with serve-app profile",))
     try:
         return Profile.model_validate(data)
     except ValidationError as error:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_app.config.faults import Location, misfit, shown
+from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Positive, Section
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -57,7 +57,7 @@ class Point(Section):
     def _check_names(cls, quantiles: dict[str, float]) -> dict[str, float]:
         for name in quantiles:
             if not _PERCENTILE.fullmatch(name):
-                raise ValueError(f"names must be such as p50 or p99.9, got {shown(name)}")
+                raise ValueError(f"names must be such as p50 or p99.9, got {short_repr(name)}")
         return quantiles
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class Point(Section):
         elif not self.min_s <= self.mean_s <= self.max_s:
             faults.append((("mean_s",), f"{self.mean_s:g} is not between min_s and max_s"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     @classmethod
@@ -149,7 +149,9 @@ class Fit(Section):
     @model_validator(mode="after")
     def _check(self) -> Fit:
         if self.alpha_s + self.beta_s <= 0:
-            raise misfit([(("beta_s",), "alpha_s and beta_s cannot both be 0: executions would take no time")])
+            raise validation_error(
+                [(("beta_s",), "alpha_s and beta_s cannot both be 0: executions would take no time")]
+            )
         return self
 
 

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from serve_app.config.faults import Location, misfit
-from serve_app.config.former import Removed, without_removed
+from serve_app.config.deprecations import RemovedKey, drop_removed_keys
+from serve_app.config.problems import Location, validation_error
 from serve_app.config.values import Cpus, Positive, Section, Size
 
 _REMOVED = tuple(
-    Removed(key, harmless=False, fault="it was never shown to pay on a GPU", note="the key was removed")
+    RemovedKey(key, harmless=False, reason="it was never shown to pay on a GPU", note="the key was removed")
     for key in ("device_buffers", "cuda_graphs")
 )
 
@@ -64,7 +64,7 @@ class ResourcesConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_removed(cls, given: Any) -> Any:
-        return without_removed(given, "resources", _REMOVED)
+        return drop_removed_keys(given, "resources", _REMOVED)
 
     @model_validator(mode="after")
     def _check(self) -> ResourcesConfig:
@@ -76,5 +76,5 @@ class ResourcesConfig(Section):
         if self.gpu_memory is not None and self.gpus == 0:
             faults.append((("gpu_memory",), "limits nothing while gpus is 0; set gpus, or leave gpu_memory out"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 from serve_app.config.cache import CacheConfig
-from serve_app.config.faults import Location, misfit
 from serve_app.config.priorities import PriorityNumbers, priority_levels
+from serve_app.config.problems import Location, validation_error
 from serve_app.config.tls import TlsConfig
 from serve_app.config.values import Cpus, Milliseconds, Positive, Seconds, Section, Share, Size
 from serve_app.domain.priorities import PriorityLevels
@@ -56,12 +56,12 @@ class HttpConfig(Section):
     """HTTP on the routers' own port, and its connections."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port that the routers listen on by themselves, without Ray Serve's way in; the routers of a node share it."""
+    """HTTP port that the routers open directly, bypassing Ray Serve's proxy. All routers of a node share it."""
 
     connections: Positive = 8192
     """Connections to this port at once, in each router process.
 
-    When there are more, those that ask nothing make room: first those that never sent a whole request.
+    Beyond the limit, idle connections are closed to admit new ones: first those that never sent a complete request.
     """
 
     connections_per_client: Positive | None = None
@@ -72,7 +72,7 @@ class GrpcConfig(Section):
     """gRPC: the routers' own port with its connections, and what holds on Serve's port as well."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port that the routers serve gRPC on by themselves, without Ray Serve's way in; the routers of a node share it."""
+    """gRPC port that the routers open directly, bypassing Ray Serve's proxy. All routers of a node share it."""
 
     connections: Positive = 2048
     """Connections to this port at once, in each router process; more are closed at once."""
@@ -126,10 +126,10 @@ class AccessConfig(Section):
     """Who may ask."""
 
     keys_file: str | None = Field(default=None, min_length=1)
-    """File of API keys, as `serve-app key new` writes it. Without one, everybody may use every model.
+    """File of API keys, as `serve-app key new` writes it. Without one, every client may use every model.
 
-    Relative paths start from SERVE_APP_HOME. A changed file counts once two looks in succession saw the same of it; one
-    that cannot be understood changes nothing.
+    Relative paths start from SERVE_APP_HOME. A changed file is loaded after two consecutive reads return the same
+    content. An invalid file is ignored and the previous keys stay in use.
     """
 
     keys_check_s: Seconds = 2.0
@@ -138,11 +138,11 @@ class AccessConfig(Section):
     open_without_key: Annotated[tuple[Literal["docs", "metrics", "status"], ...], Field(strict=False)] = ("docs",)
     """What takes no key where there are keys: `docs` (/docs, /openapi.json, gRPC reflection), `metrics`, `status`.
 
-    The questions for health never take one. Metrics and status, where they are not open, take one with `admin: true`.
+    Health checks never take one. Metrics and status, where they are not open, take one with `admin: true`.
     """
 
     open_administration: bool = False
-    """Whether everybody may change how much is logged, where there are no API keys."""
+    """Whether every client may change how much is logged, if there are no API keys."""
 
 
 class FaultsConfig(Section):
@@ -158,18 +158,21 @@ class FaultsConfig(Section):
     """
 
     replica_kill_s: Seconds | None = 10.0
-    """A replica on this node that has been silent for this long is killed, so that Ray Serve replaces it at once.
+    """A replica on this node that has sent no data for this long is killed, so that Ray Serve replaces it at once.
 
     `null`: it is left to Ray Serve's health checks, which take `health.check_period_s` and three `check_timeout_s`.
     """
 
     hedge_share: Share = 0.05
-    """Most rows that are also run at another replica, since the first is overdue, as a part of all; 0 for none."""
+    """Hedging limit: the fraction of all rows that may also run on a second replica because the first is overdue.
+
+    0 turns hedging off.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> FaultsConfig:
         if self.replica_kill_s is not None and self.replica_kill_s < self.replica_silence_s:
-            raise misfit([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
+            raise validation_error([(("replica_kill_s",), "must be at least replica_silence_s, or null")])
         return self
 
 
@@ -237,13 +240,13 @@ class RouterConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> RouterConfig:
         if self.grpc.port is not None and self.grpc.port == self.http.port:
-            raise misfit([(("grpc", "port"), "must be another port than router.http.port")])
+            raise validation_error([(("grpc", "port"), "must be another port than router.http.port")])
         if self.tls is not None and self.http.port is None and self.grpc.port is None:
             fault = "needs router.http.port or router.grpc.port: it is for the routers' own ports"
-            raise misfit([(("tls",), fault)])
+            raise validation_error([(("tls",), fault)])
         if self.tls is not None and self.tls.minimum_version == "1.3" and self.grpc.port is not None:
             fault = "must be '1.2' with router.grpc.port: gRPC's library speaks 1.2 and 1.3, whatever is said here"
-            raise misfit([(("tls", "minimum_version"), fault)])
+            raise validation_error([(("tls", "minimum_version"), fault)])
         return self
 
     @property
@@ -319,7 +322,7 @@ class ClassesConfig(Section):
             listed = " + ".join(f"{share:g} {priority.label}" for priority, share in shares.items())
             faults.append((("low", "min_share"), f"the classes' shares must sum to less than 1, got {listed}"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def levels(self) -> PriorityLevels:

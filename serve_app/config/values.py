@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
-from serve_app.config.faults import shown
+from serve_app.config.problems import short_repr
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _DAY_S = 86_400
@@ -35,6 +35,6 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"must be 1 to 63 lower-case letters, digits, '-', '_' or '.',"
-            f" with a letter or digit at both ends, got {shown(name)}"
+            f" with a letter or digit at both ends, got {short_repr(name)}"
         )
     return name

@@ -11,8 +11,8 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.files import read_file
+from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Positive, Section
 from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.errors import ConfigError, ServeAppError
@@ -43,13 +43,13 @@ class WarmUpInput(Section):
     def _check(self) -> WarmUpInput:
         faults: list[tuple[Location, str]] = []
         if self.range is not None and self.range[0] > self.range[1]:
-            faults.append((("range",), f"the lowest value comes first, got {shown(list(self.range))}"))
+            faults.append((("range",), f"the lowest value comes first, got {short_repr(list(self.range))}"))
         if self.range is not None and self.values is not None:
             faults.append((("values",), "range says what the values are; leave one of them out"))
         if self.range is None and self.values is None and self.shape is None:
             faults.append(((), "needs range, values or shape"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def rule(self) -> InputRule:
@@ -72,7 +72,9 @@ class WarmUpConfig(Section):
     def _check_samples(cls, samples: tuple[str, ...]) -> tuple[str, ...]:
         for path in samples:
             if not path.endswith((_ARRAYS, _REQUEST)):
-                raise ValueError(f"{shown(path)} must end with {_ARRAYS} (arrays) or {_REQUEST} (a V2 infer request)")
+                raise ValueError(
+                    f"{short_repr(path)} must end with {_ARRAYS} (arrays) or {_REQUEST} (a V2 infer request)"
+                )
         return samples
 
     def read(

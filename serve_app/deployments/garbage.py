@@ -8,7 +8,7 @@ _THRESHOLDS = (20_000, 20, 50)
 """With Python's own 700 for the first, the requests in flight are looked through hundreds of times a second."""
 
 
-def collect_seldom() -> None:
+def tune_garbage_collection() -> None:
     """Leave what is there now out of collections for good, and look through the rest far less often than by default.
 
     To be called once a process has loaded all that it needs. Cycles may wait for some thousand requests then. None may

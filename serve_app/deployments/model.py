@@ -11,7 +11,7 @@ import ray
 from ray.serve.metrics import Gauge
 
 from serve_app.backends.description import Description
-from serve_app.backends.joining.records import Records
+from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.composition.replica import make_replica
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
@@ -65,7 +65,7 @@ class ModelDeployment:
             builds,
             batch_with_serve(config.batching.max_rows),
             gpu_available=bool(ray.get_gpu_ids()),
-            records=Records(cache_folder() / "joinable"),
+            records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
             planned=planned,
         )

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 Replicas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Replica metadata (what the model deployment recorded when it became ready) by replica id."""
 
-Listener: TypeAlias = Callable[[str, Replicas], None]
+Subscriber: TypeAlias = Callable[[str, Replicas], None]
 
 
 class ReplicaDirectory:
@@ -26,7 +26,7 @@ class ReplicaDirectory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replicas: dict[str, Replicas] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: list[Subscriber] = []
 
     def publish(self, deployment: str, replicas: Replicas) -> None:
         """Set the replicas of one deployment and tell every listener, in the calling thread."""
@@ -35,7 +35,7 @@ class ReplicaDirectory:
             for listener in self._listeners:
                 listener(deployment, replicas)
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: Subscriber) -> None:
         """Call ``listener(deployment, replicas)`` at every change, and now for what is known already."""
         with self._lock:
             self._listeners.append(listener)

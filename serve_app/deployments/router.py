@@ -16,11 +16,11 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.composition import router_settings
 from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
-from serve_app.deployments.faults import explained
-from serve_app.deployments.garbage import collect_seldom
+from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
 from serve_app.deployments.model import IDENTITIES, JOINABLE, LINK, NOT_WARMED, WARM_UP
+from serve_app.deployments.ray_errors import translate_errors
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest
@@ -70,7 +70,7 @@ class RouterDeployment:
         self._drain_timeout_s = config.router.drain_timeout_s
         self._by_reference_above = config.router.transport.by_reference_above
         if (problem := config.haproxy_problem(os.environ)) is not None:
-            logger.warning("Requests may wait in front of HAProxy, where no priority is known: %s", problem)
+            logger.warning("Requests may queue in front of HAProxy, where priorities have no effect: %s", problem)
         # `options` also makes the handle start listening for its replicas, before the first request needs them.
         self._by_value = {
             name: handle.options(
@@ -90,7 +90,7 @@ class RouterDeployment:
         self._router = Router(settings, self._call, peers)
         self.grpc_app = self._router.grpc
         directory.subscribe(self._on_replicas)
-        collect_seldom()
+        tune_garbage_collection()
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
@@ -165,7 +165,9 @@ class RouterDeployment:
     async def _call(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         """The way of a bundle to a replica without a link: by Serve's handle."""
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
-        result: BundleResult = await explained(lambda: handles[model].remote(bundle, replica=replica), model, replica)
+        result: BundleResult = await translate_errors(
+            lambda: handles[model].remote(bundle, replica=replica), model, replica
+        )
         return result
 
     def _on_replicas(self, deployment: str, replicas: Replicas) -> None:

@@ -123,23 +123,23 @@ def _in_trace(options: RequestOptions, headers: Mapping[bytes, bytes]) -> Reques
 
 def allowed_s(info: ModelInfo, options: RequestOptions) -> float:
     """Seconds for reading a request's body: what it names, or what its class allows."""
-    return reading_s(info, (options.priority, options.timeout_s))
+    return header_timeout_s(info, (options.priority, options.timeout_s))
 
 
-def reading_s(info: ModelInfo, qos: QosHints) -> float:
+def header_timeout_s(info: ModelInfo, qos: QosHints) -> float:
     """Seconds for reading the body: as `allowed_s`, as far as the headers tell; the body cannot before it is read."""
     priority, timeout_s = qos
     return info.default_timeout_s[priority or Priority.NORMAL] if timeout_s is None else timeout_s
 
 
-def patience_s(models: Iterable[ModelInfo], qos: QosHints) -> float:
+def max_header_timeout_s(models: Iterable[ModelInfo], qos: QosHints) -> float:
     """Seconds for reading a body that names the model itself: until it is read, the most patient one counts.
 
     Raises:
         ModelNotFound: There is none.
     """
-    if not (allowed := [reading_s(info, qos) for info in models]):
-        raise ModelNotFound("there is no model here for you")
+    if not (allowed := [header_timeout_s(info, qos) for info in models]):
+        raise ModelNotFound("no model is available to this client")
     return max(allowed)
 
 

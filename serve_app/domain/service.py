@@ -159,7 +159,7 @@ class Answer(Struct, frozen=True):
     Attributes:
         value: As in `serve_app.payloads.Success`.
         priority: The class it was served in.
-        queue_s: Time in the router's queue, seconds.
+        queue_s: Queueing time in the router and at the replica's gate, seconds.
         total_s: Time from submission to the answer, seconds.
         variant: Name of the variant that answered; empty for the exact model.
         timeout_s: Time that was allowed from submission to the deadline, seconds.

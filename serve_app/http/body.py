@@ -60,9 +60,9 @@ class BodyReader:
         max_held_bytes: Most bytes of large bodies that are being read or decoded at once.
         offload_above: Largest body that is decoded in the event loop.
         decode_threads: Most decodes that run outside the event loop at once.
-        patience_s: How long a body may pause, and how long it may take in all beyond 1 s for every 64 KiB of it that
-            have come. Nobody in front of us ends a request that stopped half way, and what it holds would be lost to
-            all others.
+        pause_timeout_s: How long a body may pause, and how long it may take in all beyond 1 s for every 64 KiB that
+            have arrived. No proxy in front ends a request that stopped half way, and the bytes that it holds would be
+            lost to all others.
         allocate: Gives the memory for bodies that are read in place.
         in_place_bytes: Most bytes that bodies may have declared and ``allocate`` given while they still arrive.
             Beyond that they get memory of this process, which is taken up only as they come: otherwise a few heads of
@@ -76,7 +76,7 @@ class BodyReader:
         max_held_bytes: int,
         offload_above: int,
         decode_threads: int,
-        patience_s: float = 30.0,
+        pause_timeout_s: float = 30.0,
         allocate: Allocate = allocate,
         in_place_bytes: int = 128 * 2**20,
     ) -> None:
@@ -88,7 +88,7 @@ class BodyReader:
         self.offload_above = offload_above
         self._held = 0
         self._small = min(max_body, offload_above)  # bodies of so many bytes are neither refused nor counted
-        self._patience_s = patience_s
+        self._pause_timeout_s = pause_timeout_s
         self._threads = ThreadPoolExecutor(decode_threads, "conversion")
 
     @property
@@ -205,12 +205,12 @@ class BodyReader:
             nonlocal counted
             self._grow(counted, arrived)
             counted = arrived
-            total_s = min(limit_s, self._patience_s + arrived / SLOWEST)
-            timer.reschedule(min(started + total_s, loop.time() + self._patience_s))  # noqa: F821 - not while it reads
+            total_s = min(limit_s, self._pause_timeout_s + arrived / SLOWEST)
+            timer.reschedule(min(started + total_s, loop.time() + self._pause_timeout_s))  # noqa: F821 - not while it reads
 
         try:
             with self._memory(size, aligned_at) as buffer:
-                async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
+                async with asyncio.timeout(min(limit_s, self._pause_timeout_s)) as timer:
                     try:
                         await into(buffer, progress)
                     finally:
@@ -236,7 +236,7 @@ class BodyReader:
 
     async def _receive(self, arriving: _Arriving, receive: Receive, limit_s: float) -> bytes:
         try:
-            async with asyncio.timeout(min(limit_s, self._patience_s)) as timer:
+            async with asyncio.timeout(min(limit_s, self._pause_timeout_s)) as timer:
                 try:
                     return await self._collect(arriving, receive, limit_s, timer)
                 finally:
@@ -260,8 +260,8 @@ class BodyReader:
                     size += len(chunk)
                 if not message.get("more_body", False):
                     return b"".join(chunks)
-                total_s = min(limit_s, self._patience_s + size / SLOWEST)
-                timer.reschedule(min(started + total_s, loop.time() + self._patience_s))
+                total_s = min(limit_s, self._pause_timeout_s + size / SLOWEST)
+                timer.reschedule(min(started + total_s, loop.time() + self._pause_timeout_s))
                 message = await receive()
         except BaseException:
             self.release(size)

@@ -18,13 +18,13 @@ from typing import Final, Protocol
 _BATCH: Final = 64
 """This part of the limit goes at once: looking at all connections is paid for by so many new ones."""
 _LOOK_AGAIN_S: Final = 0.1
-_TOLD: Final = 256
+_EXPLAINED_REFUSALS: Final = 256
 
 
-class Limited(Protocol):
+class EvictableConnection(Protocol):
     """What the limiter asks of a connection."""
 
-    def rest(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         """Whether it was ever answered, and since when it asks nothing; ``None`` where it must stay."""
 
     def close(self) -> None:
@@ -45,16 +45,16 @@ class ConnectionLimiter:
     """
 
     def __init__(self, most: int, most_per_client: int | None = None) -> None:
-        self.open: dict[Limited, None] = {}
+        self.open: dict[EvictableConnection, None] = {}
         self.evicted = 0
         self.refused = 0
         self._most = most
         self._most_per_client = most_per_client
-        self._leaving: set[Limited] = set()  # they were told, and their end has not come yet
+        self._leaving: set[EvictableConnection] = set()  # they were told, and their end has not come yet
         self._per_client: Counter[str] = Counter()
         self._look_again_at = 0.0
 
-    def enter(self, connection: Limited, client: str, now: float) -> str | None:
+    def enter(self, connection: EvictableConnection, client: str, now: float) -> str | None:
         """Admit or refuse a connection; `leave` must follow in either case.
 
         Args:
@@ -76,7 +76,7 @@ class ConnectionLimiter:
         self.refused += reason is not None
         return reason
 
-    def leave(self, connection: Limited, client: str) -> None:
+    def leave(self, connection: EvictableConnection, client: str) -> None:
         """Note that a connection has ended."""
         if connection not in self.open:
             return
@@ -88,21 +88,23 @@ class ConnectionLimiter:
                 del self._per_client[client]
 
     @property
-    def overrun(self) -> bool:
+    def over_hard_limit(self) -> bool:
         """Whether so many come that those which are refused are not even told why."""
-        return self._staying > self._most + _TOLD
+        return self._staying > self._most + _EXPLAINED_REFUSALS
 
     @property
     def _staying(self) -> int:
         return len(self.open) - len(self._leaving)
 
-    def _make_room(self, new: Limited, now: float) -> bool:
+    def _make_room(self, new: EvictableConnection, now: float) -> bool:
         if now < self._look_again_at:
             return False
         resting = [
             (*rest, number, connection)
             for number, connection in enumerate(self.open)
-            if connection is not new and connection not in self._leaving and (rest := connection.rest()) is not None
+            if connection is not new
+            and connection not in self._leaving
+            and (rest := connection.idle_since()) is not None
         ]
         if not resting:
             self._look_again_at = now + _LOOK_AGAIN_S

@@ -43,7 +43,7 @@ def refusal(method: str, url: bytes, version: str, headers: Headers, fields: dic
     if version not in {"1.1", "1.0"}:
         return render(InvalidRequest("this server speaks HTTP/1.1"))
     if method == "CONNECT":
-        return render(MethodNotAllowed("this server is no proxy"))
+        return render(MethodNotAllowed("CONNECT is not supported: this server is not a proxy"))
     if version == "1.1" and b"host" not in fields:
         return render(InvalidRequest("the header Host is missing"))
     if version == "1.0" and b"transfer-encoding" in fields:

@@ -98,7 +98,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Shared:
+class ListenerState:
     """What all connections of one listener share.
 
     Attributes:
@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         scheme: ``https`` where its transport is one of TLS.
     """
 
-    def __init__(self, shared: Shared, scheme: str = "http") -> None:
+    def __init__(self, shared: ListenerState, scheme: str = "http") -> None:
         self._shared = shared
         self._scheme = scheme
         self._loop = shared.loop
@@ -198,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
     def _turn_away(self, reason: str) -> None:
         self._move(_Event.ENDED)
         # Those that are told why are limited, too. Where the handshake is still to come, none can be told.
-        if self._scheme == "https" or self._shared.limiter.overrun:
+        if self._scheme == "https" or self._shared.limiter.over_hard_limit:
             self._transport.abort()
             return
         reply = render(QueueFull(reason, 1.0))._replace(status=503)
@@ -420,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
     def _start(self, exchange: Exchange) -> None:
         shared = self._shared
         if shared.requests >= shared.limits.requests:
-            full = QueueFull("the server has too many requests in work; try again", 1.0)
+            full = QueueFull("too many requests in progress; retry later", 1.0)
             exchange.reply(shared.errors_of(exchange.scope["path"])(full))
             return
         if not exchange.body_complete:
@@ -516,7 +516,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether no request is in work or on its way."""
         return self._current is None and not self._queue and not self._unframed
 
-    def rest(self) -> tuple[bool, float] | None:
+    def idle_since(self) -> tuple[bool, float] | None:
         """Whether there ever was a whole request, and since when none is in work; ``None`` while one is."""
         current = self._current
         if current is not None and (current.task is not None or current.body_complete):

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from starlette.types import ASGIApp
 
 from serve_app.http.errors import ErrorsOf, render
-from serve_app.http.http1 import Connection, Limits, Shared
+from serve_app.http.http1 import Connection, Limits, ListenerState
 from serve_app.http.secure import SecureTransport
 from serve_app.http.tls import Certificates
 
 _BACKLOG = 2048
-_LOOK_EVERY_S = 1.0
+_POLL_INTERVAL_S = 1.0
 _OTHER_FILES = 1024  # of the process: links, models, Ray
 _ROOM = 64 * 1024  # bytes that are decrypted at once; OpenSSL keeps as many for each connection that ever had them
 
@@ -79,7 +79,7 @@ class Listener:
         errors_of: ErrorsOf = lambda _: render,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._shared = Shared(app, limits or Limits(), loop, on_lost=self._on_lost, errors_of=errors_of)
+        self._shared = ListenerState(app, limits or Limits(), loop, on_lost=self._on_lost, errors_of=errors_of)
         self._connection: Callable[[], asyncio.BaseProtocol] = (
             functools.partial(Connection, self._shared)
             if certificates is None
@@ -126,7 +126,7 @@ class Listener:
         if self._closed:  # meanwhile
             self._server.close()
             return
-        self._sweep = loop.call_later(_LOOK_EVERY_S, self._look)
+        self._sweep = loop.call_later(_POLL_INTERVAL_S, self._look)
 
     async def close(self, limit_s: float, grace_s: float = 1.0) -> None:
         """Stop without losing a request that a client has sent.
@@ -195,4 +195,4 @@ class Listener:
         now = self._shared.loop.time()
         for connection in tuple(self._shared.connections):
             connection.check(now)
-        self._sweep = self._shared.loop.call_later(_LOOK_EVERY_S, self._look)
+        self._sweep = self._shared.loop.call_later(_POLL_INTERVAL_S, self._look)

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from serve_app.http.http1 import Connection, Shared
+from serve_app.http.http1 import Connection, ListenerState
 from serve_app.http.tls import Certificates
 
 _PIECE: Final = 256 * 1024
@@ -28,7 +28,7 @@ class SecureTransport(asyncio.BufferedProtocol, asyncio.Transport):
         room: Where encrypted bytes arrive, of all connections; used up before the next one reads.
     """
 
-    def __init__(self, shared: Shared, certificates: Certificates, room: memoryview) -> None:
+    def __init__(self, shared: ListenerState, certificates: Certificates, room: memoryview) -> None:
         super().__init__()
         self._shared = shared
         self._room = room

@@ -23,7 +23,7 @@ from serve_app.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 _OPEN_TO_OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -56,12 +56,12 @@ def make_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def careless(files: TlsFiles) -> str | None:
+def key_permission_problem(files: TlsFiles) -> str | None:
     """What is wrong with the private key's permissions, in one line."""
     mode = files.key.stat().st_mode
     if not mode & _OPEN_TO_OTHERS:
         return None
-    return f"{files.key}: mode {stat.S_IMODE(mode):04o} lets others at the private key; chmod 600 it"
+    return f"{files.key}: mode {stat.S_IMODE(mode):04o} lets other users read the private key; run chmod 600"
 
 
 class _Encrypted(Exception):
@@ -107,7 +107,7 @@ class Certificates:
         self._seen = self._stamps()
         self._context = make_context(files)
         self._looked = clock()
-        warning = careless(files)
+        warning = key_permission_problem(files)
         if warning is not None:
             _log.warning("%s", warning)
 
@@ -115,7 +115,7 @@ class Certificates:
         """What a connection of HTTP that is made now uses. Looks at the files, at most once a second."""
         with self._lock:
             now = self._clock()
-            if now - self._looked >= _LOOK_EVERY_S:
+            if now - self._looked >= _POLL_INTERVAL_S:
                 self._looked = now
                 if (stamps := self._stamps()) != self._seen:
                     self._seen = stamps

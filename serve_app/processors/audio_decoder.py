@@ -148,7 +148,7 @@ def decode_audio(payload: Media, rate: int, max_seconds: float, truncate: bool) 
     """
     content = payload.content
     if not _recognized(content):
-        raise unreadable(payload, "sound", MEDIA_TYPES, EXAMPLES)
+        raise unreadable(payload, "audio", MEDIA_TYPES, EXAMPLES)
     check_wav(content, max_seconds, truncate)
     try:
         with soundfile.SoundFile(_Content(content)) as sound:
@@ -196,26 +196,28 @@ def _read(
     most = round(max_seconds * sound.samplerate)
     block = max(1, _BLOCK_SAMPLES // sound.channels)
     resample = _Resampler(sound.samplerate, rate)
-    heard = 0
+    decoded_frames = 0
     parts: list[npt.NDArray[np.float32]] = []
     while True:
-        frames = sound.read(min(block, most - heard + 1), dtype="float32", always_2d=True)
-        heard += len(frames)
-        if heard > most:
+        frames = sound.read(min(block, most - decoded_frames + 1), dtype="float32", always_2d=True)
+        decoded_frames += len(frames)
+        if decoded_frames > most:
             if not truncate:
                 raise InvalidRequest(f"the audio is longer than {max_seconds:g} s, the most this model takes")
             frames = frames[:-1]  # one frame more than allowed was asked for, to tell "at most" from "more"
         mono = _mix(frames)
         if not np.isfinite(mono).all() and not np.isfinite(frames).all():
             raise InvalidRequest(f"the {name} holds samples that are not finite numbers (NaN or infinity)")
-        done = not len(frames) or heard > most or (exact and heard >= sound.frames)
+        done = not len(frames) or decoded_frames > most or (exact and decoded_frames >= sound.frames)
         parts.append(resample(mono, done))
         if done:
             break
-    if heard == 0:
+    if decoded_frames == 0:
         raise InvalidRequest(f"the {name} holds no samples")
-    if exact and not truncate and heard < sound.frames:
-        raise InvalidRequest(f"the {name} is truncated: {sound.frames} frames are announced, and {heard} came")
+    if exact and not truncate and decoded_frames < sound.frames:
+        raise InvalidRequest(
+            f"the {name} is truncated: its header declares {sound.frames} frames, {decoded_frames} are present"
+        )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

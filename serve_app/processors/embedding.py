@@ -209,7 +209,7 @@ class EmbeddingProcessor:
         """Refuse what would otherwise be ignored, or come to nothing after the work was done."""
         for name in ("multi_label", "hypothesis_template"):
             if not labels and getattr(parameters, name) is not None:
-                raise InvalidRequest(f"parameters.{name}: says how candidate_labels are weighed, and there are none")
+                raise InvalidRequest(f"parameters.{name}: has an effect only together with candidate_labels")
         if parameters.encoding_format == "base64":
             raise InvalidRequest(
                 "parameters.encoding_format: vectors are written as numbers here; POST /v1/embeddings knows base64"

@@ -16,7 +16,7 @@ EXAMPLES = "a JPEG, PNG, WebP, GIF, BMP or TIFF picture"
 
 _REFUSED_FORMATS = frozenset(
     {
-        "EPS",  # Pillow would start Ghostscript, another program, on a stranger's code
+        "EPS",  # Pillow would start Ghostscript, another program, on code of a client
         "BUFR", "GRIB", "HDF5", "WMF", "MPEG", "FPX", "MIC",  # recognized by Pillow, but not decoded
     }
 )  # fmt: skip
@@ -112,7 +112,7 @@ def _check_size(name: str, image: Image.Image, max_pixels: int) -> None:
             f"the {name} is {width} x {height} = {width * height} pixels: at most {max_pixels} are decoded"
         )
     if width < 1 or height < 1:
-        raise InvalidRequest(f"the {name} is {width} x {height} pixels: there is nothing to see")
+        raise InvalidRequest(f"the {name} is empty: {width} x {height} pixels")
 
 
 def _damaged(name: str, payload: Media, error: Exception) -> InvalidRequest:

@@ -60,4 +60,6 @@ def unreadable(payload: Media, kind: str, known: Collection[str], examples: str)
     if declared not in _SAYS_NOTHING and declared not in known:
         return UnsupportedMedia(f"{declared[:80]} cannot be decoded here: send {examples}")
     came = f", though the request calls it {declared}" if declared in known else ""
-    return InvalidRequest(f"these {len(payload.content)} bytes are no {kind} that can be read{came}: send {examples}")
+    return InvalidRequest(
+        f"the content ({len(payload.content)} bytes) cannot be decoded as {kind}{came}; send {examples}"
+    )

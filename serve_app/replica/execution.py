@@ -86,13 +86,15 @@ class Executor:
         try:
             staged.batch = self._assembled(staged)
         except Exception:  # of the processor: whether it concerns all entries shows when they run
-            logger.exception("%s could not assemble a bundle before its turn", self._name)
+            logger.exception(
+                "%s: assembling a bundle in advance failed; its requests are assembled when they run", self._name
+            )
         staged.assembled = True
 
     def _assembled(self, staged: Staged) -> Assembled | None:
-        if not staged.sound or (staged.rows > self._max_rows and len(staged.entries) > 1):
+        if not staged.valid or (staged.rows > self._max_rows and len(staged.entries) > 1):
             return None
-        inputs: list[Any] = staged.tensors  # all of them are, of what is sound
+        inputs: list[Any] = staged.tensors  # if valid, all of them are
         if self._processor is not None:
             places = [(staged, index) for index in range(len(inputs))]
             buckets = self._buckets(places, inputs)
@@ -209,7 +211,7 @@ class Executor:
             places.extend(zip(repeat(staged), range(len(staged.entries))))
             earliest = min(earliest, *staged.deadlines)
         backend = self._backends.get(variant)
-        if backend is None or variant in self._joining.apart:
+        if backend is None or variant in self._joining.unbatched_variants:
             return None
         batch = batches[0] if len(batches) == 1 else fit(batches)
         if batch is None:

@@ -26,7 +26,7 @@ class Joining:
         inputs: By variant, how many inputs every request has; one with optional inputs besides is run by itself.
 
     Attributes:
-        apart: The variants whose requests share no runs.
+        unbatched_variants: The variants whose requests share no runs.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Joining:
     ) -> None:
         self._name = name
         self._verdicts = dict(verdicts)
-        self.apart = _apart(self._verdicts)
+        self.unbatched_variants = _unbatched(self._verdicts)
         self._inputs = inputs
         self._lock = Lock()
         self._revision = 0
@@ -82,7 +82,7 @@ class Joining:
         with self._lock:
             before = self._verdicts.get(variant, _UNKNOWN)
             self._verdicts = {**self._verdicts, variant: verdict}
-            self.apart = _apart(self._verdicts)
+            self.unbatched_variants = _unbatched(self._verdicts)
             self._revision += 1
         build = f"{self._name}, variant {variant}" if variant else self._name
         level = logging.ERROR if before.joins and not verdict.joins else logging.INFO
@@ -97,7 +97,7 @@ class Joining:
             return self._verdicts
 
 
-def _apart(verdicts: Mapping[str, Joinable]) -> set[str]:
+def _unbatched(verdicts: Mapping[str, Joinable]) -> set[str]:
     return {variant for variant, verdict in verdicts.items() if not verdict.joins}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from serve_app.backends.backend import Backend
 from serve_app.backends.joining.drawing import Draw, Varied
 from serve_app.backends.joining.experiment import Difference, try_joining, try_padding, untried
-from serve_app.backends.joining.records import Records
+from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
 from serve_app.errors import ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Tensors
@@ -30,7 +30,7 @@ _PART = 0.1
 _LEAST_S = 0.05
 
 
-class Proofs(NamedTuple):
+class ProofContext(NamedTuple):
     """How the proofs of one replica are made.
 
     Attributes:
@@ -39,14 +39,14 @@ class Proofs(NamedTuple):
         tolerance: See `serve_app.backends.description.JoinSettings`.
         budget_s: Time for the experiments of all builds, seconds.
         records: Where verdicts are kept; ``None``: nowhere.
-        keys: By variant, what its verdict depends on; see `serve_app.backends.joining.records.record_key`.
+        keys: By variant, what its verdict depends on; see `serve_app.backends.joining.verdict_store.record_key`.
     """
 
     model: str
     max_rows: int
     tolerance: float | None = None
     budget_s: float = 0.5
-    records: Records | None = None
+    records: VerdictStore | None = None
     keys: Mapping[str, str] = {}
 
     def find(self, variant: str) -> Joinable | None:
@@ -65,7 +65,7 @@ def proof_budget_s(spent_s: float) -> float:
 
 
 def prove_replica(
-    proofs: Proofs,
+    proofs: ProofContext,
     backends: Mapping[str, Backend],
     joinable: Mapping[str, Joinable],
     processor: Processor | None,
@@ -100,7 +100,7 @@ def prove_replica(
     return verdicts
 
 
-def try_requests(proofs: Proofs, variant: str, backend: Backend, requests: Tensors) -> Joinable:
+def try_requests(proofs: ProofContext, variant: str, backend: Backend, requests: Tensors) -> Joinable:
     """The verdict on a build by rows of real requests, where no other input was known to run.
 
     Raises:
@@ -115,7 +115,7 @@ def try_requests(proofs: Proofs, variant: str, backend: Backend, requests: Tenso
 
 
 def _tried(
-    proofs: Proofs,
+    proofs: ProofContext,
     backend: Backend,
     processor: Processor | None,
     samples: Samples,

@@ -2,7 +2,7 @@
 
 The model is run on an input that it could run when the replica started. If it still can, what failed is to blame on its
 input; if it cannot, on the model or this replica. Routers count only the latter towards circuit breakers and ejections
-(`serve_app.scheduling.breaker`), so nobody can lock others out by sending what no model could run.
+(`serve_app.scheduling.health.breaker`), so nobody can lock others out by sending what no model could run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class SelfTest:
     def start(self) -> None:
         """Drop the examples that do not run now: with them nothing could be told later."""
         for variant in [variant for variant in self._examples if not self._runs(variant)]:
-            logger.info("%s: no example input runs on variant %r, so its failures cannot be told", self._name, variant)
+            logger.info(
+                "%s: no self-test input for variant %r; model failures cannot be distinguished from bad requests",
+                self._name,
+                variant,
+            )
             del self._examples[variant]
 
     @property
@@ -80,7 +84,7 @@ class SelfTest:
             self._failures.pop(variant, None)
         else:
             self._failures[variant] = self._failures.get(variant, 0) + 1
-            logger.error("%s: variant %r fails on the input that it started with", self._name, variant)
+            logger.error("%s: self-test of variant %r failed", self._name, variant)
         self._verdicts[variant] = (now, works)
         return works
 

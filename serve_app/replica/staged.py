@@ -52,7 +52,7 @@ class Stage(IntEnum):
     """Its entries wait for the session."""
     GRANTED = 2
     """Entries of it are in the batch that runs next. What was left of it has gone back to its router."""
-    HANDED = 3
+    SUBMITTED = 3
     """The session's thread has it."""
     ENDED = 4
     """The session is done with it."""
@@ -63,7 +63,7 @@ class Event(IntEnum):
 
     ADMITTED = 0
     GRANTED = 1
-    HANDED = 2
+    SUBMITTED = 2
     ENDED = 3
 
 
@@ -71,14 +71,14 @@ AFTER: Final[Mapping[tuple[Stage, Event], Stage]] = {
     (Stage.PREPARED, Event.ADMITTED): Stage.AT_GATE,
     (Stage.AT_GATE, Event.GRANTED): Stage.GRANTED,
     (Stage.AT_GATE, Event.ENDED): Stage.ENDED,  # nothing of it runs
-    (Stage.GRANTED, Event.HANDED): Stage.HANDED,
+    (Stage.GRANTED, Event.SUBMITTED): Stage.SUBMITTED,
     (Stage.GRANTED, Event.ENDED): Stage.ENDED,  # it has run in the event loop's own turn
     (
-        Stage.HANDED,
-        Event.HANDED,
-    ): Stage.HANDED,  # after a failure, whatever is granted counts as handed
-    (Stage.HANDED, Event.ENDED): Stage.ENDED,
-    (Stage.ENDED, Event.HANDED): Stage.ENDED,  # so that the session's thread may find what it takes ended already,
+        Stage.SUBMITTED,
+        Event.SUBMITTED,
+    ): Stage.SUBMITTED,  # after a failure, whatever is granted counts as handed
+    (Stage.SUBMITTED, Event.ENDED): Stage.ENDED,
+    (Stage.ENDED, Event.SUBMITTED): Stage.ENDED,  # so that the session's thread may find what it takes ended already,
     (Stage.ENDED, Event.ENDED): Stage.ENDED,  # and end it again
 }
 """Any other event is a bug, and raises KeyError."""
@@ -105,7 +105,7 @@ class Staged:
         counts: Per entry its rows; 0 where it has no tensors.
         whole: Per entry whether it is run by itself, and uncut.
         nbytes: About how much they take; 0 where nobody has looked.
-        sound: Whether every entry has tensors, and all can be joined and are for one variant.
+        valid: Whether every entry has tensors, and all can be joined and are for one variant.
         bucket: Largest cost bucket in it.
         buckets: Per entry its cost bucket.
         batch: All of its rows, ready to run; ``None`` where its entries do not fit together, or nobody has tried.
@@ -136,7 +136,7 @@ class Staged:
     counts: list[int] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
     nbytes: int = 0
-    sound: bool = False
+    valid: bool = False
     bucket: int = 0
     buckets: list[int] = field(default_factory=list)
     batch: Assembled | None = None
@@ -162,9 +162,9 @@ class Staged:
         return len(self.chosen) == len(self.entries) and self.runs_on == asked
 
     def count_rows(self, joining: Joining) -> None:
-        """Set ``rows``, ``counts``, ``whole`` and ``sound``. Entries whose tensors do not agree in their rows fail."""
+        """Set ``rows``, ``counts``, ``whole`` and ``valid``. Entries whose tensors do not agree in their rows fail."""
         variant = self.entries[0].variant if self.entries else ""
-        sound = True
+        valid = True
         for index in self.recalled:
             self.tensors[index] = RETURNED
         counts, wholes = [], []
@@ -179,12 +179,12 @@ class Staged:
                 self.results[index] = tensors
             counts.append(rows)
             wholes.append(whole)
-            sound = sound and rows > 0 and not whole and self.entries[index].variant == variant
+            valid = valid and rows > 0 and not whole and self.entries[index].variant == variant
         self.runs_on = variant
         self.counts = counts
         self.whole = wholes
         self.rows = sum(counts)
-        self.sound = sound
+        self.valid = valid
 
     def wake(self) -> None:
         """The session is done with it."""

@@ -24,7 +24,7 @@ from serve_app.errors import ServeAppError
 from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs, try_requests
+from serve_app.replica.proof import ProofContext, try_requests
 from serve_app.replica.staged import Job
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _SAVED = 4.0
 """Time for checks is saved up to that of so many runs."""
 
 
-class Later(Protocol):
+class BackgroundSubmit(Protocol):
     """Lets a job wait for the session, in class `low`. From any thread."""
 
     def __call__(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
@@ -55,7 +55,7 @@ class Verification:
         processor: The model's; ``None`` for a model that takes tensors only.
         joining: What may share runs; changed when an answer differs.
         share: Part of the computing time of shared runs that is spent here; 0: none.
-        later: Lets a job wait for the session.
+        submit_background: Lets a job wait for the session.
 
     Attributes:
         checked: Requests that have been run again.
@@ -64,19 +64,19 @@ class Verification:
 
     def __init__(
         self,
-        proofs: Proofs,
+        proofs: ProofContext,
         backends: Mapping[str, Backend],
         processor: Processor | None,
         joining: Joining,
         share: float,
-        later: Later,
+        submit_background: BackgroundSubmit,
     ) -> None:
         self._proofs = proofs
         self._backends = backends
         self._processor = processor
         self._joining = joining
         self._share = share
-        self._later = later
+        self._submit_background = submit_background
         self._credit_s = 0.0
         self._turn = 0
         self._pending = False
@@ -116,7 +116,9 @@ class Verification:
         if made and self._processor is not None:
             mine = self._processor.pad(mine, bucket)
         kept = {name: array.copy() for name, array in outputs.items()}
-        self._later(_Check(self, variant, mine, kept, made=made), rows_of(mine) or 1, bucket, variant, sender)
+        self._submit_background(
+            _Check(self, variant, mine, kept, made=made), rows_of(mine) or 1, bucket, variant, sender
+        )
 
     def offer(self, variant: str, inputs: Tensors, sender: str) -> None:
         """Take a request that has just been answered, where a build is still to be tried."""
@@ -131,7 +133,7 @@ class Verification:
             return
         self._pending = True
         requests = {name: np.concatenate([each[name] for each in first]) for name in inputs}
-        self._later(_Trial(self, variant, requests), rows, 0, variant, sender)
+        self._submit_background(_Trial(self, variant, requests), rows, 0, variant, sender)
 
     def compared(self, variant: str, found: Difference, spent_s: float) -> None:
         """Take the result of a check."""

@@ -67,5 +67,7 @@ def warm_up_replica(
             advice = f"; {samples.advice}" if processor is None else ""
             reasons.append(f"{build} runs on no known input: {warm.reason}{advice}")
     for reason in reasons:
-        logger.error("%s. It is served without a full warm-up: its first requests tell what it costs", reason)
+        logger.error(
+            "%s. The model is served without full warm-up; its latency is learned from its first requests", reason
+        )
     return ReplicaWarmUp(executions, examples, "; ".join(reasons) or None)

@@ -24,9 +24,9 @@ from serve_app.processors.processor import Processor
 from serve_app.replica.execution import Executor
 from serve_app.replica.joining import Joining
 from serve_app.replica.processor_pool import ProcessorPool
-from serve_app.replica.proof import Proofs
+from serve_app.replica.proof import ProofContext
+from serve_app.replica.runner import BatchTogether, RunBatch, Runner, RunOne
 from serve_app.replica.self_test import SelfTest
-from serve_app.replica.session import BatchTogether, RunBatch, RunOne, Session
 from serve_app.replica.staged import SMALL_BYTES, Staged
 from serve_app.replica.verification import Verification
 from serve_app.scheduling.entry import Priority
@@ -70,7 +70,7 @@ class Worker:
         warm_up: Sequence[Execution] = (),
         examples: Mapping[str, Tensors] | None = None,
         joining: Joining | None = None,
-        proofs: Proofs | None = None,
+        proofs: ProofContext | None = None,
         verify: float = 0.0,
         refuse_non_finite: bool = False,
         min_share: Mapping[Priority, float] = NO_SHARES,
@@ -99,16 +99,16 @@ class Worker:
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
-        self._session = Session(name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop)
+        self._runner = Runner(name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop)
 
         self._verification = None
         if proofs is not None:
             self._verification = self._executor.verification = Verification(
-                proofs, backends, processor, self._joining, verify, self._session.later
+                proofs, backends, processor, self._joining, verify, self._runner.submit_background
             )
 
     def __repr__(self) -> str:
-        return f"<Worker {self._name}: {self._session!r}>"
+        return f"<Worker {self._name}: {self._runner!r}>"
 
     async def run(self, bundle: Bundle) -> BundleResult:
         """Run one bundle. One result or error per entry, in order; it never raises for an entry's fault."""
@@ -138,7 +138,7 @@ class Worker:
         staged.count_rows(self._joining)
         if staged.rows:
             self._assemble(staged)
-            await self._session.run(staged)
+            await self._runner.run(staged)
         executed = staged.executed_at or preprocessed
         await self._pool.postprocess(staged)
         finished = time.monotonic()
@@ -163,11 +163,11 @@ class Worker:
 
         Those that have not come there yet never will; what runs already, and what has ended, is left alone.
         """
-        self._session.recall(bundle.entries, bundle.recalled)
+        self._runner.recall(bundle.entries, bundle.recalled)
 
     def stalled_s(self) -> float:
         """For how long nothing has come of what has the session, seconds; 0.0 when it is idle."""
-        return self._session.stalled_s()
+        return self._runner.stalled_s()
 
     @property
     def verified(self) -> tuple[int, int]:
@@ -183,12 +183,12 @@ class Worker:
     @property
     def broken(self) -> bool:
         """Whether a bug has shown in lending the session, so that this worker must be replaced."""
-        return self._session.broken
+        return self._runner.broken
 
     def close(self) -> None:
         """Free threads and sessions. Idempotent."""
         self._pool.close()
-        self._session.close()
+        self._runner.close()
         for backend in self._backends.values():
             backend.close()
 
@@ -196,15 +196,15 @@ class Worker:
         """Put the bundle's rows together before its turn comes, where the time for it is to be had."""
         staged.buckets = self._executor.buckets(staged)
         staged.bucket = max(staged.buckets, default=0)
-        if not staged.sound:
+        if not staged.valid:
             return
-        inputs: list[Any] = staged.tensors  # all of them are, of what is sound
+        inputs: list[Any] = staged.tensors  # if valid, all of them are
         for tensors in inputs:
             for array in tensors.values():
                 staged.nbytes += array.nbytes
         if staged.nbytes <= SMALL_BYTES:
             self._executor.assemble(staged)
-        elif self._session.busy and len(staged.entries) > 1:
+        elif self._runner.busy and len(staged.entries) > 1:
             staged.assembling = self._pool.submit(self._executor.assemble, staged)
 
 

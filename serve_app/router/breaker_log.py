@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from serve_app.scheduling.breaker import State
 from serve_app.scheduling.decisions import Change
+from serve_app.scheduling.health.breaker import State
 
 
 def log_changes(logger: logging.Logger, changes: Iterable[Change]) -> None:
@@ -14,7 +14,12 @@ def log_changes(logger: logging.Logger, changes: Iterable[Change]) -> None:
     for change in changes:
         build = f"{change.model}, variant {change.variant}" if change.variant else change.model
         if change.replica is not None:
-            logger.warning("Replica %s of %s fails alone: no work for %.0f s", change.replica, build, change.for_s)
+            logger.warning(
+                "Replica %s of %s is ejected for %.0f s: it fails while other replicas succeed",
+                change.replica,
+                build,
+                change.for_s,
+            )
         elif change.state == State.OPEN.value:
             logger.error("The circuit breaker of %s opens for %.0f s: %s", build, change.for_s, change.reason)
         else:

@@ -243,8 +243,8 @@ class Dispatcher:
         """Tell operators once of a model that takes longer than its classes allow, as soon as that is known."""
         if model in self._told_slow or not (buckets := self._scheduler.latency(model).buckets):
             return
-        alone_s = self._scheduler.alone_s(model, 1, buckets[0])
-        if (slowness := slower_than_classes(model, alone_s, self._scheduler.timeouts_s)) is not None:
+        solo_s = self._scheduler.solo_s(model, 1, buckets[0])
+        if (slowness := slower_than_classes(model, solo_s, self._scheduler.timeouts_s)) is not None:
             self._told_slow.add(model)
             logger.warning("%s", slowness)
 
@@ -252,17 +252,17 @@ class Dispatcher:
         """Tell the scheduler whether a replica shares the table of ties."""
         self._core.on_linked(model, replica, linked=linked)
 
-    def on_silent(self, model: str, replica: str) -> None:
+    def on_unresponsive(self, model: str, replica: str) -> None:
         """Tell the scheduler of a replica that has requests in flight and is unresponsive."""
         now, before = monotonic(), self._scheduler.listed(model)
-        if self._core.on_silent(model, replica, now):
-            logger.error("Replica %s of %s is unresponsive: what it has is tried elsewhere", replica, model)
-            self._observer.replica_silent(model)
+        if self._core.on_unresponsive(model, replica, now):
+            logger.error("Replica %s of %s is unresponsive; its requests are retried on other replicas", replica, model)
+            self._observer.replica_unresponsive(model)
             self._recovery.lost(model, before, now)
 
-    def on_heard(self, model: str, replica: str) -> None:
-        """Tell the scheduler that a silent replica speaks again."""
-        if self._core.on_heard(model, replica, monotonic()):
+    def on_responsive(self, model: str, replica: str) -> None:
+        """Tell the scheduler that an unresponsive replica sends data again."""
+        if self._core.on_responsive(model, replica, monotonic()):
             logger.warning("Replica %s of %s is back", replica, model)
 
     def _pump(self, *, timer: bool = False) -> None:
@@ -342,7 +342,7 @@ class Dispatcher:
             error, outcome = self._why_late(entry, _given_up), "given_up"
         elif why is Why.POISONED:
             outcome = "poisoned"
-            error = InferenceFailed("two replicas failed while they ran this request, so it is not tried a third time")
+            error = InferenceFailed("two replicas failed while running this request; it is not retried")
         else:
             assert refusal is not None
             error = error_from_code(refusal.code, refusal.message, refusal.retry_after_s)
@@ -351,7 +351,7 @@ class Dispatcher:
     def timed_out(self, dispatch: Dispatch) -> None:
         """See `Driver.timed_out`."""
         logger.error(
-            "Replica %s of %s does not answer a bundle of %d rows: it gets no more work until it does",
+            "Replica %s of %s has not answered a bundle of %d rows; no new requests are sent to it until it answers",
             dispatch.replica,
             dispatch.model,
             dispatch.rows,
@@ -378,8 +378,8 @@ class Dispatcher:
 
     def _late(self, what: str, entry: Entry) -> DeadlineExceeded:
         """The error of an accepted entry whose deadline was not met: what came of it, and what to do."""
-        alone_s = self._scheduler.alone_s(entry.model, entry.rows, entry.bucket, entry.variant)
-        return DeadlineExceeded(too_late(what, entry, alone_s))
+        solo_s = self._scheduler.solo_s(entry.model, entry.rows, entry.bucket, entry.variant)
+        return DeadlineExceeded(too_late(what, entry, solo_s))
 
     async def _wake_up(self, dispatch: Dispatch) -> None:
         """Ask for a replica of a model that has none, and give the entries back to the queue when there is one.
@@ -455,7 +455,7 @@ class Dispatcher:
             self._observer.bundle_done(dispatch.model, rows, ran, result)
             self._deal_out(entries, result, alive, now)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
-            logger.exception("An answer of %s could not be dealt out", dispatch.model)
+            logger.exception("Processing a result of %s failed", dispatch.model)
             for entry in alive:
                 dispatched_at.pop(entry.id, None)
                 if not entry.payload.future.done():

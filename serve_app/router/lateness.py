@@ -6,34 +6,34 @@ from collections.abc import Mapping
 from typing import Final
 
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.lateness import advice, shown_s, too_short
+from serve_app.scheduling.queueing.lateness import advice, shown_s, too_short
 
 DEFAULT_EXECUTIONS: Final = 4
 """A request that names no deadline may take so many times what its execution alone is predicted to take, where that is
 more than its class allows: a model that is slower than its class would otherwise never answer."""
 
 
-def default_timeout_s(class_timeout_s: float, alone_s: float) -> float:
+def default_timeout_s(class_timeout_s: float, solo_s: float) -> float:
     """How long a request that names no deadline may take, seconds.
 
     Args:
         class_timeout_s: What its class allows.
-        alone_s: Predicted execution of this request alone; 0.0 where it is not known.
+        solo_s: Predicted execution of this request alone; 0.0 where it is not known.
     """
-    return max(class_timeout_s, DEFAULT_EXECUTIONS * alone_s)
+    return max(class_timeout_s, DEFAULT_EXECUTIONS * solo_s)
 
 
-def too_late(what: str, entry: Entry, alone_s: float) -> str:
+def too_late(what: str, entry: Entry, solo_s: float) -> str:
     """Say that a deadline was not met, and what to do.
 
     Args:
         what: What came of it, a clause without its end.
         entry: The request.
-        alone_s: How long it takes if nothing else does, seconds; 0.0 where it is not known.
+        solo_s: How long it takes if nothing else does, seconds; 0.0 where it is not known.
     """
     allowed_s = entry.deadline - entry.arrival
-    if alone_s > allowed_s:
-        return f"{what}: {too_short(entry, alone_s, allowed_s)}"
+    if solo_s > allowed_s:
+        return f"{what}: {too_short(entry, solo_s, allowed_s)}"
     if entry.default_of is None:
         return f"{what}; send it with a longer timeout or a higher priority"
     label = entry.default_of.label
@@ -51,21 +51,21 @@ def read_too_long(priority: Priority, allowed_s: float) -> str:
     )
 
 
-def slower_than_classes(model: str, alone_s: float, timeouts_s: Mapping[Priority, float]) -> str | None:
+def slower_than_classes(model: str, solo_s: float, timeouts_s: Mapping[Priority, float]) -> str | None:
     """Say that a model takes longer than classes allow, and what to change; ``None`` where it does not.
 
     Args:
         model: Its name.
-        alone_s: How long its cheapest request takes alone, seconds.
+        solo_s: How long its cheapest request takes alone, seconds.
         timeouts_s: What the classes allow.
     """
-    short = {priority.label: allowed for priority, allowed in timeouts_s.items() if alone_s > allowed}
+    short = {priority.label: allowed for priority, allowed in timeouts_s.items() if solo_s > allowed}
     if not short:
         return None
     allowed = ", ".join(f"{label} {shown_s(seconds)}" for label, seconds in short.items())
     keys = ", ".join(f"classes.{label}.timeout_ms" for label in short)
     return (
-        f"model {model} takes about {shown_s(alone_s)} for one row alone, longer than classes allow by default"
+        f"model {model} takes about {shown_s(solo_s)} for one row alone, longer than classes allow by default"
         f" ({allowed}): requests that name no deadline get {DEFAULT_EXECUTIONS} times what they are predicted to take"
         f" instead; raise {keys} to say how long they may take"
     )

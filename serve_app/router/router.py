@@ -22,7 +22,7 @@ from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
-from serve_app.scheduling.liveness import Watch
+from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS
 from serve_app.telemetry.key_metrics import KEYS
@@ -90,7 +90,10 @@ class Router:
             self._scheduler, self._send, self.metrics, settings.bundle_timeout_s, self._recall, ties
         )
         watch = Watch(
-            settings.replica_silence_s, settings.replica_kill_s, self._dispatcher.on_silent, self._dispatcher.on_heard
+            settings.replica_silence_s,
+            settings.replica_kill_s,
+            self._dispatcher.on_unresponsive,
+            self._dispatcher.on_responsive,
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
         self._cache = ResponseCache(settings.caches, self._dispatcher, self.metrics)

@@ -378,10 +378,10 @@ class Service:
         Raises:
             DeadlineExceeded: None are.
         """
-        alone_s = self._scheduler.alone_s(info.name, rows, bucket, options.variant)
+        solo_s = self._scheduler.solo_s(info.name, rows, bucket, options.variant)
         allowed_s = info.default_timeout_s[priority]
-        if DEFAULT_EXECUTIONS * alone_s > allowed_s:  # of few: a call for every request would be felt
-            allowed_s = default_timeout_s(allowed_s, alone_s)
+        if DEFAULT_EXECUTIONS * solo_s > allowed_s:  # of few: a call for every request would be felt
+            allowed_s = default_timeout_s(allowed_s, solo_s)
         left = allowed_s - options.spent_s
         if left <= 0.0:
             raise DeadlineExceeded(read_too_long(priority, allowed_s))
@@ -466,7 +466,7 @@ def _may_join(verdict: Joinable) -> bool:
 
 
 def _stopping() -> ModelUnavailable:
-    return ModelUnavailable("this server is stopping; send the request again, or elsewhere", 1.0)
+    return ModelUnavailable("the server is shutting down; retry, or use another server", 1.0)
 
 
 async def _no_peers() -> Sequence[Mapping[str, Statistics]]:

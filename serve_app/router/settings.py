@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from serve_app.access.key_watch import KeyWatch
+from serve_app.access.key_file_watcher import KeyFileWatcher
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
@@ -137,7 +137,7 @@ class RouterSettings:
     http_port: HttpPort | None = None
     grpc_port: GrpcPort | None = None
     tls: TlsFiles | None = None
-    keys: KeyWatch | None = None
+    keys: KeyFileWatcher | None = None
     log: LogSettings = field(default_factory=LogSettings)
     log_file: LogFile | None = None
 

@@ -1,7 +1,7 @@
 """Admission: refuse at once what has no room or could not be in time even alone, with a reason, before any work.
 
 What has room and could be in time if nothing else were ahead of it is accepted, however much is: which of the queued
-entries are worth their time is decided when a bundle is put together (see `serve_app.scheduling.composition`), from
+entries are worth their time is decided when a bundle is put together (see `scheduling.batching.composition`), from
 what is known then. To refuse by the predicted wait would refuse the newest, who have the most time left, and keep those
 that waited longest.
 
@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serve_app.errors import DeadlineExceeded, ModelNotFound, QueueFull
-from serve_app.scheduling.composition import execution_s
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.decisions import Rejection
-from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.lateness import too_short
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.devices import Device
+from serve_app.scheduling.queueing.lateness import too_short
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ClassSettings, ProcessLimits
-from serve_app.scheduling.tenant_queue import Totals
 
 _SHORTEST_RETRY_S = 0.1
 _LONGEST_RETRY_S = 60.0
@@ -85,7 +85,9 @@ class Bounds:
         most = min(settings.queue_bytes, self._total_bytes if priority is _HIGH else self._shared_bytes)
         if nbytes > most:
             return Rejection(
-                QueueFull.code, f"the request holds {nbytes} bytes, class {priority.label} never queues over {most}"
+                QueueFull.code,
+                f"the request has {nbytes} bytes; class {priority.label} queues at most {most} bytes"
+                f" (classes.{priority.label}.queue_bytes, router.limits.max_bytes)",
             )
         retry = retry_s(drain_s)
         if totals.entries >= settings.queue_entries:
@@ -100,7 +102,7 @@ class Bounds:
 
 
 def retry_s(drain_s: float | None) -> float:
-    """When trying again may help somebody who finds no room, seconds: when what is ahead is done."""
+    """When retrying may help a request that finds the queue full, seconds: when what is ahead is done."""
     return _UNKNOWN_RETRY_S if drain_s is None else max(_SHORTEST_RETRY_S, min(_LONGEST_RETRY_S, drain_s))
 
 
@@ -123,8 +125,8 @@ def drain_s(model: ModelState, device: Device, priority: Priority, now: float) -
     return seconds
 
 
-def in_time_after_all(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
-    """Whether an entry would be in time behind everything queued in its class and above; also where nobody knows."""
+def meets_deadline_behind_queue(entry: Entry, model: ModelState, device: Device, now: float) -> bool:
+    """Whether an entry would be in time behind everything queued in its class and above; also if that is unknown."""
     wait = drain_s(model, device, entry.priority, now)
     return wait is None or now + wait + _own_s(entry, model.latencies.of(entry.variant), model) <= entry.deadline
 
@@ -148,7 +150,7 @@ def too_slow(entry: Entry, model: ModelState, now: float) -> Rejection | None:
         own = latency.predict(entry.rows, entry.bucket) + model.overhead.seconds
     else:
         own = _own_s(entry, latency, model)
-    if own > budget and not entry.lane:
+    if own > budget and not entry.batch_key:
         fallbacks = [latencies.of(name) for name in model.settings.fallbacks if latencies.has(name)]
         own = min([own, *(_own_s(entry, fallback, model) for fallback in fallbacks)])
     if own <= budget:

@@ -25,14 +25,24 @@ class Bundle:
         rows: Rows of the bundle.
         begins: When it was sent, seconds.
         settled: Whether no hedge of any of its entries is to be thought of any more.
-        orphaned: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
+        detached: Whether its model was removed: its entries may still be answered, and nothing else is made of it.
         recalled: Whether any of its entries was.
         first_deadline: The earliest of its entries' deadlines, seconds.
     """
 
     __slots__ = (
-        "_by_deadline", "_due", "begins", "entries", "first_deadline", "id", "model", "orphaned", "recalled", "replica",
-        "rows", "settled",
+        "_by_deadline",
+        "_due",
+        "begins",
+        "detached",
+        "entries",
+        "first_deadline",
+        "id",
+        "model",
+        "recalled",
+        "replica",
+        "rows",
+        "settled",
     )  # fmt: skip
 
     def __init__(
@@ -46,7 +56,7 @@ class Bundle:
     ) -> None:
         self.begins = begins
         self.settled = False
-        self.orphaned = self.recalled = False
+        self.detached = self.recalled = False
         self.id = id
         self.model = model
         self.replica = replica
@@ -89,7 +99,7 @@ class BundlesInFlight:
 
     Attributes:
         due: The heap: nothing expires before the first of it.
-        recalls: By bundle, entries that nobody waits for any more; see `recall`.
+        recalls: By bundle, entries whose answers are no longer needed; see `recall`.
     """
 
     def __init__(self) -> None:
@@ -121,7 +131,7 @@ class BundlesInFlight:
         return bundle
 
     def recall(self, entry: Entry) -> None:
-        """Nobody waits for a running entry any more: where it waits at a replica's gate, it need not run."""
+        """The answer of a running entry is no longer needed: if it waits at a replica's gate, it need not run."""
         for bundle_id in entry.bundles:
             bundle = self._bundles.get(bundle_id)
             if bundle is not None and bundle.replica.name is not None:
@@ -173,7 +183,7 @@ class BundlesInFlight:
         return expired
 
     def forget_ended(self, bundle_id: int) -> None:
-        """If nobody waits for a bundle any more, let go of its entries, and of all of it when its replica is gone.
+        """If no answer of a bundle is needed, let go of its entries, and of all of it when its replica is gone.
 
         A bundle at a listed replica is still known without its entries: its answer frees a slot or ends a quarantine.
         """

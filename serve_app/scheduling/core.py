@@ -20,9 +20,9 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -53,7 +53,7 @@ class Places(Protocol):
         """A place; 0 when there is none."""
 
     def free(self, place: int) -> None:
-        """Nobody has what was at a place any more. 0 is ignored."""
+        """No entry has this tie index any more. 0 is ignored."""
 
 
 class Driver(Protocol[SentT]):
@@ -113,7 +113,7 @@ class RouterCore(Generic[SentT]):
     """Drives one `Scheduler`, and is driven itself.
 
     Args:
-        scheduler: Decides. Nobody else may tell it of events.
+        scheduler: Decides. Its events come from here only.
         driver: Does.
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
@@ -153,7 +153,7 @@ class RouterCore(Generic[SentT]):
         return rejection
 
     def cancel(self, entry: Entry, now: float) -> bool:
-        """Nobody waits for an accepted entry any more. Returns whether it had not ended."""
+        """The client of an accepted entry has left. Returns whether it had not ended."""
         if entry.state is EntryState.DONE:
             return False
         self.scheduler.on_cancel(entry, now)
@@ -194,19 +194,19 @@ class RouterCore(Generic[SentT]):
         if self.scheduler.serves(model):
             self.scheduler.on_linked(model, replica, linked=linked and self._places is not None)
 
-    def on_silent(self, model: str, replica: str, now: float) -> bool:
+    def on_unresponsive(self, model: str, replica: str, now: float) -> bool:
         """A replica with requests in flight is unresponsive. Returns whether its model is known."""
         if not self.scheduler.serves(model):
             return False
-        self.scheduler.on_silent(model, replica, now)
+        self.scheduler.on_unresponsive(model, replica, now)
         self._pump_soon()
         return True
 
-    def on_heard(self, model: str, replica: str, now: float) -> bool:
-        """A silent replica speaks again. Returns whether its model is known."""
+    def on_responsive(self, model: str, replica: str, now: float) -> bool:
+        """An unresponsive replica sends data again. Returns whether its model is known."""
         if not self.scheduler.serves(model):
             return False
-        self.scheduler.on_heard(model, replica, now)
+        self.scheduler.on_responsive(model, replica, now)
         self._pump_soon()
         return True
 
@@ -233,7 +233,7 @@ class RouterCore(Generic[SentT]):
         now: float,
         waited_s: float = 0.0,
         runs_s: float = 0.0,
-        told_s: float = 0.0,
+        reported_backlog_s: float = 0.0,
         model_works: bool | None = None,
     ) -> list[Entry]:
         """A replica answered a bundle.
@@ -246,9 +246,9 @@ class RouterCore(Generic[SentT]):
             now: Seconds.
             waited_s: See `Scheduler.on_done`, as the next two.
             runs_s: As there.
-            told_s: As there.
+            reported_backlog_s: As there.
             model_works: Whether the model runs an input that is known to be good, after an entry has failed; ``None``:
-                nobody knows.
+                unknown.
 
         Returns:
             The entries to answer, with what their code says. They are DONE, and have the variant that they ran on.
@@ -257,14 +257,14 @@ class RouterCore(Generic[SentT]):
         variant = executions[0][3] if executions else dispatch.variant
         returned: list[Entry] = []
         dropped: list[Entry] = []
-        verdict = Verdict.ANSWERED
+        outcome = BundleOutcome.ANSWERED
         if not codes or any(codes):
-            verdict = _verdict(codes, model_works)
+            outcome = _outcome(codes, model_works)
             returned = [entry for entry, code in zip(dispatch.entries, codes, strict=True) if code == RETURNED]
             dropped = [entry for entry, code in zip(dispatch.entries, codes, strict=True) if code == _LATE]
         scheduler, bundle_id = self.scheduler, dispatch.bundle_id
-        scheduler.on_verdict(bundle_id, variant, verdict, now)
-        alive = scheduler.on_done(bundle_id, executions, now, waited_s, runs_s, told_s, returned, dropped)
+        scheduler.on_outcome(bundle_id, variant, outcome, now)
+        alive = scheduler.on_done(bundle_id, executions, now, waited_s, runs_s, reported_backlog_s, returned, dropped)
         for entry in alive:
             entry.variant = variant
         return alive
@@ -280,8 +280,8 @@ class RouterCore(Generic[SentT]):
         else:
             self._end_flight(dispatch)
         # Only the model's own failure is its fault.
-        verdict = Verdict.FAULT if code == _FAILED else Verdict.NEITHER
-        self.scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, now)
+        outcome = BundleOutcome.FAILURE if code == _FAILED else BundleOutcome.NOT_COUNTED
+        self.scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, outcome, now)
         self._pump_soon()
         return self.scheduler.on_done(dispatch.bundle_id, (), now)
 
@@ -408,10 +408,10 @@ class RouterCore(Generic[SentT]):
             self._driver.fail(entry, Why.EXPIRED)
 
 
-def _verdict(codes: Sequence[str | None], model_works: bool | None) -> Verdict:
+def _outcome(codes: Sequence[str | None], model_works: bool | None) -> BundleOutcome:
     """What an answer says of its model: whether any entry was answered, else what failed, and whether it works."""
     if None in codes:
-        return Verdict.ANSWERED
+        return BundleOutcome.ANSWERED
     if _FAILED not in codes:
-        return Verdict.NEITHER
-    return Verdict.FAULT if model_works is False else Verdict.SUSPECT
+        return BundleOutcome.NOT_COUNTED
+    return BundleOutcome.FAILURE if model_works is False else BundleOutcome.SUSPECTED

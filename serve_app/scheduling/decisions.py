@@ -17,7 +17,7 @@ class Rejection(NamedTuple):
     Attributes:
         code: A code of `serve_app.errors`.
         message: What is wrong and what to do, safe to show to a client.
-        retry_after_s: When trying again may help, seconds from now; ``None`` when nobody knows or it will not.
+        retry_after_s: When trying again may help, seconds from now; ``None`` if unknown or never.
     """
 
     code: str
@@ -84,8 +84,8 @@ class Decisions(NamedTuple):
         refused: Queued entries of a build whose circuit breaker has opened, and what to tell their clients. They are
             DONE.
         changes: What circuit breakers did since the last decision.
-        recalls: By bundle, entries that nobody waits for any more: their replica is to answer it without them, as far
-            as they still wait there.
+        recalls: By bundle, entries whose answers are no longer needed: their replica is to answer it without them, as
+            far as they still wait there.
     """
 
     dispatches: list[Dispatch]
@@ -97,7 +97,7 @@ class Decisions(NamedTuple):
 
 
 class Requeue(NamedTuple):
-    """What became of the entries of a failed bundle that somebody still waited for.
+    """What became of the entries of a failed bundle that had not ended.
 
     Attributes:
         requeued: QUEUED again: for one more try at another replica, or for the first one if none was reached.

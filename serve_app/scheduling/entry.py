@@ -21,10 +21,10 @@ class Priority(IntEnum):
 
 
 EXACT_ONLY = "="
-"""The lane of entries for the exact model that no fallback may answer. No variant can have this name."""
+"""The batch key of entries for the exact model that no fallback may answer. No variant can have this name."""
 
-ALONE = "!"
-"""The lane of entries that share no batch. No variant can have this name."""
+UNBATCHED = "!"
+"""The batch key of entries that share no batch. No variant can have this name."""
 
 
 class EntryState(Enum):
@@ -48,22 +48,39 @@ class Entry:
         rows: How many rows it adds to a batch, at least 1.
         bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
         nbytes: Bytes held while it is queued or running.
-        payload: Opaque; belongs to whoever made the entry.
+        payload: Opaque; belongs to the maker of the entry.
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
-        lane: What it can share a bundle with: the variant asked for, or `EXACT_ONLY` where no fallback may stand in.
+        batch_key: Entries of equal keys may share a batch: the variant, `EXACT_ONLY` or `UNBATCHED`.
         state: See `EntryState`; written by the scheduler only.
         attempts: How many times it has been tried: that other replicas have it as well is no other try.
         bundles: Ids of the bundles in flight that carry it; more than one where it is tied to several replicas.
         avoid: Name of a replica that it must not be sent to (it failed there), or ``None``.
         probe: It was accepted although it is predicted to be late, to measure again; it is not given up.
         default_of: The class whose default the deadline is; ``None`` where the request names one. For messages only.
-        tenant: Who shares the class with others; see `serve_app.scheduling.tenants`. All with the same name are one.
+        tenant: Who shares the class with others; see `scheduling.queueing.tenants`. All with the same name are one.
         weight: The tenant's part of its class's server time, relative to other tenants'; over 0.
     """
 
     __slots__ = (
-        "arrival", "attempts", "avoid", "bucket", "bundles", "deadline", "default_of", "id", "lane", "model", "nbytes",
-        "payload", "priority", "probe", "rows", "state", "tenant", "variant", "weight",
+        "arrival",
+        "attempts",
+        "avoid",
+        "batch_key",
+        "bucket",
+        "bundles",
+        "deadline",
+        "default_of",
+        "id",
+        "model",
+        "nbytes",
+        "payload",
+        "priority",
+        "probe",
+        "rows",
+        "state",
+        "tenant",
+        "variant",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +111,7 @@ class Entry:
         self.nbytes = nbytes
         self.payload = payload
         self.variant = variant
-        self.lane = EXACT_ONLY if exact and not variant else variant
+        self.batch_key = EXACT_ONLY if exact and not variant else variant
         self.state = EntryState.NEW
         self.attempts = 0
         self.bundles: tuple[int, ...] = ()
@@ -107,7 +124,7 @@ class Entry:
     @property
     def exact(self) -> bool:
         """Whether it is for the exact model, and no fallback may stand in."""
-        return self.lane == EXACT_ONLY
+        return self.batch_key == EXACT_ONLY
 
     def hedge(self, avoid: str) -> Entry:
         """A second copy of this request, to be tried away from a replica; NEW, with this one's attempts."""
@@ -126,7 +143,7 @@ class Entry:
             tenant=self.tenant,
             weight=self.weight,
         )
-        copy.lane = self.lane
+        copy.batch_key = self.batch_key
         copy.attempts = self.attempts
         copy.avoid = avoid
         return copy

@@ -16,18 +16,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.batching import Waiting, open_at, target_s
-from serve_app.scheduling.claims import Claims
-from serve_app.scheduling.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.blocking_limit import BlockingLimit
+from serve_app.scheduling.batching.composition import BatchLimits, Composition, compose, execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, EntryState, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.queue import ClassQueue, ModelQueue
+from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
+from serve_app.scheduling.queueing.shares import Shares, fill_parts_of
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.shares import Shares, riders_of
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 _HIGH = Priority.HIGH
 _PRIORITIES = tuple(Priority)
@@ -36,7 +36,7 @@ _SHORT_S = 0.002
 """Timers come about so late: nothing waits for what takes no longer."""
 
 
-class Turn(NamedTuple):
+class BatchDecision(NamedTuple):
     """What the session shall run now.
 
     Attributes:
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
         variant: What it runs on.
         predicted_s: Predicted execution time, seconds; 0.0 while the latency is unknown.
         dropped: Entries that have left the gate without a run: expired, or given up.
-        opens: When to ask again if nothing comes before, seconds; ``inf``: never.
+        recheck_at: When to ask again if nothing comes before, seconds; ``inf``: never.
     """
 
     entries: Sequence[Entry]
@@ -55,7 +55,7 @@ class Turn(NamedTuple):
     variant: str
     predicted_s: float
     dropped: Sequence[Entry]
-    opens: float = inf
+    recheck_at: float = inf
 
 
 class Gate:
@@ -76,8 +76,7 @@ class Gate:
     __slots__ = (
         "_arrivals",
         "_backlogged",
-        "_bears_s",
-        "_claims",
+        "_blocking_limit",
         "_executed_s",
         "_granted_at",
         "_idle_since",
@@ -88,6 +87,7 @@ class Gate:
         "_runs_until",
         "_settings",
         "_timer_s",
+        "_tolerable_s",
         "latencies",
         "shares",
     )
@@ -105,9 +105,9 @@ class Gate:
         self._timer_s = timer_s
         self._queue = ModelQueue({priority: Totals() for priority in _PRIORITIES}, settings.size_fairness)
         self._arrivals = ArrivalPattern(settings.slo_s)
-        self._claims = Claims()
-        # How long a batch each entry of class `high` could have borne when it came.
-        self._bears_s: dict[Entry, float] = {}
+        self._blocking_limit = BlockingLimit()
+        # The longest batch that each entry of class `high` tolerated when it arrived.
+        self._tolerable_s: dict[Entry, float] = {}
         self._pause = Overhead(0.0, 0.5)
         self._backlogged = False
         self._granted_at = 0.0
@@ -142,12 +142,14 @@ class Gate:
         entry.state = EntryState.QUEUED
         self._arrivals.observe(now)
         if entry.priority is _HIGH:
-            claims, latency = self._claims, self.latencies.of(entry.variant)
-            claims.arrived(now)
+            blocking_limit, latency = self._blocking_limit, self.latencies.of(entry.variant)
+            blocking_limit.arrived(now)
             left_s = self._runs_until - now
             part = min(1.0, left_s / self._run_s) if left_s > 0.0 < self._run_s else 0.0
             rows = self._queue.fresh[_HIGH - 1].rows
-            self._bears_s[entry] = claims.bears_s(entry, rows, latency, self._settings, now + self._pause.seconds, part)
+            self._tolerable_s[entry] = blocking_limit.tolerable_s(
+                entry, rows, latency, self._settings, now + self._pause.seconds, part
+            )
 
     def remove(self, entry: Entry, *, elsewhere: bool = False) -> bool:
         """Forget an entry. Returns whether it waited here.
@@ -160,8 +162,8 @@ class Gate:
             return False
         self._queue.remove(entry)
         entry.state = EntryState.DONE
-        if self._bears_s.pop(entry, None) is not None and elsewhere:
-            self._claims.observe(inf)
+        if self._tolerable_s.pop(entry, None) is not None and elsewhere:
+            self._blocking_limit.observe(inf)
         return True
 
     def observe(self, rows: int, bucket: int, seconds: float, variant: str) -> None:
@@ -213,7 +215,7 @@ class Gate:
         """Predicted execution time, in pieces where there are more rows than a batch holds; 0.0 when unknown."""
         return execution_s(self.latencies.of(variant), rows, bucket, self._settings.max_rows)
 
-    def next(self, now: float) -> Turn:
+    def next(self, now: float) -> BatchDecision:
         """Compose the next batch; the session is free.
 
         Args:
@@ -225,28 +227,28 @@ class Gate:
         dropped: list[Entry] = []
         queue.expire(now, dropped)
         while queue.total.rows:
-            chosen, paid, owed, spare_s, ready = self._choose(now)
+            chosen, on_credit, fill_first, spare_s, ready = self._choose(now)
             head = queue.fresh[chosen - 1].turns()[0].head()
             assert head is not None
-            if not paid and not self._planned and (opens := self._opens_at(head, ready, now)) > now:
+            if not on_credit and not self._planned and (recheck_at := self._dispatch_at(head, ready, now)) > now:
                 self._backlogged = False
                 self._end(dropped)
-                return Turn((), 0, 0, "", 0.0, dropped, opens)
-            composition = self._compose(chosen, head, owed, spare_s, now)
+                return BatchDecision((), 0, 0, "", 0.0, dropped, recheck_at)
+            composition = self._compose(chosen, head, fill_first, spare_s, now)
             dropped += composition.given_up
             entries, rows, bucket, variant = composition[:4]
             if not entries:
                 continue
             predicted_s = self.seconds(rows, bucket, variant)
-            riders = riders_of(entries, rows, chosen) if len(entries) > 1 else ()
-            self.shares.dispatched(predicted_s, ready, chosen, riders, paid=paid)
-            queue.served(entries, predicted_s, chosen, riders)
+            fill_parts = fill_parts_of(entries, rows, chosen) if len(entries) > 1 else ()
+            self.shares.dispatched(predicted_s, ready, chosen, fill_parts, on_credit=on_credit)
+            queue.served(entries, predicted_s, chosen, fill_parts)
             self._end(dropped)
             return self._turn(entries, rows, bucket, variant, predicted_s, dropped, now)
         self._end(dropped)
-        return Turn((), 0, 0, "", 0.0, dropped)
+        return BatchDecision((), 0, 0, "", 0.0, dropped)
 
-    def _at_once(self, now: float) -> Turn | None:
+    def _at_once(self, now: float) -> BatchDecision | None:
         """The only entry that waits, where nothing is to be weighed: its execution takes less than a timer needs."""
         only: ClassQueue | None = None
         for queue in self._queue.fresh:
@@ -259,13 +261,13 @@ class Gate:
             return None
         latencies = self.latencies
         latency = latencies.of(head.variant) if head.variant else latencies.exact
-        alone_s = latency.predict(head.rows, head.bucket)
-        if not 0.0 < alone_s <= _SHORT_S or now + alone_s > head.deadline:
+        solo_s = latency.predict(head.rows, head.bucket)
+        if not 0.0 < solo_s <= _SHORT_S or now + solo_s > head.deadline:
             return None
         only.remove(head)
-        self.shares.dispatched(alone_s, (head.priority,), head.priority, paid=False)
-        only.served((head,), alone_s, 1.0, head.priority)
-        return self._turn((head,), head.rows, head.bucket, head.variant, alone_s, (), now)
+        self.shares.dispatched(solo_s, (head.priority,), head.priority, on_credit=False)
+        only.served((head,), solo_s, 1.0, head.priority)
+        return self._turn((head,), head.rows, head.bucket, head.variant, solo_s, (), now)
 
     def _turn(
         self,
@@ -276,7 +278,7 @@ class Gate:
         predicted_s: float,
         dropped: Sequence[Entry],
         now: float,
-    ) -> Turn:
+    ) -> BatchDecision:
         """These run now."""
         if self._backlogged:
             self._pause.observe(now - self._granted_at - self._executed_s)
@@ -288,12 +290,12 @@ class Gate:
         self._runs_until = now + predicted_s
         for entry in entries:
             entry.state = EntryState.RUNNING
-            if self._bears_s:
+            if self._tolerable_s:
                 self._note(entry)
-        return Turn(entries, rows, bucket, variant, predicted_s, dropped)
+        return BatchDecision(entries, rows, bucket, variant, predicted_s, dropped)
 
     def _choose(self, now: float) -> tuple[Priority, bool, Priority | None, float, list[Priority]]:
-        """The class that heads the next batch, and why; see `serve_app.scheduling.shares`.
+        """The class that heads the next batch, and why; see `serve_app.scheduling.queueing.shares`.
 
         Returns:
             The class; whether it goes first on credit; the class with credit that rides along before all others, if
@@ -302,25 +304,27 @@ class Gate:
         """
         fresh = self._queue.fresh
         ready = [priority for priority in _PRIORITIES if fresh[priority - 1].rows]
-        owed: Priority | None = None
+        fill_first: Priority | None = None
         for priority in ready[1:]:
             head = fresh[priority - 1].head()
             assert head is not None
-            alone_s = self.seconds(head.rows, head.bucket, head.variant)
-            if not self.shares.covers(priority, alone_s):
+            solo_s = self.seconds(head.rows, head.bucket, head.variant)
+            if not self.shares.covers(priority, solo_s):
                 continue
             if self.shares.credit_s[priority] < self._full_s(head):
-                owed = owed or priority
+                fill_first = fill_first or priority
                 continue
             spare_s = self._spare_s(now) if ready[0] is _HIGH else inf
-            return priority, True, None, spare_s if spare_s >= alone_s else inf, ready
-        return ready[0], False, owed, inf, ready
+            return priority, True, None, spare_s if spare_s >= solo_s else inf, ready
+        return ready[0], False, fill_first, inf, ready
 
-    def _compose(self, chosen: Priority, head: Entry, owed: Priority | None, spare_s: float, now: float) -> Composition:
-        longest_s = inf if self._planned else min(spare_s, self._claims.bound_s(now))
-        room = Room(now, self._settings.max_rows, longest_s, owed)
-        alone_s = self.seconds(head.rows, head.bucket, head.variant)
-        if now + alone_s > head.deadline and self._is_probe(now):
+    def _compose(
+        self, chosen: Priority, head: Entry, fill_first: Priority | None, spare_s: float, now: float
+    ) -> Composition:
+        longest_s = inf if self._planned else min(spare_s, self._blocking_limit.bound_s(now))
+        room = BatchLimits(now, self._settings.max_rows, longest_s, fill_first)
+        solo_s = self.seconds(head.rows, head.bucket, head.variant)
+        if now + solo_s > head.deadline and self._is_probe(now):
             head.probe = True
         return compose(self._queue, chosen, self._settings, self.latencies, room)
 
@@ -330,7 +334,7 @@ class Gate:
             self._idle_since = now
         return now - self._idle_since >= _PROBE_S
 
-    def _opens_at(self, head: Entry, ready: Sequence[Priority], now: float) -> float:
+    def _dispatch_at(self, head: Entry, ready: Sequence[Priority], now: float) -> float:
         """When the next batch goes, seconds; now or the past: at once."""
         latency, most = self.latencies.of(head.variant), self._settings.max_rows
         if self._goes_at_once(head, latency):
@@ -338,8 +342,8 @@ class Gate:
         # As in `compose`: what may not join is not waited for.
         target = target_s(latency, self._settings, head.rows, head.bucket, head.deadline - now)
         if head.priority is not _HIGH:
-            target = min(target, self._claims.bound_s(now))
-        waiting = Waiting(
+            target = min(target, self._blocking_limit.bound_s(now))
+        waiting = PendingBatch(
             now,
             self._queue.fresh_rows,
             latency.rows_within(target, head.bucket, most),
@@ -349,8 +353,8 @@ class Gate:
             latency,
             self._arrivals,
         )
-        opens = open_at(waiting)
-        return opens if opens <= now else min(opens, self._others_bear_until(head, ready, latency))
+        starts = dispatch_at(waiting)
+        return starts if starts <= now else min(starts, self._others_tolerate_until(head, ready, latency))
 
     def _goes_at_once(self, head: Entry, latency: LatencyModel) -> bool:
         """Whether nothing is ever waited for behind this head."""
@@ -362,7 +366,7 @@ class Gate:
             or latency.predict(head.rows, head.bucket) <= _SHORT_S
         )
 
-    def _others_bear_until(self, head: Entry, ready: Sequence[Priority], latency: LatencyModel) -> float:
+    def _others_tolerate_until(self, head: Entry, ready: Sequence[Priority], latency: LatencyModel) -> float:
         """Until when the other classes' heads are in time for the whole batch and one more like them, seconds."""
         rows, latest = self._queue.fresh_rows, inf
         for priority in ready:
@@ -392,5 +396,5 @@ class Gate:
             self._note(entry)
 
     def _note(self, entry: Entry) -> None:
-        if (borne_s := self._bears_s.pop(entry, None)) is not None:
-            self._claims.observe(borne_s)
+        if (tolerated_s := self._tolerable_s.pop(entry, None)) is not None:
+            self._blocking_limit.observe(tolerated_s)

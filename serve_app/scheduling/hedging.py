@@ -7,9 +7,9 @@ two at the last moment at which it can be in time elsewhere: the one that runs, 
 away from that replica. So nothing runs twice while the first answer may still come in time. The first answer counts;
 the other copy is recalled, and waste where it runs already.
 
-A replica that the runtime found *silent* is not waited for: all of its entries get their hedge at once, as if it had
-died, but its answers still count if it comes back. So it is with one that is listed no more and still has requests in
-flight.
+A replica that the runtime found *unresponsive* is not waited for: all of its entries get their hedge at once, as if it
+had died, but its answers still count if it comes back. So it is with one that is listed no more and still has requests
+in flight.
 
 This is hedging (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013), and it must not make an overload worse. An
 entry gets one hedge at most that reaches a replica; hedges of overdue bundles are `HedgeSettings.share` of all rows in
@@ -24,13 +24,13 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from serve_app.scheduling.admission import Bounds, in_time_after_all
-from serve_app.scheduling.agenda import Agenda
+from serve_app.scheduling.admission import Bounds, meets_deadline_behind_queue
+from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.composition import execution_s
-from serve_app.scheduling.devices import Device
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.agenda import Agenda
+from serve_app.scheduling.placement.devices import Device
 from serve_app.scheduling.settings import HedgeSettings
 from serve_app.scheduling.slots import Replica
 
@@ -129,10 +129,10 @@ class Hedges:
             self._settings.share, _FULL_BUNDLES * settings.window * settings.max_rows
         )
 
-    def remove_model(self, model: ModelState, orphans: Iterable[Bundle]) -> None:
+    def remove_model(self, model: ModelState, detached_bundles: Iterable[Bundle]) -> None:
         """A model is gone: nothing that it has in flight is hedged any more. Copies there are still count as one."""
         del self._allowances[model.settings.name]
-        self.suspects.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in orphans])
+        self.suspects.difference_update(model.slots.replicas.values(), [bundle.replica for bundle in detached_bundles])
 
     def snapshot(self, model: str) -> dict[str, Any]:
         """This part of `Scheduler.snapshot`.
@@ -143,9 +143,9 @@ class Hedges:
             (names).
         """
         allowance = self._allowances[model]
-        silent = [str(r.name) for r in self._models[model].slots.replicas.values() if r in self.suspects]
+        unresponsive = [str(r.name) for r in self._models[model].slots.replicas.values() if r in self.suspects]
         counts = {"made": allowance.hedged, "won": allowance.won, "duplicates": allowance.duplicates}
-        return {"hedges": counts, "rescues": counts, "silent_replicas": silent}
+        return {"hedges": counts, "rescues": counts, "silent_replicas": unresponsive}
 
     # ---------------------------------------------------------------- events
 
@@ -161,16 +161,16 @@ class Hedges:
             bundle.settled = False
             self.check_at = now
 
-    def silent(self, replica: Replica, now: float) -> None:
-        """Nothing is heard of a replica: what it has goes elsewhere with the next `check`."""
+    def unresponsive(self, replica: Replica, now: float) -> None:
+        """A replica sends no data: its entries get their hedges with the next `check`."""
         self.suspects.add(replica)
         for bundle_id in replica.bundles:
             if (bundle := self._bundles.get(bundle_id)) is not None:
-                bundle.settled = False  # what it was too dear for is free now
+                bundle.settled = False  # hedges that were too expensive are free now
         self.check_at = now
 
-    def heard(self, replica: Replica, now: float) -> None:
-        """It speaks again, or is known to be dead; what had nowhere to go may have now."""
+    def responsive(self, replica: Replica, now: float) -> None:
+        """It sends data again, or is known to be dead; what had nowhere to go may have now."""
         self.suspects.discard(replica)
         if self.stuck:
             self.check_at = now
@@ -216,10 +216,10 @@ class Hedges:
         if pair is None:
             return False
         if entry is pair.original:
-            pair.lost = True  # it stays RUNNING, in no bundle: whoever accepted the request knows this copy
+            pair.lost = True  # it stays RUNNING, in no bundle: the caller that had it accepted knows this copy
             return True
         if pair.lost or entry.attempts <= pair.original.attempts:
-            return False  # it reached nobody, and is to be tried again
+            return False  # it reached no replica, and is to be tried again
         pair.original.attempts = entry.attempts
         self._leave_to_original(pair)
         return True
@@ -244,14 +244,14 @@ class Hedges:
     def _look_at(self, bundle: Bundle, now: float) -> float:
         """Hedge what is due of a bundle. Returns when to look again, seconds; ``inf``: never."""
         replica = bundle.replica
-        if bundle.orphaned:
+        if bundle.detached:
             return inf
         model = self._models[bundle.model]
         slots = model.slots
         if bundle.settled or replica.name is None or (len(slots.replicas) < 2 and replica.listed):
             return inf  # `replicas_changed` tells when there is another
-        silent = replica in self.suspects
-        if not silent:
+        unresponsive = replica in self.suspects
+        if not unresponsive:
             if not self._settings.share:
                 return inf
             if (due := self._overdue_at(bundle)) > now:
@@ -270,31 +270,33 @@ class Hedges:
             return slots.next_release if waiting else inf
         if replica.held_until is None and replica.listed:
             slots.quarantine(replica.name, now)
-        following = self._hedge_due(waiting, model, bundle, now + model.backlog_s(other), now, silent=silent)
+        following = self._hedge_due(
+            waiting, model, bundle, now + model.backlog_s(other), now, unresponsive=unresponsive
+        )
         bundle.settled = following == inf
         return following
 
     def _hedge_due(
-        self, waiting: list[Entry], model: ModelState, bundle: Bundle, begin: float, now: float, *, silent: bool
+        self, waiting: list[Entry], model: ModelState, bundle: Bundle, begin: float, now: float, *, unresponsive: bool
     ) -> float:
         """Make the hedges of entries that cannot wait longer. Returns when the next of them cannot, seconds."""
         settings = model.settings
         following = inf
         for entry in sorted(waiting, key=_deadline):
             latency = model.latencies.of(entry.variant)
-            alone_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
-            if silent:
+            solo_s = execution_s(latency, entry.rows, entry.bucket, settings.max_rows)
+            if unresponsive:
                 self._make_hedge(entry, model, bundle)
                 continue
-            if begin + alone_s + model.overhead.seconds <= entry.deadline:
-                latest = entry.deadline - self._patience_s(model, alone_s) - (begin - now)
+            if begin + solo_s + model.overhead.seconds <= entry.deadline:
+                latest = entry.deadline - self._patience_s(model, solo_s) - (begin - now)
                 if begin > now:
                     latest -= model.full_s(entry)  # what follows what runs there now
                 if latest > now:
                     following = min(following, latest)
                 elif self._affordable(entry, model, now):
                     self._make_hedge(entry, model, bundle)
-                begin += alone_s  # hedges travel alone, one after the other
+                begin += solo_s  # hedges travel alone, one after the other
         return following
 
     def _affordable(self, entry: Entry, model: ModelState, now: float) -> bool:
@@ -302,7 +304,7 @@ class Hedges:
         priority = entry.priority
         return (
             self._bounds.room(priority, entry.nbytes) is priority
-            and in_time_after_all(entry, model, self._devices[entry.model], now)
+            and meets_deadline_behind_queue(entry, model, self._devices[entry.model], now)
             and self._allowances[entry.model].spend(entry.rows)
         )
 
@@ -320,7 +322,7 @@ class Hedges:
         self._drop(pair.hedge)
 
     def _drop(self, copy: Entry) -> None:
-        """End a copy of a request that nobody need hear of."""
+        """End a copy of a request, without reporting it."""
         if copy.state is _QUEUED:
             model = self._models[copy.model]
             if copy in model.queue:
@@ -335,7 +337,7 @@ class Hedges:
         """When a bundle is overdue, if its replica answers nothing until then: what it has may come in any order."""
         model, replica = self._models[bundle.model], bundle.replica
         expected_s = model.backlog_s(replica) or model.settings.slo_s
-        return max(bundle.begins, replica.heard_at) + self._patience_s(model, expected_s)
+        return max(bundle.begins, replica.last_answer_at) + self._patience_s(model, expected_s)
 
     def _patience_s(self, model: ModelState, predicted_s: float) -> float:
         """How long what is predicted to take so long may take before it is overdue."""

@@ -7,18 +7,18 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from serve_app.scheduling.breakers import Breakers
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import Overhead
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.bundles import Bundle
-from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.overhead import Overhead
-from serve_app.scheduling.probes import Probes
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.health.breakers import Breakers
+from serve_app.scheduling.queueing.probes import Probes
+from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.scheduling.slots import Replica, Slots
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 _RECENT = 0.1
 """Weight of one run in how many rows runs usually have."""
@@ -74,7 +74,7 @@ class ModelState:
             ``queues`` (per class: ``entries``, ``rows``, ``bytes``), ``overhead_s`` (of a bundle, besides waiting at
             the replica and its execution), ``running_rows``, ``replicas`` and ``held_replicas`` (names),
             ``slots_in_use`` (bundles in flight), ``latency_s`` (of the exact model, per cost bucket: predicted seconds
-            of 1 row and of a full batch), ``wasted_rows`` (executed for nobody), and where variants have run
+            of 1 row and of a full batch), ``wasted_rows`` (results not used), and where variants have run
             ``variants`` (by name: their ``latency_s``).
         """
         slots = self.slots
@@ -104,7 +104,7 @@ class ModelState:
         now: float,
         waited_s: float,
         runs_s: float,
-        told_s: float,
+        reported_backlog_s: float,
     ) -> None:
         """A replica answered a bundle: frees its slot, and learns.
 
@@ -114,7 +114,7 @@ class ModelState:
             now: Seconds.
             waited_s: How long it was at the replica's gate.
             runs_s: Predicted time until what runs there has ended, seconds.
-            told_s: Predicted time until all that is there is done, seconds.
+            reported_backlog_s: Predicted time until all that is there is done, seconds.
         """
         replica = bundle.replica
         if executions:
@@ -126,12 +126,14 @@ class ModelState:
                     self.latencies.exact.observe(rows, bucket, seconds)
                 self.run_rows += _RECENT * (rows - self.run_rows)
                 executed_s += seconds
-            # How long a replica was silent that has been given up tells nothing of the ways.
+            # How long a replica that was given up sent nothing says nothing about delays.
             if replica.held_until is None and (sent := replica.bundles.get(bundle.id)) is not None:
                 self.overhead.observe(now - sent.sent - waited_s - executed_s)
         # What is recalled comes back also from a session that hangs.
         works = bool(executions) or not bundle.recalled
-        self.slots.release(replica, bundle.id, now, answered=works, runs_s=runs_s, told_s=told_s)
+        self.slots.release(
+            replica, bundle.id, now, answered=works, runs_s=runs_s, reported_backlog_s=reported_backlog_s
+        )
 
     @property
     def has_limited_fallbacks(self) -> bool:
@@ -153,7 +155,7 @@ class ModelState:
         breakers = self.breakers
         return min(earliest, breakers.next_poll) if breakers is not None and breakers.tripped else earliest
 
-    def alone_s(self, entry: Entry) -> float:
+    def solo_s(self, entry: Entry) -> float:
         """Predicted execution time of an entry alone, seconds; 0.0 while unknown."""
         return execution_s(self.latencies.of(entry.variant), entry.rows, entry.bucket, self.settings.max_rows)
 
@@ -177,7 +179,7 @@ class ModelState:
             latency = self.latencies.exact
             bucket = latency.buckets[-1] if latency.buckets else 0
             own_s = execution_s(latency, rows, bucket, self.settings.max_rows)
-        return max(own_s, replica.told_s)
+        return max(own_s, replica.reported_backlog_s)
 
     def _latency_s(self, latency: LatencyModel) -> dict[str, dict[str, float]]:
         most = self.settings.max_rows

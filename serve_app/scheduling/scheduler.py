@@ -27,20 +27,20 @@ from math import inf
 from typing import Any
 
 from serve_app.scheduling.admission import Bounds, already_late, drain_s, removed_model, too_slow, unknown_model
-from serve_app.scheduling.agenda import Agenda
-from serve_app.scheduling.breaker import Verdict
-from serve_app.scheduling.breakers import Breakers, Refused
+from serve_app.scheduling.batching.composition import execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.composition import execution_s
 from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
-from serve_app.scheduling.devices import Alone, Device, NextBundle, Shared
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.health.breaker import BundleOutcome
+from serve_app.scheduling.health.breakers import Breakers, Refused
 from serve_app.scheduling.hedging import Hedges
-from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.agenda import Agenda
+from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle, SharedDevice
+from serve_app.scheduling.queueing.tenant_queue import TenantQueue
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
 from serve_app.scheduling.slots import Replica
-from serve_app.scheduling.tenant_queue import TenantQueue
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
 _PRIORITIES = tuple(Priority)
@@ -83,7 +83,7 @@ class Scheduler:
         self._models: dict[str, ModelState] = {}
         self._device_of: dict[str, Device] = {}
         # By name of the group, of those that have a member.
-        self._shared: dict[str, Shared] = {}
+        self._shared: dict[str, SharedDevice] = {}
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
         self._hedges = Hedges(limits.hedge, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
@@ -92,7 +92,7 @@ class Scheduler:
         self._late: list[Entry] = []
         # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
         # the next `decide` reports them.
-        self._stranded: list[Entry] = []
+        self._removed_entries: list[Entry] = []
         # Entries that made room for those of other tenants; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
         group_of = _group_of(self._groups.values())
@@ -114,9 +114,9 @@ class Scheduler:
         model = ModelState(settings, self._bounds.totals, self._network_s)
         device: Device
         if group is None:
-            device = Alone(model)
+            device = DedicatedDevice(model)
         else:
-            device = self._shared.get(group) or Shared(self._groups[group], self._min_share)
+            device = self._shared.get(group) or SharedDevice(self._groups[group], self._min_share)
             self._shared[group] = device
             device.join(model)
         self._models[name] = model
@@ -136,50 +136,50 @@ class Scheduler:
                 when there is none of that name, and ValueError when it is the same.
 
         Returns:
-            The bundles that somebody still waits for.
+            The bundles that clients still wait for.
         """
         if successor == name:
             raise ValueError(f"model {name} cannot be its own successor")
-        heir = None if successor is None else self._models[successor]
+        successor_model = None if successor is None else self._models[successor]
         model = self._models.pop(name)
         device = self._device_of.pop(name)
         for entry in model.queue.clear():
-            self._hand_on(entry, heir, now)
-        orphans = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.orphaned]
-        if isinstance(device, Shared):
-            device.leave(model, [bundle.id for bundle in orphans])
-        if isinstance(device, Shared) and device.members:
+            self._move_to_successor(entry, successor_model, now)
+        detached_bundles = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.detached]
+        if isinstance(device, SharedDevice):
+            device.leave(model, [bundle.id for bundle in detached_bundles])
+        if isinstance(device, SharedDevice) and device.members:
             self._agenda.touched[device] = None
         else:
             self._agenda.forget(device)
             self._shared = {group: shared for group, shared in self._shared.items() if shared is not device}
-        self._hedges.remove_model(model, orphans)
-        for bundle in orphans:
-            bundle.orphaned = True
+        self._hedges.remove_model(model, detached_bundles)
+        for bundle in detached_bundles:
+            bundle.detached = True
             bundle.replica.listed = False
             if bundle.replica.name is None:
                 for entry in bundle.entries:
                     if entry.state is _RUNNING:
-                        self._hand_on(entry, heir, now)
+                        self._move_to_successor(entry, successor_model, now)
                 self._bundles.abandon(bundle.id)
             else:
                 self._bundles.forget_ended(bundle.id)
-        return [bundle.id for bundle in orphans if self._bundles.get(bundle.id) is not None]
+        return [bundle.id for bundle in detached_bundles if self._bundles.get(bundle.id) is not None]
 
-    def _hand_on(self, entry: Entry, heir: ModelState | None, now: float) -> None:
+    def _move_to_successor(self, entry: Entry, successor_model: ModelState | None, now: float) -> None:
         """Let an entry of a removed model, which no replica has, arrive at another model."""
-        if heir is None or (entry.variant and entry.variant not in heir.settings.variants):
-            self._strand(entry)
+        if successor_model is None or (entry.variant and entry.variant not in successor_model.settings.variants):
+            self._fail_removed(entry)
             return
         self._end(entry)  # it arrives anew, where there may be no room for it
-        entry.model, entry.state, entry.bundles = heir.settings.name, _NEW, ()
+        entry.model, entry.state, entry.bundles = successor_model.settings.name, _NEW, ()
         rejection = self.on_arrival(entry, now)
         if rejection is not None:
             self._displaced.append(Refused(entry, rejection))
 
-    def _strand(self, entry: Entry) -> None:
+    def _fail_removed(self, entry: Entry) -> None:
         entry.state = _RUNNING
-        self._stranded.append(entry)
+        self._removed_entries.append(entry)
 
     def _touch(self, model: ModelState) -> None:
         """Something has happened to a model, so that the next `decide` looks at it."""
@@ -223,7 +223,7 @@ class Scheduler:
                 if rejection is None:
                     entry.priority = priority
                     device = self._device_of[entry.model]
-                    if isinstance(device, Shared):
+                    if isinstance(device, SharedDevice):
                         device.arrived(entry, model, now)
                         device.active[model] = None
                     self._agenda.touched[device] = None
@@ -256,7 +256,7 @@ class Scheduler:
         bounds = self._bounds
         if bounds.fits(priority, nbytes) or bounds.room(priority, nbytes) is not None:
             return None
-        if not self._crowds(priority, nbytes, tenant, weight):
+        if not self._largest_tenant_queues(priority, nbytes, tenant, weight):
             return self._queue_full(known, priority, nbytes, now)
         return None
 
@@ -293,7 +293,7 @@ class Scheduler:
         now: float,
         waited_s: float = 0.0,
         runs_s: float = 0.0,
-        told_s: float = 0.0,
+        reported_backlog_s: float = 0.0,
         returned: Collection[Entry] = (),
         dropped: Collection[Entry] = (),
     ) -> list[Entry]:
@@ -305,7 +305,7 @@ class Scheduler:
             now: Seconds.
             waited_s: How long the bundle was at the replica's gate, seconds.
             runs_s: Predicted time until what runs at the replica has ended, seconds.
-            told_s: Predicted time until all that is at the replica is done, other routers' work included, seconds.
+            reported_backlog_s: Predicted time until the replica is idle, other routers' work included, seconds.
             returned: Entries that were not run there and come back. Those that are still waited for, and that no other
                 replica has, are queued again, as if they had never been sent.
             dropped: Entries that were not run there and will not be.
@@ -316,11 +316,11 @@ class Scheduler:
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return []
-        model = None if bundle.orphaned else self._models[bundle.model]
+        model = None if bundle.detached else self._models[bundle.model]
         if model is not None:
-            model.answered(bundle, executions, now, waited_s, runs_s, told_s)
+            model.answered(bundle, executions, now, waited_s, runs_s, reported_backlog_s)
             device = self._device_of[bundle.model]
-            if isinstance(device, Shared):
+            if isinstance(device, SharedDevice):
                 device.ended(bundle_id)
                 device.active[model] = None
             self._agenda.touched[device] = None
@@ -336,7 +336,7 @@ class Scheduler:
                 self._leave(entry, bundle_id, now)
             elif returned and entry in returned:
                 if bundle.replica.name is not None:  # a wake-up bundle was not counted
-                    self._untry(entry)
+                    self._uncount_attempt(entry)
                 if not self._hedges.carried_elsewhere(entry):
                     self._requeue(entry, model)
             else:
@@ -348,26 +348,26 @@ class Scheduler:
             model.wasted_rows += vain
         hedges = self._hedges
         if hedges.suspects or hedges.stuck:
-            hedges.heard(bundle.replica, now)
+            hedges.responsive(bundle.replica, now)
         if hedges.pairs:
             for entry in answered:
                 hedges.settle(entry, answered=True)
         return answered
 
-    def on_verdict(self, bundle_id: int, variant: str, verdict: Verdict, now: float) -> None:
+    def on_outcome(self, bundle_id: int, variant: str, outcome: BundleOutcome, now: float) -> None:
         """Tell what an answer says of the model, before `on_done`, which may end what is asked here.
 
         Args:
             bundle_id: As dispatched; a bundle that is not known any more is ignored.
             variant: What it ran on, as dispatched.
-            verdict: Of all its entries together.
+            outcome: Of all its entries together.
             now: Seconds.
         """
         bundle = self._bundles.get(bundle_id)
-        if bundle is not None and not bundle.orphaned:
+        if bundle is not None and not bundle.detached:
             model = self._models[bundle.model]
             if model.breakers is not None:
-                model.breakers.observe(variant, verdict, bundle.replica, model.slots, now)
+                model.breakers.observe(variant, outcome, bundle.replica, model.slots, now)
                 if model.breakers.changes:
                     self._touch(model)
 
@@ -390,12 +390,12 @@ class Scheduler:
         bundle = self._bundles.pop(bundle_id)
         if bundle is None:
             return Requeue([], [], [])
-        model = None if bundle.orphaned else self._models[bundle.model]
+        model = None if bundle.detached else self._models[bundle.model]
         if model is not None:
             model.slots.release(bundle.replica, bundle_id, now, answered=False)
-            if isinstance(device := self._device_of[bundle.model], Shared):
+            if isinstance(device := self._device_of[bundle.model], SharedDevice):
                 device.ended(bundle_id)
-        self._hedges.heard(bundle.replica, now)
+        self._hedges.responsive(bundle.replica, now)
         counted = bundle.replica.name is not None
         if reached is None:
             reached = counted
@@ -408,7 +408,7 @@ class Scheduler:
                 if reached:
                     entry.attempts += 1
                 else:
-                    self._untry(entry)
+                    self._uncount_attempt(entry)
         return self._retry(model, bundle, now, reached=reached)
 
     def on_timeout(self, bundle_id: int, now: float) -> Requeue:
@@ -424,7 +424,7 @@ class Scheduler:
             return Requeue([], [], [])
         if bundle.replica.listed:
             self.quarantine(bundle.model, bundle.replica.name, now)
-        model = None if bundle.orphaned else self._models[bundle.model]
+        model = None if bundle.detached else self._models[bundle.model]
         result = self._retry(model, bundle, now, reached=True)
         self._bundles.abandon(bundle_id)
         return result
@@ -438,7 +438,7 @@ class Scheduler:
         known, device = self._models[model], self._device_of[model]
         self._agenda.touch(device, known)
         quarantined = None if replica is None else known.slots.replicas.get(replica)
-        if quarantined is not None and isinstance(device, Shared):
+        if quarantined is not None and isinstance(device, SharedDevice):
             for bundle_id in quarantined.bundles:
                 device.ended(bundle_id)
         abandoned = known.slots.quarantine(replica, now)
@@ -447,36 +447,36 @@ class Scheduler:
     def _let_go(self, vanished: Iterable[Replica], device: Device) -> None:
         for replica in vanished:
             for bundle_id in list(replica.bundles):
-                if isinstance(device, Shared):
+                if isinstance(device, SharedDevice):
                     device.ended(bundle_id)
                 self._bundles.forget_ended(bundle_id)
 
-    def on_silent(self, model: str, replica: str, now: float) -> None:
+    def on_unresponsive(self, model: str, replica: str, now: float) -> None:
         """A replica with requests in flight is unresponsive: as `quarantine`, and what it has is tried elsewhere now.
 
-        An answer that it gives all the same counts. See `on_heard` for its return. It need not be listed any more; an
+        An answer that still comes counts. See `on_responsive` for its return. It need not be listed any more; an
         unknown name is ignored.
         """
-        for owing in self._owing(model, replica):
-            if owing.listed:
+        for found in self._replicas_in_flight(model, replica):
+            if found.listed:
                 self.quarantine(model, replica, now)
-            self._hedges.silent(owing, now)
+            self._hedges.unresponsive(found, now)
 
-    def on_heard(self, model: str, replica: str, now: float) -> None:
-        """A silent replica speaks again: it may get work, whether it has answered a bundle or not."""
+    def on_responsive(self, model: str, replica: str, now: float) -> None:
+        """An unresponsive replica sends data again: it may get work, whether it has answered a bundle or not."""
         known = self._models[model]
         if (listed := known.slots.replicas.get(replica)) is not None:
             known.slots.restore(listed)
             self._touch(known)
-        for owing in self._owing(model, replica):
-            self._hedges.heard(owing, now)
+        for found in self._replicas_in_flight(model, replica):
+            self._hedges.responsive(found, now)
 
-    def _owing(self, model: str, replica: str) -> set[Replica]:
-        """Whoever of that name has requests in flight: one that is listed no more, and one that is, at most."""
+    def _replicas_in_flight(self, model: str, replica: str) -> set[Replica]:
+        """Replicas of that name with requests in flight: at most one that is listed, and one that is no longer."""
         return {
             bundle.replica
             for bundle in self._bundles.all()
-            if bundle.model == model and bundle.replica.name == replica and not bundle.orphaned
+            if bundle.model == model and bundle.replica.name == replica and not bundle.detached
         }
 
     # ------------------------------------------------------------- questions
@@ -503,7 +503,7 @@ class Scheduler:
         """What predicts for the model or one of its variants, for reading; see `VariantLatency.of`."""
         return self._models[model].latencies.of(variant)
 
-    def alone_s(self, model: str, rows: int, bucket: int, variant: str = "") -> float:
+    def solo_s(self, model: str, rows: int, bucket: int, variant: str = "") -> float:
         """Predicted execution time of a request alone, seconds; 0.0 when unknown, or where there is no such model."""
         known = self._models.get(model)
         if known is None:
@@ -614,8 +614,8 @@ class Scheduler:
                 dispatches += self._launch(following, now)
                 waiting = len(device.active) > 1 or following.model.queue.total.rows > 0
             if not waiting:
-                device.open_at = inf
-            if isinstance(device, Shared):
+                device.recheck_at = inf
+            if isinstance(device, SharedDevice):
                 device.rest()
             wake_at = device.wake_at
             if wake_at < inf or device in self._agenda.due:
@@ -624,10 +624,10 @@ class Scheduler:
             expired = list(dict.fromkeys(expired))  # a tied one is due in both of its bundles
         if hedges.pairs:
             expired = [entry for entry in expired if hedges.settle(entry, answered=False)]
-        if self._stranded:
-            stranded = [entry for entry in self._stranded if entry.state is _RUNNING]
-            refused += [Refused(entry, removed_model(entry.model)) for entry in stranded]
-            self._stranded.clear()
+        if self._removed_entries:
+            removed = [entry for entry in self._removed_entries if entry.state is _RUNNING]
+            refused += [Refused(entry, removed_model(entry.model)) for entry in removed]
+            self._removed_entries.clear()
         if hedges.pairs and refused:
             refused = [each for each in refused if not hedges.refused(each[0], now + (each[1].retry_after_s or inf))]
             for entry, _ in refused:
@@ -672,18 +672,18 @@ class Scheduler:
             entry.attempts += attempt
             entry.bundles = ()
             if entry.variant != variant:
-                entry.variant = entry.lane = variant
+                entry.variant = entry.batch_key = variant
                 if (breaker := model.latencies.limited.get(variant)) is not None:
                     breaker.admit(entry)  # it is a probe: `compose` has left room for it
         bundle = self._count_in(following, replica, now, suspect=suspect)
-        if isinstance(device := self._device_of[model.settings.name], Shared):
+        if isinstance(device := self._device_of[model.settings.name], SharedDevice):
             device.launched(bundle.id, following, now)
         if attempt and len(model.slots.replicas) > 1:
             self._hedges.launched(bundle)
         bundles = [bundle]
         if tied:
             bundles += [self._count_in(following, other, now) for other in tied]
-        exact = entries[0].lane != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
+        exact = entries[0].batch_key != "" or (bool(model.latencies.limited) and model.has_limited_fallbacks)
         overhead_s = model.overhead.seconds
         _, _, _, rows, bucket, _, predicted_s, _ = following
         dispatches: list[Dispatch] = []
@@ -710,7 +710,7 @@ class Scheduler:
     def _requeue(self, entry: Entry, model: ModelState | None) -> bool:
         """Queue an entry again. Returns whether its model is still there; otherwise it is refused."""
         if model is None:
-            self._strand(entry)
+            self._fail_removed(entry)
             return False
         entry.state = _QUEUED
         model.queue.push(entry)
@@ -742,7 +742,7 @@ class Scheduler:
         return result
 
     @staticmethod
-    def _untry(entry: Entry) -> None:
+    def _uncount_attempt(entry: Entry) -> None:
         """It was not run. Its first try counts all the same where another replica that had it, too, has failed."""
         if entry.attempts > 1 or entry.avoid is None:
             entry.attempts -= 1
@@ -765,7 +765,7 @@ class Scheduler:
         """
         bounds, priority = self._bounds, entry.priority
         for _ in range(_MOST_DISPLACED):
-            largest = self._crowds(priority, entry.nbytes, entry.tenant, entry.weight)
+            largest = self._largest_tenant_queues(priority, entry.nbytes, entry.tenant, entry.weight)
             if largest is None:
                 break
             name, queue = max(largest, key=_entries)
@@ -778,7 +778,7 @@ class Scheduler:
                 return True
         return False
 
-    def _crowds(
+    def _largest_tenant_queues(
         self, priority: Priority, nbytes: int, tenant: str, weight: float
     ) -> list[tuple[str, TenantQueue]] | None:
         """The queues, by model, of the tenant with the most in a full class; ``None`` where this one has its part."""

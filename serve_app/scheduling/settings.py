@@ -113,7 +113,7 @@ class HedgeSettings:
 
     Attributes:
         share: Most rows that are run twice because their bundle is overdue, as a part of all rows in the long run;
-            0: a replica is only given up when it is lost, silent, or has timed out.
+            0: a replica is only given up when it is lost, unresponsive, or has timed out.
         patience: How many times its predicted execution a bundle may take.
         slack_s: What it may take on top, for the noise of a busy machine, seconds.
     """

@@ -7,7 +7,7 @@ ahead of it there has run; among equals, where the fewest rows are in flight, an
 replica can be out of the choice for three reasons, all called *held*:
 
     quarantined   a bundle timed out there. Held until any of its bundles is answered.
-    ejected       it fails what others do not; see `serve_app.scheduling.ejection`. Held for a time that is set then,
+    ejected       it fails what others do not; see `scheduling.health.ejection`. Held for a time that is set then,
                   which ends sooner where it is the only one left that could be chosen, or too many are ejected.
     failed        a bundle failed there and the replica is believed lost. Held for 1 s, doubled at every failure in a
                   row up to 30 s: a replica that was only unreachable for a moment comes back without being listed anew.
@@ -15,7 +15,7 @@ replica can be out of the choice for three reasons, all called *held*:
 All end when the replica disappears from the list; if it is listed again later, it is a new one. A quarantined
 replica with nothing left in flight can answer nothing, so it counts as failed.
 
-With no replica listed, one wake-up bundle may be in flight, addressed to nobody. When it fails, the next one is held
+With no replica listed, one wake-up bundle may be in flight, without a replica. When it fails, the next one is held
 back like a failed replica.
 """
 
@@ -55,9 +55,9 @@ class Replica:
         tenants: Rows in flight there per class and tenant, as far as they were counted.
         suspects: Ids of those bundles that carry a retried entry. At most one at a time.
         sent_at: When a bundle was last sent there, seconds.
-        heard_at: When it last answered one, seconds.
+        last_answer_at: When it last answered one, seconds.
         free_at: When what runs there is predicted to end, seconds.
-        told_s: Predicted time until all that was there was done when it last answered, other routers' work included.
+        reported_backlog_s: Predicted time until it is idle, as of its last answer, other routers' work included.
         held_until: When it may be chosen again; ``None``: now. ``inf``: after an answer.
         failures: Failures since its last answer.
         ejected_until: Until when it is ejected, and so held whatever it answers; ``None``: it is not.
@@ -66,8 +66,20 @@ class Replica:
     """
 
     __slots__ = (
-        "ahead", "bundles", "ejected_until", "failures", "free_at", "heard_at", "held_until", "linked", "listed",
-        "name", "sent_at", "suspects", "tenants", "told_s",
+        "ahead",
+        "bundles",
+        "ejected_until",
+        "failures",
+        "free_at",
+        "held_until",
+        "last_answer_at",
+        "linked",
+        "listed",
+        "name",
+        "reported_backlog_s",
+        "sent_at",
+        "suspects",
+        "tenants",
     )  # fmt: skip
 
     def __init__(self, name: str | None) -> None:
@@ -77,9 +89,9 @@ class Replica:
         self.tenants: dict[tuple[Priority, str], int] = {}
         self.suspects: set[int] = set()
         self.sent_at = -inf
-        self.heard_at = -inf
+        self.last_answer_at = -inf
         self.free_at = -inf
-        self.told_s = 0.0
+        self.reported_backlog_s = 0.0
         self.held_until: float | None = None
         self.failures = 0
         self.ejected_until: float | None = None
@@ -241,7 +253,7 @@ class Slots:
         *,
         answered: bool,
         runs_s: float = 0.0,
-        told_s: float = 0.0,
+        reported_backlog_s: float = 0.0,
     ) -> None:
         """Count out a bundle that was answered or failed.
 
@@ -251,7 +263,7 @@ class Slots:
             now: Seconds.
             answered: Whether it was answered, by a session that works.
             runs_s: Predicted time until what runs there has ended, seconds.
-            told_s: See `Replica`.
+            reported_backlog_s: See `Replica`.
         """
         bundle = replica.bundles.pop(bundle_id, None)
         if bundle is not None:
@@ -266,9 +278,9 @@ class Slots:
                     replica.tenants[key] -= less
         replica.suspects.discard(bundle_id)
         replica.free_at = now + runs_s
-        replica.told_s = told_s
+        replica.reported_backlog_s = reported_backlog_s
         if answered:
-            replica.heard_at = now
+            replica.last_answer_at = now
             replica.failures = 0
             replica.held_until = replica.ejected_until
         elif replica.held_until == inf and not replica.bundles:

@@ -106,7 +106,7 @@ class Running:
         self.waited_s = 0.0
 
 
-class Processor:
+class ComputeDevice:
     """Where executions make progress. This one belongs to a single replica, so nothing slows it down."""
 
     __slots__ = ("_event", "_loop")
@@ -127,7 +127,7 @@ class Processor:
             self._event = None
 
 
-class SharedProcessor(Processor):
+class SharedComputeDevice(ComputeDevice):
     """A device that several replicas compute on.
 
     Args:
@@ -150,13 +150,13 @@ class SharedProcessor(Processor):
         return min(1.0, self._device.concurrency / running) * (1.0 - self._device.interference)
 
     def add(self, running: Running, end: Callable[[], None]) -> None:
-        """See `Processor.add`."""
+        """See `ComputeDevice.add`."""
         self._progress()
         self._running[running] = end
         self._plan()
 
     def remove(self, running: Running) -> None:
-        """See `Processor.remove`."""
+        """See `ComputeDevice.remove`."""
         self._progress()
         self._running.pop(running, None)
         self._plan()
@@ -245,7 +245,7 @@ class Machine:
         name: str,
         model: str,
         loop: Loop,
-        processor: Processor,
+        processor: ComputeDevice,
         noise: NoiseSource,
         stall_s: float,
         between_s: Callable[[], float],

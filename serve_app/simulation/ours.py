@@ -36,7 +36,7 @@ class ServeApp:
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         co_schedule: Whether schedulers know which models share a device; otherwise each model is scheduled for itself.
         by_tenant: Whether it knows of tenants; otherwise all are one.
-        replica_silence_s: After so long without a response a replica with requests in flight is silent.
+        replica_silence_s: After so long without data a replica with requests in flight is unresponsive.
         replica_kill_s: After so long it is killed; ``None``: never.
         hedge_share: Most rows that are also run elsewhere, since their bundle is overdue, as a part of all; 0: none.
     """

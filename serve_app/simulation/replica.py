@@ -16,8 +16,8 @@ from math import inf
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
 from serve_app.scheduling.decisions import RETURNED, Dispatch
-from serve_app.scheduling.entry import ALONE, Entry, Priority
-from serve_app.scheduling.gate import Gate, Turn
+from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
+from serve_app.scheduling.gate import BatchDecision, Gate
 from serve_app.scheduling.settings import ModelScheduling
 from serve_app.simulation.system import Execution, Timer, World
 from serve_app.simulation.ties import SimulatedTies
@@ -46,13 +46,27 @@ class Sent:
         reaches: When it is at the replica.
         waited_s: How long it was here before its execution began, seconds.
         runs_s: Predicted time until what runs here has ended, seconds.
-        told_s: Predicted time until all that is here is done, seconds.
+        reported_backlog_s: Predicted time until all that is here is done, seconds.
         model_works: See `RouterCore.answered`.
     """
 
     __slots__ = (
-        "at", "codes", "dispatch", "done", "executions", "failed", "left", "model_works", "places", "reached",
-        "reaches", "runs", "runs_s", "told_s", "waited_s", "waiting",
+        "at",
+        "codes",
+        "dispatch",
+        "done",
+        "executions",
+        "failed",
+        "left",
+        "model_works",
+        "places",
+        "reached",
+        "reaches",
+        "reported_backlog_s",
+        "runs",
+        "runs_s",
+        "waited_s",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -77,7 +91,7 @@ class Sent:
         self.left = 0.0
         self.reaches = 0.0
         self.runs_s = 0.0
-        self.told_s = 0.0
+        self.reported_backlog_s = 0.0
         self.waited_s = 0.0
 
 
@@ -186,7 +200,7 @@ class SimulatedReplica:
                 weight=entry.weight,
             )
             if entry.rows > self._max_rows or entry.attempts > 1:
-                here.lane = ALONE
+                here.batch_key = UNBATCHED
             sent.waiting[here.id] = here
             self._here[here.id] = sent
             if sent.places:
@@ -254,23 +268,23 @@ class SimulatedReplica:
                 ended[sent] = None
         if turn.entries:
             self._run(turn)
-        elif turn.opens < inf:
-            self._reopen_at(turn.opens)
+        elif turn.recheck_at < inf:
+            self._reopen_at(turn.recheck_at)
         for sent in ended:
             if not sent.waiting and not sent.runs:
                 self._reply(sent, sent.done)
 
-    def _reopen_at(self, opens: float) -> None:
+    def _reopen_at(self, recheck_at: float) -> None:
         """Ask the gate again at this moment; what has come since may have to go sooner than what was there."""
         if self._reopening is not None:
             self._reopening.cancel()
-        self._reopening = self._world.at(opens, self._reopen)
+        self._reopening = self._world.at(recheck_at, self._reopen)
 
     def _reopen(self) -> None:
         self._reopening = None
         self._open()
 
-    def _run(self, turn: Turn) -> None:
+    def _run(self, turn: BatchDecision) -> None:
         now = self._world.now
         bundles: dict[Sent, None] = {}
         for here in turn.entries:
@@ -287,7 +301,7 @@ class SimulatedReplica:
         self._busy = True
         self._step(_Batch(bundles, self._runs_of(turn), turn.variant))
 
-    def _runs_of(self, turn: Turn) -> list[_Run]:
+    def _runs_of(self, turn: BatchDecision) -> list[_Run]:
         """One run, padded to the largest cost bucket; or one for each, where padding would change answers."""
         if self._pads:
             return [_Run(turn.entries, turn.rows, turn.bucket)]
@@ -377,8 +391,8 @@ class SimulatedReplica:
     def _reply(self, sent: Sent, take: Callable[[Sent], None]) -> None:
         sent.left = self._world.now
         sent.runs_s = self.gate.runs_s(sent.left)
-        sent.told_s = self.gate.backlog_s(sent.left)
-        back_s = self._world.way_s("send")
+        sent.reported_backlog_s = self.gate.backlog_s(sent.left)
+        back_s = self._world.hop_s("send")
         if back_s > 0.0:
             self._world.at(sent.left + back_s, partial(take, sent))
         else:

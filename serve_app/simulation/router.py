@@ -13,12 +13,12 @@ from typing import NamedTuple
 from serve_app.scheduling.core import RouterCore, Why
 from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
-from serve_app.scheduling.liveness import Liveness
+from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
+from serve_app.simulation.delays import Serial
 from serve_app.simulation.replica import Sent, SimulatedReplica
 from serve_app.simulation.system import Request, Timer, World
 from serve_app.simulation.ties import SimulatedTies
-from serve_app.simulation.ways import Serial
 
 _NUMBERS = count(1)
 
@@ -28,7 +28,7 @@ class Patience(NamedTuple):
 
     Attributes:
         bundle_timeout_s: See `RouterCore`.
-        silence_s: After so long without a response a replica is silent, seconds.
+        silence_s: After so long without data a replica is unresponsive, seconds.
         kill_s: After so long it is killed, seconds; ``None``: never.
     """
 
@@ -41,12 +41,12 @@ class _Watched:
     """A replica that a router watches while it has requests in flight there.
 
     Attributes:
-        owed: Bundles in flight.
-        heard: Whether anything has come since it was asked last.
+        bundles: Bundles in flight.
+        data_received: Whether any data has come since the last look.
         liveness: Tells whether it is alive.
     """
 
-    __slots__ = ("heard", "liveness", "owed")
+    __slots__ = ("bundles", "data_received", "liveness")
 
     def __init__(
         self,
@@ -57,23 +57,23 @@ class _Watched:
         patience: Patience,
         ask: Callable[[], None],
     ) -> None:
-        self.owed = 0
-        self.heard = False
+        self.bundles = 0
+        self.data_received = False
         self.liveness = Liveness(
             patience.silence_s,
             patience.kill_s,
             call_later=lambda seconds, action: world.at(world.now + seconds, action),
-            in_flight=lambda: self.owed > 0,
-            heard=self._has_heard,
+            in_flight=lambda: self.bundles > 0,
+            data_received=self._take_received,
             ask=ask,
-            on_silent=lambda: core.on_silent(model, name, world.now),
-            on_heard=lambda: core.on_heard(model, name, world.now),
+            on_unresponsive=lambda: core.on_unresponsive(model, name, world.now),
+            on_responsive=lambda: core.on_responsive(model, name, world.now),
             on_given_up=lambda: world.kill(name),
         )
 
-    def _has_heard(self) -> bool:
-        heard, self.heard = self.heard, False
-        return heard
+    def _take_received(self) -> bool:
+        data_received, self.data_received = self.data_received, False
+        return data_received
 
 
 class SimulatedRouter:
@@ -103,7 +103,7 @@ class SimulatedRouter:
         self._world = world
         self._replicas = replicas
         self._patience = settings
-        # Only where something hangs: elsewhere nobody is ever silent, and nothing need be asked.
+        # Only where something hangs: elsewhere no replica is ever unresponsive.
         self._watches = any(failure.kind == "hang" for failure in world.scenario.failures)
         self._watched: dict[str, _Watched] = {}
         self._newest_frame_wins = newest_frame_wins
@@ -157,7 +157,7 @@ class SimulatedRouter:
     def done(self, sent: Sent) -> None:
         """A bundle's answer has come back."""
         dispatch = sent.dispatch
-        self._heard(dispatch)
+        self._data_received(dispatch)
         codes = [sent.codes.get(entry) for entry in dispatch.entries]
         alive = self._core.answered(
             dispatch,
@@ -166,14 +166,14 @@ class SimulatedRouter:
             self._world.now,
             sent.waited_s,
             sent.runs_s,
-            sent.told_s,
+            sent.reported_backlog_s,
             sent.model_works,
         )
         for entry in alive:
             if sent.codes and entry in sent.codes:
                 self._world.drop(entry.payload)
             else:
-                self._world.answer(entry.payload, way="direct")
+                self._world.answer(entry.payload, hop="direct")
         for entry, code in sent.codes.items():
             if code == RETURNED and entry.payload.replaced and entry.state is EntryState.QUEUED:
                 self._drop_replaced(entry)
@@ -185,31 +185,31 @@ class SimulatedRouter:
         self._core.lost(sent.dispatch, self._world.now, replica_lost=True, reached=sent.reached)
 
     def _watch(self, dispatch: Dispatch) -> None:
-        """A bundle goes to a replica, which may fall silent."""
+        """A bundle goes to a replica, which may become unresponsive."""
         name = str(dispatch.replica)
         if (watched := self._watched.get(name)) is None:
             ask = partial(self._ask, name)
             watched = self._watched[name] = _Watched(self._world, self._core, dispatch.model, name, self._patience, ask)
-        watched.owed += 1
+        watched.bundles += 1
         watched.liveness.begin()
 
     def _ask(self, name: str) -> None:
         """Probe a replica. Its answer is on its way for as long as a message usually is."""
-        way_s, at = self._world.overheads.send_s, self._world.at
+        hop_s, at = self._world.overheads.send_s, self._world.at
 
         def answered() -> None:
-            at(self._world.now + way_s, partial(self._answered, name))
+            at(self._world.now + hop_s, partial(self._answered, name))
 
-        at(self._world.now + way_s, partial(self._replicas[name].probe, answered))
+        at(self._world.now + hop_s, partial(self._replicas[name].probe, answered))
 
     def _answered(self, name: str) -> None:
         if (watched := self._watched.get(name)) is not None:
-            watched.heard = True
+            watched.data_received = True
 
-    def _heard(self, dispatch: Dispatch) -> None:
+    def _data_received(self, dispatch: Dispatch) -> None:
         if (watched := self._watched.get(str(dispatch.replica))) is not None:
-            watched.owed -= 1
-            watched.heard = True
+            watched.bundles -= 1
+            watched.data_received = True
 
     # ------------------------------------------------------------ as `Driver`
 
@@ -239,15 +239,15 @@ class SimulatedRouter:
         if self._watches:
             self._watch(dispatch)
         to = self._replicas[str(dispatch.replica)]
-        way_s = self._world.way_s("send")
-        sent.reaches = now + way_s
+        hop_s = self._world.hop_s("send")
+        sent.reaches = now + hop_s
         self._world.at(sent.reaches, partial(to.arrive, sent))
         return sent
 
     def recall(self, sent: Sent, dispatch: Dispatch, entries: Collection[Entry]) -> None:
         """See `Driver.recall`. Messages do not overtake each other on their way."""
         to = self._replicas[str(dispatch.replica)]
-        reaches = max(sent.reaches, self._world.now + self._world.way_s("send"))
+        reaches = max(sent.reaches, self._world.now + self._world.hop_s("send"))
         self._world.at(reaches, partial(to.recall, sent, entries))
 
     def fail(self, entry: Entry, why: Why, refusal: Rejection | None = None) -> None:  # noqa: ARG002 - a `Driver`

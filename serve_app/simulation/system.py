@@ -82,7 +82,7 @@ Status = Literal["works", "hangs", "dead"]
 """Of a replica's process."""
 
 
-Way = Literal["send", "answer", "direct"]
+Hop = Literal["send", "answer", "direct"]
 """From a router to a replica; from there to the client by the router; and to the client without one."""
 
 
@@ -106,12 +106,12 @@ class World(Protocol):
 
     @property
     def overheads(self) -> Overheads:
-        """The scenario's, without the way to the system, which is over when a request arrives there.
+        """The scenario's, without the hop to the system, which is over when a request arrives there.
 
-        They are medians: what a message really takes is drawn (`way_s`), and the system itself waits for it (`at`).
+        They are medians: what a message really takes is drawn (`hop_s`), and the system itself waits for it (`at`).
         """
 
-    def way_s(self, way: Way) -> float:
+    def hop_s(self, hop: Hop) -> float:
         """How long the next message takes, seconds; each call draws anew. Systems must not plan by what they draw."""
 
     def at(self, when: float, action: Callable[[], None]) -> Timer:
@@ -152,15 +152,15 @@ class World(Protocol):
     def example_runs(self, replica: str) -> bool:
         """Whether an input that is known to be good runs at a replica now. Takes no time."""
 
-    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
-        """The answer leaves now and reaches the client by this way. No-op when ended already.
+    def answer(self, request: Request, left: float | None = None, hop: Hop = "answer") -> None:
+        """The answer leaves now and reaches the client by this hop. No-op when ended already.
 
         Where the last execution raised, it is an error: the request gets no answer.
 
         Args:
             request: Whose answer it is.
-            left: When it left, if that is past: then the system has waited for the way itself, and it is there now.
-            way: Which way it goes.
+            left: When it left, if that is past: then the system has waited for the hop itself, and it is there now.
+            hop: Which way it goes.
         """
 
     def drop(self, request: Request) -> None:

@@ -9,13 +9,13 @@ from math import exp
 
 import numpy as np
 
+from serve_app.simulation.delays import SampledDelays, request_delays
 from serve_app.simulation.fleet import Fleet
 from serve_app.simulation.loop import Event, Loop
-from serve_app.simulation.machine import Machine, NoiseSource, Processor, Running, SharedProcessor
+from serve_app.simulation.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
 from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage, Waiting
 from serve_app.simulation.scenario import Overheads, Scenario
-from serve_app.simulation.system import Execution, Request, Status, System, Way
-from serve_app.simulation.ways import Drawn, request_ways
+from serve_app.simulation.system import Execution, Hop, Request, Status, System
 from serve_app.simulation.workloads import Arrivals
 
 _ROUNDING_S = 1e-9
@@ -41,7 +41,7 @@ class SimulatedWorld:
         self._step_s = step_s
         self._loop = Loop()
         self._machines: dict[str, Machine] = {}
-        self._devices = {device.name: SharedProcessor(self._loop, device) for device in scenario.devices}
+        self._devices = {device.name: SharedComputeDevice(self._loop, device) for device in scenario.devices}
         self._fleets = {
             model.scheduling.name: Fleet(model, self._loop, self._make_machine, self._tell, self._waiting_rows)
             for model in scenario.models
@@ -51,15 +51,15 @@ class SimulatedWorld:
         self._open = 0
         overheads = scenario.overheads
         self._overheads = replace(overheads, request_s=0.0)
-        self._request_s = request_ways(overheads, seed)
-        medians: dict[Way, float] = {
+        self._request_s = request_delays(overheads, seed)
+        medians: dict[Hop, float] = {
             "send": overheads.send_s,
             "answer": overheads.answer_s,
             "direct": overheads.direct_s,
         }
-        self._ways = {
-            way: Drawn(median_s, overheads.scatter, (seed, place, 8))
-            for place, (way, median_s) in enumerate(medians.items())
+        self._hops = {
+            hop: SampledDelays(median_s, overheads.scatter, (seed, place, 8))
+            for place, (hop, median_s) in enumerate(medians.items())
         }
         self._waiting = {name: Waiting(scenario.warm_up_s, scenario.duration_s) for name in self._fleets}
         self.usage = Usage()
@@ -118,9 +118,9 @@ class SimulatedWorld:
         """See `World.at`."""
         return self._loop.at(when, action)
 
-    def way_s(self, way: Way) -> float:
-        """See `World.way_s`."""
-        return self._ways[way]()
+    def hop_s(self, hop: Hop) -> float:
+        """See `World.hop_s`."""
+        return self._hops[hop]()
 
     def execute(
         self,
@@ -181,14 +181,14 @@ class SimulatedWorld:
         """See `World.example_runs`."""
         return not self._machines[replica].raises()
 
-    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
+    def answer(self, request: Request, left: float | None = None, hop: Hop = "answer") -> None:
         """See `World.answer`."""
         if request.ended is not None:
             return
         if request.raised:
             self.drop(request)
             return
-        arrives = self._loop.now + (self._ways[way]() if left is None else 0.0)
+        arrives = self._loop.now + (self._hops[hop]() if left is None else 0.0)
         request.answered = True
         self._records.latency_s[request.id] = arrives - request.arrival
         self._end(request, arrives, IN_TIME if arrives <= request.deadline + _ROUNDING_S else LATE)
@@ -206,9 +206,9 @@ class SimulatedWorld:
 
     def _sent(self, request: Request) -> None:
         """A request has left its client."""
-        way_s = self._request_s()
-        if way_s > 0.0:
-            self._loop.at(self._loop.now + way_s, partial(self._reached, request))
+        hop_s = self._request_s()
+        if hop_s > 0.0:
+            self._loop.at(self._loop.now + hop_s, partial(self._reached, request))
         else:
             self._reached(request)
 
@@ -286,10 +286,10 @@ class SimulatedWorld:
             name,
             fleet.name,
             self._loop,
-            Processor(self._loop) if device is None else self._devices[device],
+            ComputeDevice(self._loop) if device is None else self._devices[device],
             NoiseSource(noise, (self._seed, self._places[fleet.name], number)),
             noise.stall_s,
-            Drawn(overheads.between_s, overheads.scatter, (self._seed, self._places[fleet.name], number, 3)),
+            SampledDelays(overheads.between_s, overheads.scatter, (self._seed, self._places[fleet.name], number, 3)),
             np.random.default_rng((self._seed, self._places[fleet.name], number, 4)).random,
             self._begun,
             self._executed,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from serve_app.scheduling.breaker import State
-from serve_app.scheduling.breakers import Breakers
+from serve_app.scheduling.health.breaker import State
+from serve_app.scheduling.health.breakers import Breakers
 from serve_app.telemetry.readings import Gauge, Samples, Total
 
 _LEVELS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
@@ -40,7 +40,7 @@ BREAKERS: Final = (
     Gauge("serve_app_breaker_state", "Circuit breaker: 0 closed, 1 half-open, 2 open.", ("model", "variant"), _states),
     Total(
         "serve_app_breaker_transitions",
-        "How often a circuit breaker came to a state.",
+        "State transitions of circuit breakers, by new state.",
         ("model", "variant", "to"),
         _transitions,
     ),
@@ -50,6 +50,6 @@ BREAKERS: Final = (
         ("model", "variant"),
         _refused,
     ),
-    Total("serve_app_ejections", "Replicas ejected because they failed alone.", ("model",), _ejections),
+    Total("serve_app_ejections", "Replicas ejected as outliers.", ("model",), _ejections),
 )
 """Read of `Scheduler.breakers`."""

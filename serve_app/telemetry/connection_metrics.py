@@ -10,13 +10,13 @@ from serve_app.telemetry.readings import Gauge, Total
 CONNECTIONS: Final[tuple[Gauge[Listener], ...]] = (
     Total(
         "serve_app_connections_refused",
-        "Connections to the own HTTP port turned away: too many, in all or of one address.",
+        "Connections to the routers' HTTP port rejected: too many, in all or from one address.",
         (),
         lambda listener: [((), listener.refused)],
     ),
     Total(
         "serve_app_connections_evicted",
-        "Connections to the own HTTP port that asked nothing and were closed to make room for others.",
+        "Idle connections to the routers' HTTP port closed to admit new ones.",
         (),
         lambda listener: [((), listener.evicted)],
     ),

@@ -20,10 +20,10 @@ KEYS: Final[tuple[Gauge[Guard], ...]] = (
         ("outcome",),
         lambda guard: [((outcome,), count) for outcome, count in guard.reloads.items()],
     ),
-    Gauge("serve_app_keys", "API keys that count.", (), lambda guard: [((), guard.number)]),
+    Gauge("serve_app_keys", "API keys in use.", (), lambda guard: [((), guard.number)]),
     Gauge(
         "serve_app_keys_loaded_timestamp_seconds",
-        "When the API keys that count were read.",
+        "Unix time of the last successful load of the API keys.",
         (),
         lambda guard: [((), guard.loaded_at)],
     ),

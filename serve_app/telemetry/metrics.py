@@ -45,7 +45,7 @@ class _Answered:
     queue_time: Distribution = field(
         metadata=histogram(
             "serve_app_queue_seconds",
-            "Waiting in the router, answered requests.",
+            "Queueing time of answered requests: in the router and at the replica's gate.",
             ("model", "priority"),
             _LATENCY_BUCKETS,
         )
@@ -239,7 +239,7 @@ class RouterMetrics:
         """Count a bundle whose replica died."""
         self._lost.of(model).value += 1
 
-    def replica_silent(self, model: str) -> None:
+    def replica_unresponsive(self, model: str) -> None:
         """Count a replica that was unresponsive."""
         self._silent.of(model).value += 1
 

@@ -33,7 +33,7 @@ class Observer(Protocol):
     def replica_lost(self, model: str) -> None:
         """A bundle failed because its replica did."""
 
-    def replica_silent(self, model: str) -> None:
+    def replica_unresponsive(self, model: str) -> None:
         """A replica was unresponsive for too long."""
 
     def recovered(self, model: str, seconds: float) -> None:

@@ -41,14 +41,14 @@ SCHEDULER: Final = (
     ),
     Gauge(
         "serve_app_replicas",
-        "Replicas within reach of the router.",
+        "Replicas known to the router.",
         ("model",),
         _of_model(lambda state: len(state["replicas"])),
     ),
     Gauge("serve_app_slots_in_use", "Bundles in flight.", ("model",), _of_model(lambda state: state["slots_in_use"])),
     Gauge(
         "serve_app_replicas_held",
-        "Replicas without work for now: failed, overdue or silent.",
+        "Replicas excluded from dispatch: failed, ejected, overdue or unresponsive.",
         ("model",),
         _of_model(lambda state: len(state["held_replicas"])),
     ),
@@ -60,7 +60,7 @@ SCHEDULER: Final = (
     ),
     Total(
         "serve_app_hedges",
-        "Requests also tried elsewhere, since their replica did not answer.",
+        "Hedged requests: sent to a second replica because the first did not answer.",
         ("model",),
         _of_model(lambda state: state["hedges"]["made"]),
         former="serve_app_rescues",
@@ -79,7 +79,10 @@ SCHEDULER: Final = (
         _of_model(lambda state: state["hedges"]["duplicates"]),
     ),
     Total(
-        "serve_app_wasted_rows", "Rows executed for nobody.", ("model",), _of_model(lambda state: state["wasted_rows"])
+        "serve_app_wasted_rows",
+        "Rows executed whose results were not used.",
+        ("model",),
+        _of_model(lambda state: state["wasted_rows"]),
     ),
     Gauge("serve_app_tasks", "Tasks of the router's event loop.", (), _tasks),
 )

@@ -240,7 +240,7 @@ def without_rows_it_runs_a_request_as_it_came(subject: Subject) -> None:
 
 @_check
 def rows_answer_alone_as_beside_others(subject: Subject) -> None:
-    """Where the file says that rows are independent: that is why requests of strangers may share a run."""
+    """Where the file says that rows are independent: that is why requests of different clients may share a run."""
     described = subject.describe()
     if not (described.joinable.joins or described.joinable.verdict == PROVEN):
         return

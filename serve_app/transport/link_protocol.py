@@ -82,14 +82,14 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
     Small frames are read many at a time and copied out; what is left of a large one is read to where it will stay.
 
     Attributes:
-        heard: Set when anything arrives.
+        data_received: Set when anything arrives.
     """
 
     def __init__(self) -> None:
         self._scratch = memoryview(bytearray(_RECEIVED_AT_ONCE))
         self._filled = 0
         self._large: memoryview | None = None
-        self.heard = False
+        self.data_received = False
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -102,7 +102,7 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that have arrived, and the frames that they complete."""
-        self.heard = True
+        self.data_received = True
         self._filled += nbytes
         try:
             if self._large is not None:
@@ -114,7 +114,7 @@ class FramedProtocol(asyncio.BufferedProtocol, ABC):
             while self._filled - at >= PREFIX.size:
                 size = PREFIX.unpack_from(self._scratch, at)[2]
                 if not PREFIX.size <= size <= _LARGEST_FRAME:
-                    logger.error("A link sent something else than frames: it is cut")
+                    logger.error("Protocol error on a link; the link is closed")
                     self.cut()
                     return
                 have = min(self._filled - at, size)

@@ -94,7 +94,7 @@ class LinkServer:
         while self.running and (left_s := until - loop.time()) > 0.0:
             await asyncio.wait(self.running, timeout=left_s)
         if self.running:
-            logger.warning("%d bundles still ran after %.0f s: they are cut", len(self.running), timeout_s)
+            logger.warning("%d bundles did not finish within %.0f s and are cancelled", len(self.running), timeout_s)
         self.close()
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from serve_app.scheduling.liveness import Watch
+from serve_app.scheduling.health.liveness import Watch
 from serve_app.transport.arena import Arena
 from serve_app.transport.link_protocol import LinkError
 from serve_app.transport.replica_link import ReplicaLink, connect

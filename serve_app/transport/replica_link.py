@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult, Failure
-from serve_app.scheduling.liveness import Liveness, Watch
+from serve_app.scheduling.health.liveness import Liveness, Watch
 from serve_app.transport.arena import Arena
 from serve_app.transport.frames import Frame, decode_result, encode_bundle, encode_ping, encode_recall
 from serve_app.transport.link_protocol import (
@@ -61,16 +61,16 @@ class ReplicaLink(FramedProtocol):
         return f"<ReplicaLink {self._name} {'lost' if self.lost else 'up'}, {len(self._calls)} calls>"
 
     def watch(self, model: str, watch: Watch) -> None:
-        """Tell when the replica is silent although it has requests in flight."""
+        """Report when the replica sends no data although it has requests in flight."""
         self._liveness = Liveness(
             watch.silence_s,
             watch.kill_s,
             call_later=asyncio.get_running_loop().call_later,
             in_flight=lambda: bool(self._calls),
-            heard=self._has_heard,
+            data_received=self._take_received,
             ask=lambda: self.write(encode_ping()),
-            on_silent=lambda: watch.on_silent(model, self._name),
-            on_heard=lambda: watch.on_heard(model, self._name),
+            on_unresponsive=lambda: watch.on_unresponsive(model, self._name),
+            on_responsive=lambda: watch.on_responsive(model, self._name),
             on_given_up=self._kill,
         )
 
@@ -78,15 +78,15 @@ class ReplicaLink(FramedProtocol):
         """End the replica's process. It does not run, so that it cannot end itself; Ray Serve replaces what is dead."""
         if self.lost or self._process <= 0:
             return
-        logger.error("Replica %s has been silent for too long: its process %d is killed", self._name, self._process)
+        logger.error("Replica %s did not respond for too long; killing its process %d", self._name, self._process)
         try:
             os.kill(self._process, signal.SIGKILL)
         except OSError as error:
             logger.warning("Process %d could not be killed: %s", self._process, error)
 
-    def _has_heard(self) -> bool:
-        heard, self.heard = self.heard, False
-        return heard
+    def _take_received(self) -> bool:
+        data_received, self.data_received = self.data_received, False
+        return data_received
 
     async def call(self, bundle: Bundle) -> BundleResult:
         """Send a bundle and wait for its result.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.access.credentials import LONGEST, presented
+from serve_app.access.credentials import LONGEST, credential_from
 from serve_app.domain.keys import new_key, scrubbed
 from serve_app.errors import Unauthenticated
 
@@ -23,7 +23,7 @@ from serve_app.errors import Unauthenticated
 )
 def test_where_keys_are_found(headers: dict[bytes, bytes]) -> None:
     """In either header; a header of its own counts first."""
-    assert presented(headers) == b"sa_key"
+    assert credential_from(headers) == b"sa_key"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_where_keys_are_found(headers: dict[bytes, bytes]) -> None:
 def test_what_is_no_key_is_refused_unrepeated(headers: dict[bytes, bytes]) -> None:
     """The message says how to send one, and nothing of what came."""
     with pytest.raises(Unauthenticated) as caught:
-        presented(headers)
+        credential_from(headers)
     assert "secret" not in str(caught.value)
     assert "X-API-Key: <key>" in str(caught.value)
 
@@ -52,7 +52,7 @@ def test_what_is_no_key_is_refused_unrepeated(headers: dict[bytes, bytes]) -> No
 def test_any_bytes(headers: dict[bytes, bytes]) -> None:
     """There is a key of printable characters, none, or an error of ours."""
     try:
-        key = presented(headers)
+        key = credential_from(headers)
     except Unauthenticated:
         return
     if key is None:
@@ -68,5 +68,5 @@ def test_new_keys_are_different_and_recognized() -> None:
 
     assert len(keys) == 100
     for key in keys:
-        assert presented({b"x-api-key": key.encode()}) == key.encode()
+        assert credential_from({b"x-api-key": key.encode()}) == key.encode()
         assert scrubbed(f"a {key} b") == "a sa_*** b"

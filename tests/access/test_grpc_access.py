@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2
 from access.conftest import KEYS, Revoking
 from serve_app.access.guard import Guard
 from serve_app.api.grpc.call import address_of
-from serve_app.api.grpc_app import STRANGERS, GrpcApp
+from serve_app.api.grpc_app import ANONYMOUS_STREAMS, GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.http.body import BodyReader
@@ -175,7 +175,7 @@ async def test_streams_of_strangers_take_no_place_of_others(service: NumpyServic
     """However many they open; and where there is no place, who has no key is told of that first."""
     async with serving(service, guard, streams=1) as (_, client):
         watch = client.channel.unary_stream(WATCH)
-        watching = [watch(b"", timeout=20) for _ in range(STRANGERS["Watch"])]
+        watching = [watch(b"", timeout=20) for _ in range(ANONYMOUS_STREAMS["Watch"])]
         for each in watching:
             await each.read()
         code, _, metadata = await failure(watch(b"", timeout=20).read())

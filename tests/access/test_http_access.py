@@ -230,7 +230,7 @@ async def test_classes(
 
     if served is None:
         assert (reply.status_code, reply.json()["code"]) == (403, "permission_denied")
-        assert "may not use the class" in reply.json()["error"]
+        assert "may not use priority" in reply.json()["error"]
         assert service.calls == []
     else:
         assert reply.headers["x-priority"] == served
@@ -330,7 +330,7 @@ async def test_the_description_names_both_ways_to_send_a_key(client: httpx.Async
 def test_a_keys_classes_are_those_that_numbers_mean_here(clock: Clock) -> None:
     """Else a key would be refused the class that it may use, or be let in with one that it may not."""
     asked = {b"authorization": b"Bearer sa_modest", b"x-priority": b"1"}
-    with pytest.raises(PermissionDenied, match="may not use the class high"):
+    with pytest.raises(PermissionDenied, match="may not use priority high"):
         Guard(KEYS, now=clock, wall=clock).admit(asked)
     Guard(KEYS, levels=PriorityLevels({1: Priority.LOW}), now=clock, wall=clock).admit(asked)
 

@@ -359,7 +359,7 @@ async def test_a_client_that_leaves_while_sending_is_forgotten(service: NumpySer
 @pytest.mark.parametrize("size", [900, 2**20])
 async def test_a_body_that_stops_coming_is_given_up(service: NumpyService, size: int) -> None:
     """It would hold its share of the memory for bodies, and in the end everybody's, for as long as the client likes."""
-    call = Conversation(service, HttpSettings(offload_above=100, patience_s=0.05), x_timeout_ms="60000")
+    call = Conversation(service, HttpSettings(offload_above=100, pause_timeout_s=0.05), x_timeout_ms="60000")
     call.say(b"x" * size, more=True)
     await asyncio.wait_for(call.run(), 5)
 

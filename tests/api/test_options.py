@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from api.protocol_service import DOUBLE
-from serve_app.domain.options import parse_qos_headers, reading_s, remaining, request_options
+from serve_app.domain.options import header_timeout_s, parse_qos_headers, remaining, request_options
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.service import RequestOptions
 from serve_app.errors import DeadlineExceeded, InvalidRequest
@@ -150,4 +150,4 @@ def test_numbers_mean_what_the_configuration_says() -> None:
 )
 def test_the_headers_say_how_long_reading_may_take(headers: dict[bytes, bytes], seconds: float) -> None:
     """A deadline in the body is known only when it has been read."""
-    assert seconds == reading_s(DOUBLE, parse_qos_headers(headers, DEFAULT_LEVELS))
+    assert seconds == header_timeout_s(DOUBLE, parse_qos_headers(headers, DEFAULT_LEVELS))

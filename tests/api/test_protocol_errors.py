@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 import serve_app.errors as tree
-from serve_app.api.grpc.call import Call
+from serve_app.api.grpc.call import GrpcCall
 from serve_app.api.openai import render_error
 from serve_app.errors import InvalidRequest, ModelNotFound, QueueFull, ServeAppError
 from serve_app.http.errors import STATUSES, internal_error, render, retry_after, status_of
@@ -130,7 +130,7 @@ class _Ended:
 
 def test_metadata_of_cache_control_add_up() -> None:
     """As HTTP's lines do; of all others the last counts."""
-    call = Call(
+    call = GrpcCall(
         _Ended(("cache-control", "no-store"), ("x-priority", "low"), ("cache-control", "x"), ("x-priority", "1"))
     )
     assert (call.headers[b"cache-control"], call.headers[b"x-priority"]) == (b"no-store,x", b"1")

@@ -127,10 +127,10 @@ def test_bf16_has_no_json_form() -> None:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "BF16", "data": [1, 2]}
     codec = CODECS["brain"]
 
-    with pytest.raises(InvalidRequest, match=re.escape("inputs[0].data: BF16 has no JSON form: it travels as binary")):
+    with pytest.raises(InvalidRequest, match=re.escape("inputs[0].data: BF16 has no JSON representation")):
         codec.decode(_parse({"inputs": [tensor]}))
     for outputs in ({}, {"outputs": [{"name": "y"}]}):
-        with pytest.raises(InvalidRequest, match=re.escape("output 'y' is BF16, which has no JSON form")):
+        with pytest.raises(InvalidRequest, match=re.escape("output 'y' is BF16, which has no JSON representation")):
             codec.select(_parse({"inputs": [], **outputs}))
     # What becomes text has one.
     classes = {"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 1}}]}

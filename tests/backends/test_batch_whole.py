@@ -87,7 +87,7 @@ def test_a_whole_entry_that_fails_fails_alone() -> None:
     assert [dict, InvalidRequest, InferenceFailed] == [type(each) for each in (first, uneven, failed)]
     assert isinstance(uneven, ServeAppError)
     assert uneven.message.startswith(
-        "inputs differ in their rows ('x' 3, 'z' 1), and the model does not take them so: the model failed"
+        "inputs have different numbers of rows ('x' 3, 'z' 1), which the model does not accept: the model failed"
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnx_models
 import pytest
-from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from simulated_backend import SimulatedBackend
 
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings

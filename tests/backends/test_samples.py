@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import edge_case_models
 import ml_dtypes
 import numpy as np
 import onnx_models
-import particular_models
 import pytest
 from onnx import TensorProto, helper
 
-from serve_app.backends.fillings import FILLINGS, Filling, filled
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.samples import Samples, make_samples
+from serve_app.backends.synthetic_inputs import SYNTHETIC_INPUTS, SyntheticInput, filled
 from serve_app.backends.warm_up import first_that_runs, tensor_inputs, try_warm_up
 from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.errors import ConfigError, InferenceFailed
@@ -110,8 +110,8 @@ def test_the_size_of_a_free_dimension_can_be_given_alone() -> None:
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-@pytest.mark.parametrize("filling", FILLINGS)
-def test_every_datatype_can_be_filled(datatype: str, filling: Filling) -> None:
+@pytest.mark.parametrize("filling", SYNTHETIC_INPUTS)
+def test_every_datatype_can_be_filled(datatype: str, filling: SyntheticInput) -> None:
     """In the protocol's dtype, whatever the rank."""
     spec = TensorSpec("x", datatype, (-1, 300))
     for shape in ((2, 300), (3,), ()):
@@ -121,9 +121,9 @@ def test_every_datatype_can_be_filled(datatype: str, filling: Filling) -> None:
 
 def test_a_ramp_rises_along_the_last_axis() -> None:
     """From 0 in every row, and texts are its digits."""
-    assert filled(TensorSpec("x", "INT8", (-1, 4)), (2, 4), FILLINGS[-1]).tolist() == [[0, 1, 2, 3]] * 2
-    assert filled(TensorSpec("x", "BYTES", (-1, 3)), (1, 3), FILLINGS[-1]).tolist() == [["0", "1", "2"]]
-    assert filled(TensorSpec("x", "INT8", (-1, 129)), (1, 129), FILLINGS[-1])[0, 126:].tolist() == [126, 127, 0]
+    assert filled(TensorSpec("x", "INT8", (-1, 4)), (2, 4), SYNTHETIC_INPUTS[-1]).tolist() == [[0, 1, 2, 3]] * 2
+    assert filled(TensorSpec("x", "BYTES", (-1, 3)), (1, 3), SYNTHETIC_INPUTS[-1]).tolist() == [["0", "1", "2"]]
+    assert filled(TensorSpec("x", "INT8", (-1, 129)), (1, 129), SYNTHETIC_INPUTS[-1])[0, 126:].tolist() == [126, 127, 0]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_bfloat16_comes_from_a_file_as_bytes(tmp_path: Path) -> None:
 
 def test_the_first_inputs_that_run_are_taken(tmp_path: Path, load: Callable[[Path], OnnxBackend]) -> None:
     """A model that reads numbers takes no empty text, and its warm-up is as any other."""
-    backend = load(particular_models.numbers(tmp_path / "numbers.onnx"))
+    backend = load(edge_case_models.numbers(tmp_path / "numbers.onnx"))
 
     warm = try_warm_up(backend, make_samples(backend.signature, model="m").candidates(), max_rows=4, repeats=1)
 
@@ -341,7 +341,7 @@ def test_a_kernel_needs_more_than_one_pixel(make_model: MakeModel, load: Callabl
 
 def test_what_takes_none_of_ours_is_told(tmp_path: Path, load: Callable[[Path], OnnxBackend]) -> None:
     """What the model said to the first of them; configured ids run."""
-    backend = load(particular_models.ids(tmp_path / "ids.onnx"))
+    backend = load(edge_case_models.ids(tmp_path / "ids.onnx"))
     own = make_samples(backend.signature, model="m")
 
     refused = try_warm_up(backend, own.candidates(), max_rows=4)

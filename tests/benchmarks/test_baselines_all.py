@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 from baselines_runs import Ask, WatchedWorld, run, serve
-from effort import examples, thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples, thorough
 from simulation_builders import HIGH, LOW, NORMAL, make_model, make_scenario
 
 from benchmarks.scheduling.baselines import BASELINES

@@ -7,9 +7,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from simulation_brute_force import Offered, best_weight
 from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_arrivals, make_classes, make_model, make_scenario
 

@@ -22,7 +22,7 @@ from benchmarks.peers.measure import Plan, poisson
 from benchmarks.peers.plots import draw
 from benchmarks.peers.report import render
 from benchmarks.peers.results import Alone, CaseResult, LeftOut, Paced, Report, Run, failures_of_ours, findings
-from benchmarks.peers.systems import PeerServer, Subject, settings_of, versions, ways_in, wire_of
+from benchmarks.peers.systems import PeerServer, Subject, endpoints, settings_of, versions, wire_of
 from benchmarks.process import ROOT
 from benchmarks.requests import Request, read_requests, write_requests
 from benchmarks.server import DIRECT, PROXY, Server
@@ -318,10 +318,10 @@ def test_a_direct_port_becomes_a_second_way_in() -> None:
     }
     assert (direct, router["grpc"]["port"], placed["grpc_options"]["port"]) != (8001, 9101, 9001)
     assert document["applications"][0]["args"]["router"] == {"http": {"port": 8001}, "grpc": {"port": 9101}}
-    assert list(ways_in(server)) == [OURS, OURS_PROXY]
+    assert list(endpoints(server)) == [OURS, OURS_PROXY]
     plain = Server(OURS, {"applications": [{"args": {}}]}, ())
     plain._on_free_ports()
-    assert list(ways_in(plain)) == [OURS_PROXY]
+    assert list(endpoints(plain)) == [OURS_PROXY]
 
 
 @pytest.mark.parametrize(

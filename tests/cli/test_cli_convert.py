@@ -112,7 +112,7 @@ def test_int8_says_what_was_done(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "Invalid value for --int8: say what to write"),
+        ([], "Invalid value for --int8: missing option"),
         (["--fp16"], "No such option"),
         (["--precision", "fp16"], "Invalid value for '--precision'"),
         (["--int8", "--samples", "none.npz"], "samples none.npz: cannot be read: No such file or directory"),

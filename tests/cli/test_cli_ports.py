@@ -65,7 +65,7 @@ def test_a_taken_port_is_named_with_the_setting_and_the_holder(listener: socket.
     """The line says which setting wants the port and who has it."""
     port = port_of(listener)
     assert busy_ports(serve_file(port)) == [
-        f"port {port} (http_options.port) is taken by {holder(port)}; end that, or choose another port"
+        f"port {port} (http_options.port) is in use by {holder(port)}; stop that process, or choose another port"
     ]
 
 
@@ -77,7 +77,10 @@ def test_the_ports_of_haproxy_count_when_it_is_used(listener: socket.socket) -> 
     ports = {"RAY_SERVE_HAPROXY_STATS_PORT": str(port), "RAY_SERVE_HAPROXY_METRICS_PORT": str(unused)}
     assert busy_ports(serve_file(unused, **ports)) == []
     assert busy_ports(serve_file(unused, RAY_SERVE_ENABLE_HA_PROXY="1", **ports)) == [
-        f"port {port} (RAY_SERVE_HAPROXY_STATS_PORT) is taken by {holder(port)}; end that, or choose another port"
+        (
+            f"port {port} (RAY_SERVE_HAPROXY_STATS_PORT) is in use by {holder(port)}; stop that process,"
+            " or choose another port"
+        )
     ]
 
 
@@ -89,7 +92,10 @@ def test_the_routers_own_port_is_refused_even_where_it_could_be_shared() -> None
         free.close()
         for ports, setting in (((port, None), "http.port"), ((None, port), "grpc.port")):
             assert busy_ports(serve_file(unused, *ports)) == [
-                f"port {port} (args.router.{setting}) is taken by {holder(port)}; end that, or choose another port"
+                (
+                    f"port {port} (args.router.{setting}) is in use by {holder(port)}; stop that process,"
+                    " or choose another port"
+                )
             ]
 
 
@@ -113,7 +119,7 @@ def test_another_servers_routers_are_noticed(listener: socket.socket) -> None:
     }
     lines = [line for line in busy_ports(serve_file(0, **variables)) if "DIRECT_INGRESS" in line]
     assert len(lines) == 1
-    assert lines[0].startswith(f"port {taken} (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT) is taken by ")
+    assert lines[0].startswith(f"port {taken} (RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT) is in use by ")
 
 
 def test_ports_for_grpc_count_where_serve_opens_them(listener: socket.socket) -> None:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import edge_case_models
 import onnx_models
-import particular_models
 import pytest
 from typer.testing import CliRunner
 
@@ -181,7 +181,7 @@ def test_a_model_that_fails_is_named_by_its_shape(config: Path, tmp_path: Path) 
 
 def test_a_model_that_refuses_our_values_wants_samples(config: Path, tmp_path: Path) -> None:
     """One line that says so; with a range it is measured."""
-    particular_models.ids(tmp_path / "models" / "ids" / "1" / "model.onnx")
+    edge_case_models.ids(tmp_path / "models" / "ids" / "1" / "model.onnx")
     code, output = profile(write(tmp_path, "\n        - {name: ids, path: models/ids}\n"))
     assert (code, output.count("\n")) == (1, 1)
     assert f"{tmp_path}/serve.yaml: model 'ids' runs on no known input: the model failed on this input: " in output

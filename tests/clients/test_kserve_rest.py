@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreign import needs_clients, run_script
+from external_clients import needs_clients, run_script
 
 
 @needs_clients

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from client_models import TYPES
-from foreign import needs_perf_analyzer
+from external_clients import needs_perf_analyzer
 
 pytestmark = needs_perf_analyzer
 

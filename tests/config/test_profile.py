@@ -22,8 +22,8 @@ from serve_app.config import ModelConfig
 from serve_app.config.profile import FORMAT, Machine, Memory, Profile, read_profile
 from serve_app.config.profile_points import Point, fit_affine, fit_points
 from serve_app.errors import ConfigError
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.latency import LatencyModel
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
 

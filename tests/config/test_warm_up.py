@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import edge_case_models
 import fsspec
 import numpy as np
-import particular_models
 import pytest
 
 from serve_app.api.open_inference.sample import decode_sample
@@ -27,7 +27,7 @@ def args(folder: Path, warm_up: Any, **keys: Any) -> dict[str, Any]:
     """Arguments with a model that takes ids from 1000 to 1007, at home in ``folder``."""
     file = folder / "models" / "ids" / "1" / "model.onnx"
     if not file.exists():
-        particular_models.ids(file)
+        edge_case_models.ids(file)
     return {"models": [{"name": "ids", "path": str(folder / "models" / "ids"), "warm_up": warm_up, **keys}]}
 
 
@@ -111,7 +111,7 @@ def test_samples_are_arrays_or_requests(tmp_path: Path) -> None:
 
 def test_texts_come_from_either_kind_of_file(tmp_path: Path) -> None:
     """Numpy's texts and a request's."""
-    particular_models.numbers(tmp_path / "m" / "1" / "model.onnx")
+    edge_case_models.numbers(tmp_path / "m" / "1" / "model.onnx")
     np.savez(tmp_path / "a.npz", text=np.array([["1", "2", "3", "4"]]))
     request = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 4], "data": ["5", "6", "7", "8"]}]}
     (tmp_path / "b.json").write_text(json.dumps(request))

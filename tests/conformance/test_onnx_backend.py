@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from effort import thorough
+from hypothesis_profiles import thorough
 
 from conformance.onnx_cases import FORMS, Case, Cases, Form, alone, in_form, load_cases
 from conformance.row_requests import requests_of

@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import onnx
 import pytest
-from effort import thorough
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import thorough
 
 from conformance.alone import Alone
 from conformance.asking import CLIENTS

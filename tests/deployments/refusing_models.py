@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import particular_models
+import edge_case_models
 
 REQUEST = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1003, 1007]}]}
 KNOWN, UNKNOWN = "ids-known", "ids-unknown"
@@ -14,7 +14,7 @@ KNOWN, UNKNOWN = "ids-known", "ids-unknown"
 
 def bring(folder: Path) -> list[dict[str, Any]]:
     """Write the model's file and the sample, and return the configuration of both."""
-    particular_models.ids(folder / "ids" / "1" / "model.onnx")
+    edge_case_models.ids(folder / "ids" / "1" / "model.onnx")
     sample = folder / "sample.json"
     sample.write_text(json.dumps(REQUEST))
     path = str(folder / "ids")

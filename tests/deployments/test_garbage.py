@@ -7,9 +7,9 @@ import sys
 
 _PROGRAM = """
 import gc
-from serve_app.deployments.garbage import collect_seldom
+from serve_app.deployments.garbage import tune_garbage_collection
 
-collect_seldom()
+tune_garbage_collection()
 assert gc.isenabled() and gc.get_freeze_count() > 1000 and gc.get_threshold()[0] > 10_000
 
 

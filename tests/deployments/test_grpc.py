@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from foreign import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
+from external_clients import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
 
 from serve_app.api.open_inference import inference_pb2 as pb
 

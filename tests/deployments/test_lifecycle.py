@@ -112,7 +112,7 @@ def ask(url: str, model: str, value: float = 1.0, size: int = 1, **options: Any)
     return httpx.post(f"{url}/v2/models/{model}/infer", json=body, timeout=60.0, **options)
 
 
-def ways_in(server: ServeProcess) -> tuple[list[int], list[int]]:
+def endpoints(server: ServeProcess) -> tuple[list[int], list[int]]:
     """The ports for HTTP and those for gRPC: Serve's, where it has any, and the routers' own."""
     router = server.config["applications"][0]["args"]["router"]
     of_serve = [server.grpc_port] if "grpc_options" in server.config else []
@@ -239,7 +239,7 @@ def waiting_grpc(port: int) -> Iterator[None]:
 @pytest.mark.parametrize("way", ["HTTP by Serve's port", "HTTP", "gRPC by Serve's port", "gRPC"])
 def test_clients_that_disconnect_leave_nothing_behind(busy: ServeProcess, way: str) -> None:
     """What they had queued is not executed, and every counter returns to zero."""
-    ports, grpc_ports = ways_in(busy)
+    ports, grpc_ports = endpoints(busy)
     of_serve = "Serve" in way
     waiting = waiting_grpc(grpc_ports[not of_serve]) if "gRPC" in way else waiting_http(ports[not of_serve])
 
@@ -280,7 +280,7 @@ def test_a_redeploy_loses_no_request(busy: ServeProcess) -> None:
             return [], 0
         return model.json()["versions"], config.json()["max_batch_size"]
 
-    http, grpc_ = ways_in(busy)
+    http, grpc_ = endpoints(busy)
     with SteadyLoad("steady", http_ports=http, grpc_ports=grpc_, clients=1) as load:
         busy.deploy(file)
         wait_until(lambda: deployed() == (["2"], 16), "the new version and the new setting")
@@ -469,7 +469,7 @@ def status(connection: http.client.HTTPConnection) -> int:
 
 def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeProcess) -> None:
     """Its own connections are cut and no others; what of it waits at the replica's gate leaves at once."""
-    direct = ways_in(two_routers)[0][-1]
+    direct = endpoints(two_routers)[0][-1]
     shape = [SLOW_ROWS, 2048]
     batch = {"name": "x", "shape": shape, "datatype": "FP32", "data": np.ones(shape).tolist()}
     body = json.dumps({"inputs": [batch]})
@@ -503,7 +503,7 @@ def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeP
 
 def test_stopping_under_load_loses_nothing_and_leaves_nothing_behind(two_routers: ServeProcess) -> None:
     """After SIGTERM what was accepted is answered, then no process and no port of the server is left."""
-    http, grpc_ = ways_in(two_routers)
+    http, grpc_ = endpoints(two_routers)
     with SteadyLoad("tiny", http_ports=http, grpc_ports=grpc_, clients=2) as load:
         load.wait_for_answers()
         survivors = two_routers.stop(signal.SIGTERM)

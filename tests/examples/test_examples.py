@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
-from foreign import CLIENTS, needs_clients, needs_perf_analyzer
+from external_clients import CLIENTS, needs_clients, needs_perf_analyzer
 from serve_process import ROOT, ServeProcess
 
 EXAMPLES = ROOT / "examples"

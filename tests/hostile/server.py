@@ -18,7 +18,7 @@ from typing import Any
 
 from local_server import LocalServer, every_kind_of_model
 
-from serve_app.deployments.garbage import collect_seldom
+from serve_app.deployments.garbage import tune_garbage_collection
 
 _TELLING = frozenset(
     (
@@ -51,7 +51,7 @@ _KERNEL = ("/proc/", "/sys/")
 def main() -> None:
     """Serve until there is nobody any more who listens."""
     with tempfile.TemporaryDirectory() as folder, LocalServer(every_kind_of_model(Path(folder))) as server:
-        collect_seldom()  # as routers do
+        tune_garbage_collection()  # as routers do
         _say("url", server.url)
         sys.addaudithook(_hook)
         sys.stdin.read()

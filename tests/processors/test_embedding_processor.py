@@ -388,8 +388,8 @@ def test_dimensions_are_the_first_ones(text_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"multi_label": False}, r"parameters\.multi_label: says how candidate_labels are weighed, and there are none"),
-        ({"hypothesis_template": "{}"}, r"parameters\.hypothesis_template: says how candidate_labels"),
+        ({"multi_label": False}, r"parameters\.multi_label: has an effect only together with candidate_labels"),
+        ({"hypothesis_template": "{}"}, r"parameters\.hypothesis_template: has an effect only together"),
         ({"encoding_format": "base64"}, r"parameters\.encoding_format: .* POST /v1/embeddings"),
         ({"dimensions": 0}, r"parameters\.dimensions: expected `int` >= 1"),
         ({"truncation_direction": "up"}, r"parameters\.truncation_direction: invalid enum value 'up'"),

@@ -9,9 +9,9 @@ import zlib
 
 import numpy as np
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from PIL import Image
 
 from serve_app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
@@ -248,7 +248,7 @@ def test_text_is_no_picture() -> None:
     with pytest.raises(InvalidRequest) as raised:
         decode(b"hello, this is text")
 
-    expected = "these 19 bytes are no image that can be read: send a JPEG, PNG, WebP, GIF, BMP or TIFF picture"
+    expected = "the content (19 bytes) cannot be decoded as image; send a JPEG, PNG, WebP, GIF, BMP or TIFF picture"
     assert raised.value.message == expected
 
 
@@ -266,7 +266,7 @@ def test_a_format_that_is_not_decoded_is_an_unsupported_medium() -> None:
 
 def test_postscript_is_never_run() -> None:
     """Pillow would hand it to another program."""
-    with pytest.raises(InvalidRequest, match="no image that can be read"):
+    with pytest.raises(InvalidRequest, match="cannot be decoded as image"):
         decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n")
 
 

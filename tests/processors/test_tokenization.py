@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from serve_app.config.processor import TextOptions
 from serve_app.errors import ConfigError, InvalidRequest

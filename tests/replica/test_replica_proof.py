@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import edge_case_models
 import numpy as np
 import onnx_models
-import particular_models
 import pytest
 from joining_backends import Made, loaded, shifted
 
 from serve_app.backends.backend import Backend
-from serve_app.backends.joining.records import Records
+from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
 from serve_app.payloads import Joinable, ModelSignature, Tensors, TensorSpec
 from serve_app.processors.processor import Processor
-from serve_app.replica.proof import Proofs, prove_replica, try_requests
+from serve_app.replica.proof import ProofContext, prove_replica, try_requests
 
 PROVEN = Joinable("proven", "by the graph")
 X = Samples(ModelSignature((TensorSpec("x", "FP32", (-1, 4)),), ()), (), {})
@@ -42,14 +42,14 @@ class Padding:
 def prove(
     backends: dict[str, Any],
     verdicts: dict[str, Joinable],
-    proofs: Proofs | None = None,
+    proofs: ProofContext | None = None,
     processor: Any = None,
     samples: Samples = X,
     examples: dict[str, Tensors] | None = None,
 ) -> dict[str, Joinable]:
     """What `prove_replica` finds, with as much time as it takes."""
     return prove_replica(
-        proofs or Proofs("m", 8, budget_s=1e9),
+        proofs or ProofContext("m", 8, budget_s=1e9),
         cast("dict[str, Backend]", backends),
         verdicts,
         cast("Processor | None", processor),
@@ -72,7 +72,7 @@ def test_each_build_has_a_verdict_of_its_own() -> None:
 def test_what_was_found_is_found_again(tmp_path: Path) -> None:
     """The next start runs nothing for it, and another key has another record."""
     answers = shifted(np.float32, 2.0**-18)
-    kept = Proofs("m", 8, None, 1e9, Records(tmp_path), {"": "key"})
+    kept = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path), {"": "key"})
     first, again, other = Made(answers), Made(answers), Made(answers)
     verdict = prove({"": first}, {"": PROVEN}, kept)
     assert ("close", verdict) == (verdict[""].verdict, prove({"": again}, {"": PROVEN}, kept))
@@ -82,8 +82,8 @@ def test_what_was_found_is_found_again(tmp_path: Path) -> None:
 
 def test_a_model_that_takes_none_of_our_inputs_stays_untried(tmp_path: Path) -> None:
     """Nothing is kept of it, and its requests are run one by one until some can serve."""
-    backend = loaded(particular_models.ids(tmp_path / "ids" / "model.onnx"))
-    proofs = Proofs("m", 8, None, 1e9, Records(tmp_path / "kept"), {"": "key"})
+    backend = loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx"))
+    proofs = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
     ids = Samples(backend.signature, (), {})
     found = prove({"": backend}, {"": PROVEN}, proofs, samples=ids)[""]
     assert ("proven", False, None) == (found.verdict, found.joins, proofs.find(""))
@@ -95,8 +95,8 @@ def test_a_model_that_takes_none_of_our_inputs_stays_untried(tmp_path: Path) -> 
 
 def test_the_rows_of_requests_can_serve(tmp_path: Path) -> None:
     """As they are, in turns: ids keep their range."""
-    backend = loaded(particular_models.ids(tmp_path / "ids" / "model.onnx"))
-    proofs = Proofs("m", 8, None, 1e9, Records(tmp_path / "kept"), {"": "key"})
+    backend = loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx"))
+    proofs = ProofContext("m", 8, None, 1e9, VerdictStore(tmp_path / "kept"), {"": "key"})
     found = try_requests(proofs, "", backend, {"ids": np.array([[1001, 1007], [993, 1000], [1002, 1003]], np.int64)})
     assert ("exact", found) == (found.verdict, proofs.find(""))
 

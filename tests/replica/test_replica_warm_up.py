@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import edge_case_models
 import onnx_models
-import particular_models
 import pytest
 from onnx import TensorProto, helper
 
@@ -44,7 +44,7 @@ def test_every_build_is_warmed_up_with_what_it_runs(make_backend: MakeBackend) -
 
 def test_a_build_that_runs_nothing_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not silently: the log has the line that routers are told."""
-    particular = loaded(particular_models.ids(tmp_path / "ids.onnx"))
+    particular = loaded(edge_case_models.ids(tmp_path / "ids.onnx"))
     plain = loaded(
         onnx_models.write(
             tmp_path / "plain.onnx",
@@ -78,7 +78,7 @@ def test_a_build_that_runs_nothing_is_left_out_and_told(tmp_path: Path, caplog: 
 
 def test_the_self_test_runs_what_the_warm_up_found(tmp_path: Path) -> None:
     """Of a model that no empty text suits it can tell whether it works."""
-    backend = loaded(particular_models.numbers(tmp_path / "numbers.onnx"))
+    backend = loaded(edge_case_models.numbers(tmp_path / "numbers.onnx"))
     samples = make_samples(backend.signature, model="m")
     warm = warm_up_replica("m", {"": backend}, None, samples, max_rows=1, budget_s=5.0)
 

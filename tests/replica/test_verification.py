@@ -14,11 +14,11 @@ from joining_backends import Made, loaded, refusing, shifted
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.joining.experiment import SAME
-from serve_app.backends.joining.records import Records
+from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs
+from serve_app.replica.proof import ProofContext
 from serve_app.replica.staged import Job
 from serve_app.replica.verification import Verification
 
@@ -34,11 +34,13 @@ class Checked:
         places: Rows, bucket, variant and router of each job that ever came.
     """
 
-    def __init__(self, backend: Any, share: float = 1.0, processor: Any = None, kept: Records | None = None) -> None:
+    def __init__(
+        self, backend: Any, share: float = 1.0, processor: Any = None, kept: VerdictStore | None = None
+    ) -> None:
         self.jobs: list[Job] = []
         self.places: list[tuple[int, int, str, str]] = []
         self.joining = Joining("m", {"": EXACT, "apart": Joinable("dependent", ""), "new": PROVEN})
-        proofs = Proofs("m", 8, records=kept, keys=dict.fromkeys(self.joining.verdicts, "key"))
+        proofs = ProofContext("m", 8, records=kept, keys=dict.fromkeys(self.joining.verdicts, "key"))
         backends = cast("dict[str, Backend]", dict.fromkeys(self.joining.verdicts, backend))
         made = cast("Processor | None", processor)
         self.verification = Verification(proofs, backends, made, self.joining, share, self._later)
@@ -141,7 +143,7 @@ def test_what_is_compared_is_copied() -> None:
 
 def test_another_answer_ends_the_sharing_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log has one error, every router hears of it once, and the next start knows it."""
-    records = Records(tmp_path)
+    records = VerdictStore(tmp_path)
     checked = Checked(Made(mirror), kept=records)
     with caplog.at_level(logging.INFO):
         checked.check(x(1, 2), {"y": x(1, 2.5)["x"]})
@@ -160,7 +162,7 @@ def test_another_answer_ends_the_sharing_at_once(tmp_path: Path, caplog: pytest.
 
 def test_a_difference_without_a_size_can_be_told(tmp_path: Path) -> None:
     """NaN where the other answer has a number: the record and the status hold JSON."""
-    records = Records(tmp_path)
+    records = VerdictStore(tmp_path)
     checked = Checked(Made(mirror), kept=records)
     checked.check(x(1, 2), {"y": x(1, np.nan)["x"]})
     assert ("dependent", 1.0, checked.verdict) == (*checked.verdict[::2][:2], records.find("key"))
@@ -168,7 +170,7 @@ def test_a_difference_without_a_size_can_be_told(tmp_path: Path) -> None:
 
 def test_small_differences_are_close(tmp_path: Path) -> None:
     """The largest so far is told and kept; smaller ones are no news."""
-    records = Records(tmp_path)
+    records = VerdictStore(tmp_path)
     checked = Checked(Made(mirror), kept=records)
     found = []
     for by in (2.0**-20, 2.0**-18, 2.0**-19, 0.0):
@@ -230,7 +232,7 @@ def test_of_answers_that_grew_with_the_neighbours_the_front_is_compared() -> Non
 @pytest.mark.parametrize(("rows", "requests"), [(1, 3), (2, 2), (4, 1), (9, 1)])
 def test_a_build_is_tried_with_its_first_requests(tmp_path: Path, rows: int, requests: int) -> None:
     """Three of them, or four rows, are enough; the verdict is told and kept."""
-    records, backend = Records(tmp_path), Made(mirror)
+    records, backend = VerdictStore(tmp_path), Made(mirror)
     checked = Checked(backend, kept=records)
     inputs = {"x": np.arange(rows, dtype=np.float32)[:, None]}
     for _ in range(requests):

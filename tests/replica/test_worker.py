@@ -327,6 +327,6 @@ async def test_what_cannot_end_in_time_is_not_executed(
     result = await worker.run(Bundle([entry(tensor(0)), entry(tensor(1), budget_s=300.0)]))
     assert values(result) == ["deadline_exceeded", [[2.0]]]
     assert isinstance(result.results[0], Failure)
-    assert "could not be executed in time" in result.results[0].message
+    assert "could not finish before its deadline" in result.results[0].message
     assert [run.rows for run in result.executions] == [1]
     worker.close()

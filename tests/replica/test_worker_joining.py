@@ -14,7 +14,7 @@ from runtime_harness import batch_same_turn, run_to_the_end
 
 from serve_app.payloads import Bundle, BundleResult, Execution, Failure, Joinable, Success, Tensors, WireEntry
 from serve_app.replica.joining import Joining
-from serve_app.replica.proof import Proofs
+from serve_app.replica.proof import ProofContext
 from serve_app.replica.worker import Worker
 from serve_app.scheduling.settings import ModelScheduling
 
@@ -43,7 +43,7 @@ async def make_worker() -> AsyncIterator[MakeWorker]:
                 batch=batch_same_turn,
                 warm_up=[Execution(1, 0, 1.0), Execution(8, 0, 1.0)],  # too long for the event loop
                 joining=Joining("m", {"": verdict}, {"": inputs}),
-                proofs=Proofs("m", 8),
+                proofs=ProofContext("m", 8),
                 verify=verify,
             )
         )

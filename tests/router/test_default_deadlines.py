@@ -96,13 +96,13 @@ async def test_a_deadline_that_is_named_too_short_says_what_the_model_takes() ->
     line = Line()
     sent, asking = await line.sent(RequestOptions(timeout_s=5.0))
     refused = await line.refusal(RequestOptions(timeout_s=5.0))
-    failure = Failure("deadline_exceeded", "the request could not be executed in time")
+    failure = Failure("deadline_exceeded", "the request could not finish before its deadline")
     sent.answer.set_result(BundleResult([failure], [], 0.0, 0.0, 0.0))
     with pytest.raises(DeadlineExceeded) as late:
         await asking
     advice = f"the model takes about 6.1 s alone; this request allows 5 s: {ADVICE}"
     assert (type(refused), refused.message, refused.retry_after_s) == (DeadlineExceeded, advice, None)
-    assert late.value.message == f"the request could not be executed in time: {advice}"
+    assert late.value.message == f"the request could not finish before its deadline: {advice}"
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -125,5 +125,5 @@ async def test_a_fault_in_dealing_out_answers_is_answered(caplog: pytest.LogCapt
     for task in tasks:
         with pytest.raises(InferenceFailed):
             await task
-    assert "could not be dealt out" in caplog.text
+    assert "Processing a result of" in caplog.text
     assert repr(dispatcher) == "<Dispatcher 0 entries and 0 bundles in flight>"

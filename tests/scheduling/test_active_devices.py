@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import HIGH, LOW, NORMAL, accept, make_class, make_entry, make_scheduler
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
@@ -144,10 +144,12 @@ class ActiveMachine(RuleBasedStateMachine):
     @rule(
         index=_INDEX,
         seconds=st.sampled_from([0.001, 0.02, 0.4]),
-        verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, Verdict.FAULT, Verdict.SUSPECT]),
+        outcome=st.sampled_from(
+            [BundleOutcome.ANSWERED, BundleOutcome.ANSWERED, BundleOutcome.FAILURE, BundleOutcome.SUSPECTED]
+        ),
         returned=st.sampled_from([0, 0, 1, 2]),
     )
-    def answer(self, index: int, seconds: float, verdict: Verdict, returned: int) -> None:
+    def answer(self, index: int, seconds: float, outcome: BundleOutcome, returned: int) -> None:
         """A replica answers; some of what it was sent may come back."""
         dispatch = self.take(index)
         back = _ids(dispatch.entries)[:returned]
@@ -155,7 +157,7 @@ class ActiveMachine(RuleBasedStateMachine):
 
         def done(side: _Side) -> list[int]:
             bundle_id = side.bundles[_key(dispatch)]
-            side.scheduler.on_verdict(bundle_id, dispatch.variant, verdict, self.now)
+            side.scheduler.on_outcome(bundle_id, dispatch.variant, outcome, self.now)
             coming = [entry for entry in self.carried(side, dispatch) if entry.id in back]
             return _ids(side.scheduler.on_done(bundle_id, executions, self.now, returned=coming))
 
@@ -179,10 +181,12 @@ class ActiveMachine(RuleBasedStateMachine):
 
     @rule(model=_MODEL, name=_NAME, speaks=st.booleans())
     def fall_silent(self, model: str, name: str, speaks: bool) -> None:
-        """Nothing is heard of a replica, or something is."""
+        """A replica becomes unresponsive, or sends data again."""
         if model in self.there:
             self.both(
-                lambda side: (side.scheduler.on_heard if speaks else side.scheduler.on_silent)(model, name, self.now)
+                lambda side: (side.scheduler.on_responsive if speaks else side.scheduler.on_unresponsive)(
+                    model, name, self.now
+                )
             )
 
     @rule(model=_MODEL, name=_NAME | st.none())
@@ -301,9 +305,9 @@ def test_a_replica_that_speaks_again_gets_what_waited_for_it() -> None:
     first, second = make_entry(), make_entry()
     accept(scheduler, first)
     scheduler.decide(0.0)
-    scheduler.on_silent("m", "a", 1.0)
+    scheduler.on_unresponsive("m", "a", 1.0)
     accept(scheduler, second, now=1.0)
     assert scheduler.decide(1.0).dispatches == []
 
-    scheduler.on_heard("m", "a", 2.0)
+    scheduler.on_responsive("m", "a", 2.0)
     assert [dispatch.entries for dispatch in scheduler.decide(2.0).dispatches] == [[second]]

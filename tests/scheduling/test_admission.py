@@ -63,7 +63,11 @@ def test_what_can_never_fit_is_told_so() -> None:
     scheduler = make_scheduler(normal=make_class(nbytes=100))
     rejection = scheduler.on_arrival(make_entry(nbytes=101), 0.0)
 
-    assert rejection == Rejection("queue_full", "the request holds 101 bytes, class normal never queues over 100", None)
+    message = (
+        "the request has 101 bytes; class normal queues at most 100 bytes"
+        " (classes.normal.queue_bytes, router.limits.max_bytes)"
+    )
+    assert rejection == Rejection("queue_full", message, None)
 
 
 def test_retry_after_follows_the_predicted_drain() -> None:

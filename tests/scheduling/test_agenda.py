@@ -6,12 +6,12 @@ from math import inf
 
 from scheduling_builders import make_class
 
-from serve_app.scheduling.agenda import Agenda
-from serve_app.scheduling.devices import Alone, Shared
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.agenda import Agenda
+from serve_app.scheduling.placement.devices import DedicatedDevice, SharedDevice
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import DeviceGroup, ModelScheduling
-from serve_app.scheduling.tenant_queue import Totals
 
 
 def _model(name: str = "m") -> ModelState:
@@ -22,7 +22,7 @@ def test_a_touched_device_is_looked_at_once() -> None:
     """With the member that something happened to, and not again unless something more happens."""
     agenda = Agenda()
     model = _model()
-    shared = Shared(DeviceGroup("g", ("m", "n")), {priority: make_class().min_share for priority in Priority})
+    shared = SharedDevice(DeviceGroup("g", ("m", "n")), {priority: make_class().min_share for priority in Priority})
     agenda.touch(shared, model)
     agenda.touch(shared, model)
 
@@ -34,7 +34,7 @@ def test_a_touched_device_is_looked_at_once() -> None:
 def test_a_device_is_looked_at_when_its_time_has_come() -> None:
     """Only the time that it named last counts."""
     agenda = Agenda()
-    first, second, third = (Alone(_model(name)) for name in "mno")
+    first, second, third = (DedicatedDevice(_model(name)) for name in "mno")
     agenda.note(first, 1.0)
     agenda.note(second, 2.0)
     agenda.note(third, 3.0)
@@ -50,7 +50,7 @@ def test_a_device_is_looked_at_when_its_time_has_come() -> None:
 def test_an_earlier_time_counts_as_well_as_a_later_one() -> None:
     """Also one that was named before."""
     agenda = Agenda()
-    device = Alone(_model())
+    device = DedicatedDevice(_model())
     for at in (5.0, 6.0, 5.0):
         agenda.note(device, at)
 
@@ -62,7 +62,7 @@ def test_an_earlier_time_counts_as_well_as_a_later_one() -> None:
 def test_the_heap_stays_in_proportion() -> None:
     """However often a device names another time."""
     agenda = Agenda()
-    devices = [Alone(_model(str(at))) for at in range(3)]
+    devices = [DedicatedDevice(_model(str(at))) for at in range(3)]
     for at in range(5000):
         for device in devices:
             agenda.note(device, 1e6 + at % 7)

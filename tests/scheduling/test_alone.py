@@ -355,7 +355,7 @@ def test_a_copy_that_comes_back_leaves_its_request_to_the_other(grouped: bool) -
         )
         (entry,) = accept(scheduler, make_entry(deadline=60.0, nbytes=7))
         first = _only(scheduler)
-        scheduler.on_silent("m", str(first.replica), 1.0)
+        scheduler.on_unresponsive("m", str(first.replica), 1.0)
         hedge = _only(scheduler, 1.0)
         assert scheduler.on_done(first.bundle_id, [], 2.0, returned=[entry]) == []
         assert _bundles(scheduler, 2.0) == []
@@ -375,7 +375,7 @@ def test_a_hedge_that_comes_back_is_queued_again() -> None:
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
     (entry,) = accept(scheduler, make_entry(deadline=60.0, nbytes=7))
     first = _only(scheduler)
-    scheduler.on_silent("m", str(first.replica), 1.0)
+    scheduler.on_unresponsive("m", str(first.replica), 1.0)
     hedge = _only(scheduler, 1.0)
     assert scheduler.on_done(hedge.bundle_id, [], 2.0, returned=list(hedge.entries)) == []
     again = _only(scheduler, 2.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
 
 _GAPS = st.lists(st.floats(0.0, 20.0), min_size=1, max_size=200)
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE
 
-from serve_app.scheduling.arrivals import ArrivalPattern
-from serve_app.scheduling.batching import Waiting, open_at, target_s
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.policy import PendingBatch, dispatch_at, target_s
 from serve_app.scheduling.settings import ModelScheduling
 
 _PROPORTIONAL = [(rows, 0, 0.002 * rows) for rows in (1, 2, 4, 8, 16, 32)]
@@ -48,7 +48,7 @@ def _bursts(until: float = 0.0) -> ArrivalPattern:
     return _arrivals([*gaps, 1.0, 0.0005, 0.0005], until)
 
 
-def _waiting(profile: list[tuple[int, int, float]] | None = None, **changes: Any) -> Waiting:
+def _waiting(profile: list[tuple[int, int, float]] | None = None, **changes: Any) -> PendingBatch:
     """One row of a model of 5 ms and 1 ms per row at time 0, with 100 ms to go."""
     latency = LatencyModel()
     latency.seed(AFFINE if profile is None else profile)
@@ -62,16 +62,16 @@ def _waiting(profile: list[tuple[int, int, float]] | None = None, **changes: Any
         "latency": latency,
         "arrivals": ArrivalPattern(),
     }
-    return Waiting(**(values | changes))
+    return PendingBatch(**(values | changes))
 
 
 # ------------------------------------------------------------------ waiting
 
 
 def test_a_full_batch_never_waits() -> None:
-    """There is nothing to wait for: neither with all rows that are allowed nor with all that the head can bear."""
-    assert open_at(_waiting(rows=32, arrivals=_bursts())) <= 0.0
-    assert open_at(_waiting(rows=7, limit=7, arrivals=_bursts())) <= 0.0
+    """There is nothing to wait for: neither with all rows that are allowed nor with all that the head allows."""
+    assert dispatch_at(_waiting(rows=32, arrivals=_bursts())) <= 0.0
+    assert dispatch_at(_waiting(rows=7, limit=7, arrivals=_bursts())) <= 0.0
 
 
 @given(
@@ -96,23 +96,23 @@ def test_nothing_waits_until_the_head_could_bear_no_further_row(
     )
     latest = latest_end - waiting.latency.predict(rows + head_rows, 0)
 
-    assert open_at(waiting) <= max(0.0, latest) + 1e-12
+    assert dispatch_at(waiting) <= max(0.0, latest) + 1e-12
 
 
 @pytest.mark.parametrize("rate", [5.0, 20.0, 60.0])
 def test_nothing_waits_for_poisson_arrivals_at_low_load(rate: float) -> None:
     """The next request is not due before waiting costs more than it saves."""
-    assert open_at(_waiting(arrivals=_poisson(rate))) <= _AT_ONCE
+    assert dispatch_at(_waiting(arrivals=_poisson(rate))) <= _AT_ONCE
 
 
 def test_nothing_waits_for_what_is_not_known() -> None:
     """Too few requests say nothing."""
-    assert open_at(_waiting()) <= _AT_ONCE
+    assert dispatch_at(_waiting()) <= _AT_ONCE
 
 
 def test_a_batch_waits_within_a_burst_where_the_next_one_has_no_room_for_it() -> None:
     """One row now and nine after it are fewer than the fifteen that fit into one batch before the same deadline."""
-    assert 0.001 < open_at(_waiting(arrivals=_bursts(), latest_end=0.02, limit=15)) < 0.02
+    assert 0.001 < dispatch_at(_waiting(arrivals=_bursts(), latest_end=0.02, limit=15)) < 0.02
 
 
 def test_a_batch_waits_for_what_would_be_alone() -> None:
@@ -120,29 +120,29 @@ def test_a_batch_waits_for_what_would_be_alone() -> None:
     source = random.Random(2)
     gaps = [1.0 if at % 2 else source.expovariate(2000.0) for at in range(1024)]
 
-    assert 0.0005 < open_at(_waiting(arrivals=_arrivals(gaps, 0.0))) < 0.006
+    assert 0.0005 < dispatch_at(_waiting(arrivals=_arrivals(gaps, 0.0))) < 0.006
 
 
 def test_a_batch_does_not_wait_for_what_goes_with_the_next_one() -> None:
     """All of a burst that comes while the first batch runs fits into the second one, and costs no more there."""
-    assert open_at(_waiting(arrivals=_bursts())) <= _AT_ONCE
+    assert dispatch_at(_waiting(arrivals=_bursts())) <= _AT_ONCE
 
 
 def test_a_batch_waits_for_the_burst_and_not_longer() -> None:
     """Some milliseconds after the last one the burst is over."""
-    assert open_at(_waiting(arrivals=_bursts(until=-0.02), latest_end=0.02, limit=15)) <= _AT_ONCE
+    assert dispatch_at(_waiting(arrivals=_bursts(until=-0.02), latest_end=0.02, limit=15)) <= _AT_ONCE
 
 
 def test_a_tight_head_goes_although_more_is_to_come() -> None:
-    """It waits to the moment when it could bear no further row."""
-    assert open_at(_waiting(arrivals=_bursts(), latest_end=0.0085)) == pytest.approx(0.0015)
-    assert open_at(_waiting(arrivals=_bursts(), latest_end=0.006)) <= _AT_ONCE
+    """It waits to the moment when another row would make it late."""
+    assert dispatch_at(_waiting(arrivals=_bursts(), latest_end=0.0085)) == pytest.approx(0.0015)
+    assert dispatch_at(_waiting(arrivals=_bursts(), latest_end=0.006)) <= _AT_ONCE
 
 
 def test_nothing_waits_without_fixed_cost() -> None:
     """Batching saves nothing there, in a burst or not."""
-    assert open_at(_waiting(_PROPORTIONAL, arrivals=_bursts())) <= _AT_ONCE
-    assert open_at(_waiting(_PROPORTIONAL, arrivals=_poisson(2000.0))) <= _AT_ONCE
+    assert dispatch_at(_waiting(_PROPORTIONAL, arrivals=_bursts())) <= _AT_ONCE
+    assert dispatch_at(_waiting(_PROPORTIONAL, arrivals=_poisson(2000.0))) <= _AT_ONCE
 
 
 # ------------------------------------------------------------------ target

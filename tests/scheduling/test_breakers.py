@@ -10,13 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_scheduler
 
-from serve_app.scheduling.breaker import State, Verdict
 from serve_app.scheduling.decisions import Change, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import BundleOutcome, State
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, ModelScheduling
 
-ANSWERED, FAULT, SUSPECT, NEITHER = Verdict.ANSWERED, Verdict.FAULT, Verdict.SUSPECT, Verdict.NEITHER
+ANSWERED, FAILURE, SUSPECTED, NOT_COUNTED = (
+    BundleOutcome.ANSWERED,
+    BundleOutcome.FAILURE,
+    BundleOutcome.SUSPECTED,
+    BundleOutcome.NOT_COUNTED,
+)
 SETTINGS = BreakerSettings(consecutive_failures=3, min_samples=4, reset_s=60.0, probes=2, ejection_s=30.0)
 
 
@@ -50,24 +55,24 @@ def with_breaker(
     return scheduler
 
 
-def answer(scheduler: Scheduler, dispatch: Dispatch, verdict: Verdict, now: float) -> list[Entry]:
+def answer(scheduler: Scheduler, dispatch: Dispatch, outcome: BundleOutcome, now: float) -> list[Entry]:
     """A bundle comes back."""
-    scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, now)
+    scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, outcome, now)
     return scheduler.on_done(dispatch.bundle_id, (), now)
 
 
-def run(scheduler: Scheduler, verdict: Verdict, now: float, **entry: Any) -> Dispatch:
+def run(scheduler: Scheduler, outcome: BundleOutcome, now: float, **entry: Any) -> Dispatch:
     """One entry goes its way, alone."""
     accept(scheduler, make_entry(deadline=now + 10.0, arrival=now, **entry), now=now)
     (dispatch,) = scheduler.decide(now).dispatches
-    answer(scheduler, dispatch, verdict, now)
+    answer(scheduler, dispatch, outcome, now)
     return dispatch
 
 
 def trip(scheduler: Scheduler, now: float = 0.0, **entry: Any) -> None:
     """Let as many entries fail as it takes."""
     for _ in range(3):
-        run(scheduler, FAULT, now, **entry)
+        run(scheduler, FAILURE, now, **entry)
 
 
 def test_an_open_breaker_refuses_at_once() -> None:
@@ -80,20 +85,20 @@ def test_an_open_breaker_refuses_at_once() -> None:
     ):
         assert rejection is not None
         assert (rejection.code, rejection.retry_after_s) == ("model_unavailable", 50.0)
-        assert rejection.message == "model m has failed repeatedly, so it is not asked for a while; try again in 50 s"
+        assert rejection.message == "the circuit breaker of model m is open after repeated failures; try again in 50 s"
     assert scheduler.breakers()["m"].refused == {"": 2}
 
 
 def test_what_is_queued_when_it_opens_is_refused_then() -> None:
     """Entries of every class, also those that forbid fallbacks; none is left to expire."""
     scheduler = with_breaker()
-    run(scheduler, FAULT, 0.0)
-    run(scheduler, FAULT, 0.0)
+    run(scheduler, FAILURE, 0.0)
+    run(scheduler, FAILURE, 0.0)
     entries = accept(
         scheduler, *(make_entry(priority, exact=exact) for priority in (HIGH, NORMAL, LOW) for exact in (False, True))
     )
     (third,) = scheduler.decide(0.0).dispatches
-    answer(scheduler, third, FAULT, 0.1)
+    answer(scheduler, third, FAILURE, 0.1)
     decisions = scheduler.decide(0.1)
     assert {entry for entry, _ in decisions.refused} == set(entries) - set(third.entries)
     assert all(entry.state is EntryState.DONE for entry in entries)
@@ -106,15 +111,15 @@ def test_what_is_queued_when_it_opens_is_refused_then() -> None:
 def test_fallbacks_answer_while_the_exact_model_fails() -> None:
     """What comes and what is queued; only those that forbid it get an error."""
     scheduler = with_breaker(fallbacks=("int8",))
-    run(scheduler, FAULT, 0.0)
-    run(scheduler, FAULT, 0.0)
+    run(scheduler, FAILURE, 0.0)
+    run(scheduler, FAILURE, 0.0)
     queued = make_entry()
     strict = make_entry(exact=True)
     first = make_entry(deadline=5.0)
     accept(scheduler, first, queued, strict)
     (third,) = scheduler.decide(0.0).dispatches
     assert third.entries == [first]
-    answer(scheduler, third, FAULT, 0.1)
+    answer(scheduler, third, FAILURE, 0.1)
     decisions = scheduler.decide(0.1)
     assert [entry for entry, _ in decisions.refused] == [strict]
     assert [(d.variant, d.entries) for d in decisions.dispatches] == [("int8", [queued])]
@@ -205,7 +210,7 @@ def test_a_replica_that_fails_alone_is_ejected_first() -> None:
     for _ in range(30):
         accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
         (sent,) = scheduler.decide(now).dispatches
-        answer(scheduler, sent, FAULT if sent.replica == "bad" else ANSWERED, now)
+        answer(scheduler, sent, FAILURE if sent.replica == "bad" else ANSWERED, now)
         now += 0.01
     breakers = scheduler.breakers()["m"]
     assert (breakers.ejection.count, breakers.tripped, scheduler.usable("m")) == (1, False, 1)
@@ -216,7 +221,7 @@ def test_a_replica_that_fails_alone_is_ejected_first() -> None:
     assert scheduler.usable("m") == 2
     accept(scheduler, make_entry(arrival=31.0, deadline=40.0), make_entry(arrival=31.0, deadline=40.0), now=31.0)
     for sent in scheduler.decide(31.0).dispatches:
-        answer(scheduler, sent, FAULT if sent.replica == "bad" else ANSWERED, 31.0)
+        answer(scheduler, sent, FAILURE if sent.replica == "bad" else ANSWERED, 31.0)
     assert breakers.ejection.count == 2
     scheduler.decide(90.0)
     assert scheduler.usable("m") == 1
@@ -231,7 +236,7 @@ def test_no_more_than_a_part_is_ejected() -> None:
     for _ in range(60):
         accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
         (sent,) = scheduler.decide(now).dispatches
-        answer(scheduler, sent, FAULT if sent.replica in {"a", "b", "c"} else ANSWERED, now)
+        answer(scheduler, sent, FAILURE if sent.replica in {"a", "b", "c"} else ANSWERED, now)
         now += 0.01
     breakers = scheduler.breakers()["m"]
     assert (breakers.ejection.count, scheduler.usable("m"), breakers.tripped) == (2, 4, False)
@@ -253,7 +258,7 @@ def eject(scheduler: Scheduler, names: set[str], now: float) -> float:
         now += 0.01
         accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
         (sent,) = scheduler.decide(now).dispatches
-        answer(scheduler, sent, FAULT if sent.replica in names else ANSWERED, now)
+        answer(scheduler, sent, FAILURE if sent.replica in names else ANSWERED, now)
     return now
 
 
@@ -280,7 +285,7 @@ def test_an_ejected_replica_comes_back_when_it_is_the_only_one_left() -> None:
     now = eject(scheduler, {"a"}, now + 1.5)
     accept(scheduler, make_entry(arrival=now, deadline=now + 10.0), now=now)
     (silent,) = scheduler.decide(now).dispatches
-    scheduler.on_silent("m", str(silent.replica), now + 2.0)
+    scheduler.on_unresponsive("m", str(silent.replica), now + 2.0)
     (hedge,) = scheduler.decide(now + 2.0).dispatches
     assert (silent.replica, hedge.replica, scheduler.snapshot()["m"]["held_replicas"]) == ("b", "a", ["b"])
 
@@ -304,26 +309,26 @@ def test_answers_of_an_ejected_replica_do_not_bring_it_back() -> None:
     at_bad = [dispatch for dispatch in scheduler.decide(0.0).dispatches if dispatch.replica == "bad"]
     assert len(at_bad) == 3
     for dispatch in at_bad:
-        answer(scheduler, dispatch, FAULT, 0.1)
+        answer(scheduler, dispatch, FAILURE, 0.1)
         scheduler.decide(0.1)
     assert scheduler.usable("m") == 1
-    assert scheduler.breakers()["m"].by_variant[""].faults == 0
+    assert scheduler.breakers()["m"].by_variant[""].failures == 0
 
 
 def test_bad_inputs_neither_eject_nor_open() -> None:
     """Where the model still runs what it should, whoever sent the rest is to blame."""
     scheduler = with_breaker(replicas=("a", "b"))
     for number in range(100):
-        run(scheduler, SUSPECT if number % 3 else NEITHER, number * 0.05)
+        run(scheduler, SUSPECTED if number % 3 else NOT_COUNTED, number * 0.05)
     assert (scheduler.usable("m"), scheduler.breakers()["m"].tripped) == (2, False)
 
 
-@pytest.mark.parametrize("verdict", Verdict)
-def test_without_breakers_nothing_changes(verdict: Verdict) -> None:
+@pytest.mark.parametrize("outcome", BundleOutcome)
+def test_without_breakers_nothing_changes(outcome: BundleOutcome) -> None:
     """A model that has none is asked whatever it answers."""
     scheduler = make_scheduler(max_rows=1)
     for _ in range(20):
-        run(scheduler, verdict, 0.0)
+        run(scheduler, outcome, 0.0)
     assert (scheduler.breakers(), scheduler.breaker_snapshot("m", 0.0)) == ({}, None)
 
 
@@ -332,13 +337,13 @@ def test_without_breakers_nothing_changes(verdict: Verdict) -> None:
         st.tuples(
             st.sampled_from(["arrive", "arrive", "answer", "wait"]),
             st.sampled_from(["", "", "int8", "="]),
-            st.sampled_from([ANSWERED, FAULT, FAULT, SUSPECT, NEITHER]),
+            st.sampled_from([ANSWERED, FAILURE, FAILURE, SUSPECTED, NOT_COUNTED]),
             st.sampled_from([0.0, 0.01, 5.0, 61.0]),
         ),
         max_size=80,
     )
 )
-def test_every_entry_ends_once_and_the_counts_stay_right(events: list[tuple[str, str, Verdict, float]]) -> None:
+def test_every_entry_ends_once_and_the_counts_stay_right(events: list[tuple[str, str, BundleOutcome, float]]) -> None:
     """Whatever opens and closes: answered, refused, expired or given up, and nothing is left behind."""
     scheduler = with_breaker(fallbacks=("int8",), replicas=("a", "b", "c"), max_rows=2)
     now, out, accepted, ended = 0.0, list[Dispatch](), list[Entry](), list[Entry]()
@@ -351,7 +356,7 @@ def test_every_entry_ends_once_and_the_counts_stay_right(events: list[tuple[str,
             breaker = scheduler.breakers()["m"].by_variant.get(dispatch.variant)
             assert breaker is None or breaker.state is not State.OPEN
 
-    for kind, lane, verdict, seconds in events:
+    for kind, lane, outcome, seconds in events:
         if kind == "arrive":
             entry = make_entry(
                 arrival=now, deadline=now + 20.0, nbytes=1, variant=lane if lane == "int8" else "", exact=lane == "="
@@ -359,7 +364,7 @@ def test_every_entry_ends_once_and_the_counts_stay_right(events: list[tuple[str,
             if scheduler.on_arrival(entry, now) is None:
                 accepted.append(entry)
         elif kind == "answer" and out:
-            ended.extend(answer(scheduler, out.pop(0), verdict, now))
+            ended.extend(answer(scheduler, out.pop(0), outcome, now))
         else:
             now += seconds
         decide()

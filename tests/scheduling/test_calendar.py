@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.calendar import Calendar, Pair
+from serve_app.scheduling.queueing.calendar import Calendar, Pair
 
 _DEADLINES = st.one_of(
     st.floats(0.0, 0.1), st.floats(0.0, 1e5), st.sampled_from([0.0, 1 / 32, 2 / 32, 1e30, inf]), st.integers(0, 3)

@@ -12,8 +12,8 @@ from scheduling_builders import HIGH, LOW, NORMAL, make_entry
 
 from serve_app.scheduling.decisions import QueueLength
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.queue import ClassQueue, ModelQueue
-from serve_app.scheduling.tenant_queue import Totals
+from serve_app.scheduling.queueing.queue import ClassQueue, ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 
 
 class _Payload:

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, make_entry
 
-from serve_app.scheduling.breaker import CircuitBreaker, Verdict
-from serve_app.scheduling.composition import Composition, Room, compose, execution_s
+from serve_app.scheduling.batching.composition import BatchLimits, Composition, compose, execution_s
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.variants import VariantLatency
 from serve_app.scheduling.entry import Entry, Priority
-from serve_app.scheduling.latency import LatencyModel
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.health.breaker import BundleOutcome, CircuitBreaker
+from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import BreakerSettings, ModelScheduling
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 
 def _compose(
@@ -41,7 +41,7 @@ def _compose(
     for seconds in observed:
         latencies.observe(1, 0, seconds, "")
     settings = ModelScheduling("m", 32, slo_s, fallbacks=fallbacks)
-    room = Room(0.0, max_rows, longest_s)
+    room = BatchLimits(0.0, max_rows, longest_s)
     return compose(queue, priority, settings, latencies, room), len(queue)
 
 
@@ -346,10 +346,10 @@ def test_a_bundle_is_of_the_head_s_variant() -> None:
     """Entries of others are passed over, in the head's class and in those that ride along."""
     light = [make_entry(deadline=1.0 + at, variant="int8") for at in range(3)]
     exact = [make_entry(deadline=1.5 + at) for at in range(3)]
-    rider, other = make_entry(LOW, 5.0, variant="int8"), make_entry(LOW, 4.0)
+    filler, other = make_entry(LOW, 5.0, variant="int8"), make_entry(LOW, 4.0)
 
-    assert _compose(*exact, *light, rider, other)[0].entries == [*light, rider]
-    assert _compose(*exact, *light[1:], rider, other)[0].entries == [*exact, other]
+    assert _compose(*exact, *light, filler, other)[0].entries == [*light, filler]
+    assert _compose(*exact, *light[1:], filler, other)[0].entries == [*exact, other]
 
 
 def test_a_bundle_grows_by_its_variant_s_latency() -> None:
@@ -422,7 +422,7 @@ def test_a_fallback_that_was_never_seen_is_not_taken() -> None:
 def test_a_fallback_that_is_probed_gets_as_many_entries_as_there_are_places() -> None:
     """Nobody fills the bundle up."""
     breaker = CircuitBreaker(BreakerSettings(consecutive_failures=1, reset_s=1.0, probes=2), 0.0)
-    breaker.observe(Verdict.FAULT, 0.0)
+    breaker.observe(BundleOutcome.FAILURE, 0.0)
     breaker.poll(1.0)
     settings = ModelScheduling("m", 32, 10.0, fallbacks=("light",))
     queue, latencies = ModelQueue({p: Totals() for p in Priority}), VariantLatency()
@@ -432,7 +432,7 @@ def test_a_fallback_that_is_probed_gets_as_many_entries_as_there_are_places() ->
     latencies.seed((*point, "") for point in AFFINE)
     latencies.seed((*point, "light") for point in _scaled(0.5))
     latencies.limited["light"] = breaker
-    bundle = compose(queue, NORMAL, settings, latencies, Room(0.0, 32))
+    bundle = compose(queue, NORMAL, settings, latencies, BatchLimits(0.0, 32))
     assert (bundle.variant, bundle.entries, len(queue)) == ("light", entries[:2], 4)
 
 

@@ -280,11 +280,11 @@ def test_a_silent_replica_s_work_is_tried_elsewhere_and_the_first_answer_counts(
     """The other copy is recalled."""
     core, driver = _core("a", "b")
     entry, first = _sent(core, driver)
-    assert core.on_silent("m", str(first.replica), 0.5)
+    assert core.on_unresponsive("m", str(first.replica), 0.5)
     core.pump(0.5)
     hedge = driver.sent[-1]
     assert (hedge.entries[0].id, hedge.replica == first.replica) == (entry.id, False)
-    assert core.on_heard("m", str(first.replica), 0.6)
+    assert core.on_responsive("m", str(first.replica), 0.6)
     assert core.answered(first, [None], _RUN, 0.7) == [entry]
     core.pump(0.7)
     assert driver.recalled == [entry.id]
@@ -295,6 +295,6 @@ def test_nothing_is_said_of_models_that_are_gone() -> None:
     core, driver = _core("a")
     core.remove_model("m", 0.0)
     core.on_linked("m", "a", linked=True)
-    assert not core.on_silent("m", "a", 0.1)
-    assert not core.on_heard("m", "a", 0.1)
+    assert not core.on_unresponsive("m", "a", 0.1)
+    assert not core.on_responsive("m", "a", 0.1)
     assert driver.pumps == 0

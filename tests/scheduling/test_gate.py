@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_entry, make_gate
 
-from serve_app.scheduling.entry import ALONE, Entry, EntryState, Priority
-from serve_app.scheduling.gate import Gate, Turn
+from serve_app.scheduling.entry import UNBATCHED, Entry, EntryState, Priority
+from serve_app.scheduling.gate import BatchDecision, Gate
 from serve_app.scheduling.settings import ModelScheduling
 
 _POLICIES: list[Policy] = ["auto", "eager"]
@@ -18,7 +18,7 @@ _POLICIES: list[Policy] = ["auto", "eager"]
 
 def _alone(*, deadline: float = 10.0, rows: int = 1, priority: Priority = NORMAL) -> Entry:
     entry = make_entry(priority, deadline, rows=rows)
-    entry.lane = ALONE
+    entry.batch_key = UNBATCHED
     return entry
 
 
@@ -40,10 +40,10 @@ def test_an_entry_goes_its_way() -> None:
     assert (entry.state, len(gate), gate.rows, bool(gate)) == (EntryState.QUEUED, 1, 3, True)
     turn = gate.next(0.0)
 
-    assert turn == Turn([entry], 3, 0, "", turn.predicted_s, [])
+    assert turn == BatchDecision([entry], 3, 0, "", turn.predicted_s, [])
     assert turn.predicted_s == pytest.approx(0.008)
     assert (entry.state, len(gate), gate.rows, bool(gate)) == (EntryState.RUNNING, 0, 0, False)
-    assert gate.next(0.0) == Turn((), 0, 0, "", 0.0, [])
+    assert gate.next(0.0) == BatchDecision((), 0, 0, "", 0.0, [])
 
 
 def test_classes_then_deadlines_order_the_runs() -> None:
@@ -127,13 +127,13 @@ def test_expired_entries_are_told_though_nothing_runs() -> None:
     turn = gate.next(5.0)
 
     assert (turn.entries, turn.dropped, len(gate)) == ((), [past], 1)
-    assert turn.opens > 5.0
+    assert turn.recheck_at > 5.0
 
 
 def test_what_cannot_be_in_time_is_given_up() -> None:
     """6 ms for one row; where all are late nothing runs, and it does not ask to be asked again."""
     doomed = [make_entry(deadline=0.005) for _ in range(3)]
-    assert make_gate(*doomed).next(0.0) == Turn((), 0, 0, "", 0.0, doomed, inf)
+    assert make_gate(*doomed).next(0.0) == BatchDecision((), 0, 0, "", 0.0, doomed, inf)
     turn = make_gate(*doomed, fine := make_entry(deadline=0.0061)).next(0.0)
 
     assert (turn.entries, turn.dropped) == ([fine], doomed)
@@ -163,7 +163,7 @@ def test_removed_entries_never_run() -> None:
 
     assert (gate.remove(gone), gate.remove(gone), gate.rows) == (True, False, 6)
     assert gone.state is EntryState.DONE
-    assert gate.next(1.0) == Turn([stays], 5, 0, "", gate.seconds(5, 0, ""), [past])
+    assert gate.next(1.0) == BatchDecision([stays], 5, 0, "", gate.seconds(5, 0, ""), [past])
     assert (gate.remove(stays), gate.remove(past), stays.state) == (False, False, EntryState.RUNNING)
 
 
@@ -229,7 +229,7 @@ def test_what_runs_in_time_puts_probes_off() -> None:
         assert (turn.entries, turn.dropped) == ([fine], [doomed])
 
 
-# ------------------------------------------------------------------ lanes
+# ------------------------------------------------------------------ batch keys
 
 
 def test_who_shares_no_batch_runs_alone() -> None:
@@ -243,15 +243,15 @@ def test_who_shares_no_batch_runs_alone() -> None:
 
 
 def test_who_shares_no_batch_takes_no_riders_of_other_classes() -> None:
-    """Neither those for the same lane nor others."""
-    head, rider, other = _alone(priority=HIGH), _alone(priority=LOW), make_entry(LOW)
+    """Neither those with the same batch key nor others."""
+    head, filler, other = _alone(priority=HIGH), _alone(priority=LOW), make_entry(LOW)
 
-    assert [head] in _all(make_gate(head, rider, other))
+    assert [head] in _all(make_gate(head, filler, other))
 
 
 @pytest.mark.parametrize("rows", [33, 100])
 def test_more_rows_than_a_batch_run_alone_and_in_pieces(rows: int) -> None:
-    """Nothing joins them, in whatever lane; their time is that of the pieces."""
+    """Nothing joins them, in whatever batch key; their time is that of the pieces."""
     for big in (_alone(deadline=1.0, rows=rows), make_entry(deadline=1.0, rows=rows)):
         gate = make_gate(big, make_entry(deadline=2.0), profile=AFFINE)
         turn = gate.next(0.0)
@@ -385,9 +385,9 @@ def test_a_batch_waits_for_company_in_a_burst() -> None:
     turn = gate.next(5.0)
 
     assert (turn.entries, turn.dropped) == ((), [])
-    assert 5.0 < turn.opens < 5.01
+    assert 5.0 < turn.recheck_at < 5.01
     assert entry.state is EntryState.QUEUED
-    assert gate.next(turn.opens).entries == [entry]
+    assert gate.next(turn.recheck_at).entries == [entry]
     assert make_gate(make_entry(), policy="eager", in_burst=True, now=5.0).next(5.0).rows == 1
 
 
@@ -401,12 +401,12 @@ def test_a_full_batch_waits_for_nobody() -> None:
 def test_a_more_urgent_rider_opens_sooner() -> None:
     """The batch goes when it could still be in time for it, though its head is of another class."""
     gate = make_gate(make_entry(HIGH, 5.02), policy="auto", in_burst=True, now=5.0)
-    alone = gate.next(5.0).opens
-    gate.add(rider := make_entry(LOW, 5.0085), 5.0)
+    alone = gate.next(5.0).recheck_at
+    gate.add(filler := make_entry(LOW, 5.0085), 5.0)
     turn = gate.next(5.0)
 
-    assert alone > turn.opens == pytest.approx(5.0085 - 0.008)
-    assert rider in gate.next(turn.opens).entries
+    assert alone > turn.recheck_at == pytest.approx(5.0085 - 0.008)
+    assert filler in gate.next(turn.recheck_at).entries
 
 
 def test_a_planned_batch_waits_for_nobody() -> None:
@@ -438,25 +438,25 @@ def test_an_idle_session_lets_nothing_become_late_for_company(
 ) -> None:
     """Asked at every arrival and when it opens, it never waits past the moment when a head could go alone."""
     gate = make_gate(policy=policy, max_rows=8, in_burst=True, now=5.0)
-    now, opens = 5.0, inf
+    now, recheck_at = 5.0, inf
     waiting: list[Entry] = []
     for priority, gap, budget, rows in offered:
-        while opens <= now + gap:
-            assert gate.next(opens).dropped == []
-            opens = _opens(gate, opens)
+        while recheck_at <= now + gap:
+            assert gate.next(recheck_at).dropped == []
+            recheck_at = _recheck_at(gate, recheck_at)
         now += gap
         gate.add(entry := make_entry(priority, now + budget, rows=rows, arrival=now), now)
-        opens = _opens(gate, now)
+        recheck_at = _recheck_at(gate, now)
         waiting = [entry for entry in (*waiting, entry) if entry.state is EntryState.QUEUED]
         for head in waiting:
-            assert now < opens <= head.deadline - gate.seconds(head.rows, 0, "") + 1e-9
+            assert now < recheck_at <= head.deadline - gate.seconds(head.rows, 0, "") + 1e-9
 
 
-def _opens(gate: Gate, now: float) -> float:
-    """When a gate opens whose session ends every run at once."""
+def _recheck_at(gate: Gate, now: float) -> float:
+    """When a gate recheck_at whose session ends every run at once."""
     while (turn := gate.next(now)).entries:
         pass
-    return turn.opens
+    return turn.recheck_at
 
 
 # ------------------------------------------------------------------ shares

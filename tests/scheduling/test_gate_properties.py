@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from random import Random
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, Policy, make_entry, make_gate
 
-from serve_app.scheduling.composition import Room, compose, execution_s
-from serve_app.scheduling.entry import ALONE, EXACT_ONLY, Entry, EntryState, Priority
+from serve_app.scheduling.batching.composition import BatchLimits, compose, execution_s
+from serve_app.scheduling.batching.variants import VariantLatency
+from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
-from serve_app.scheduling.queue import ModelQueue
+from serve_app.scheduling.queueing.queue import ModelQueue
+from serve_app.scheduling.queueing.tenant_queue import Totals
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.tenant_queue import Totals
-from serve_app.scheduling.variants import VariantLatency
 
 _POLICIES: list[Policy] = ["auto", "eager"]
 _MAX_ROWS = 6
 _INDEX = st.integers(0, 10**6)
-_LANE = st.sampled_from(["", "", "", "exact", "light", "alone"])
+_BATCH_KEY = st.sampled_from(["", "", "", "exact", "light", "alone"])
 
 
-def _entry(priority: Priority, now: float, budget: float, rows: int, bucket: int, lane: str) -> Entry:
+def _entry(priority: Priority, now: float, budget: float, rows: int, bucket: int, batch_key: str) -> Entry:
     entry = make_entry(
         priority,
         now + budget,
         rows=rows,
         bucket=bucket,
         arrival=now,
-        variant="light" if lane == "light" else "",
-        exact=lane == "exact",
+        variant="light" if batch_key == "light" else "",
+        exact=batch_key == "exact",
     )
-    if lane == "alone":
-        entry.lane = ALONE
+    if batch_key == "alone":
+        entry.batch_key = UNBATCHED
     return entry
 
 
@@ -91,13 +91,13 @@ class GateMachine(RuleBasedStateMachine):
         budget=st.sampled_from([-1.0, 0.0, 0.001, 0.008, 0.02, 0.1, 3.0]),
         rows=st.integers(1, _MAX_ROWS + 3),
         bucket=st.sampled_from([0, 0, 8]),
-        lane=_LANE,
+        batch_key=_BATCH_KEY,
         number=st.integers(1, 9),
     )
-    def add(self, priority: Priority, budget: float, rows: int, bucket: int, lane: str, number: int) -> None:
+    def add(self, priority: Priority, budget: float, rows: int, bucket: int, batch_key: str, number: int) -> None:
         """Entries come in, perhaps late already."""
         for _ in range(number):
-            entry = _entry(priority, self.now, budget, rows, bucket, lane)
+            entry = _entry(priority, self.now, budget, rows, bucket, batch_key)
             self.it.add(entry, self.now)
             assert entry.state is EntryState.QUEUED
             self.waiting[entry.id] = entry
@@ -151,15 +151,15 @@ class GateMachine(RuleBasedStateMachine):
         assert turn.rows <= _MAX_ROWS or len(entries) == 1
         if entries:
             assert turn.bucket == max(entry.bucket for entry in entries)
-            lanes = {entry.lane for entry in entries}
-            assert len(lanes) == 1
-            assert len(entries) == 1 or ALONE not in lanes
+            batch_keys = {entry.batch_key for entry in entries}
+            assert len(batch_keys) == 1
+            assert len(entries) == 1 or UNBATCHED not in batch_keys
             asked = {entry.variant for entry in entries}
-            assert asked == {turn.variant} or lanes == {""}
+            assert asked == {turn.variant} or batch_keys == {""}
         else:
-            assert turn.opens > self.now
+            assert turn.recheck_at > self.now
             assert before is None or not self.planned or not self.waiting, "nobody has anything to wait for"
-            assert not self.waiting or turn.opens <= max(entry.deadline for entry in self.waiting.values())
+            assert not self.waiting or turn.recheck_at <= max(entry.deadline for entry in self.waiting.values())
 
     @invariant()
     def counts_are_exact(self) -> None:
@@ -187,7 +187,7 @@ class GateMachine(RuleBasedStateMachine):
                 self.leave(entry, EntryState.DONE)
             for entry in turn.entries:
                 self.leave(entry, EntryState.RUNNING)
-            self.now = turn.opens if not turn.entries and self.waiting else self.now
+            self.now = turn.recheck_at if not turn.entries and self.waiting else self.now
         assert not self.waiting
 
 
@@ -195,7 +195,7 @@ GateMachine.TestCase.settings = settings(max_examples=examples(150), stateful_st
 TestGate = GateMachine.TestCase
 
 _Offered = tuple[Priority, float, int, int, str]
-"""Class, budget, rows, bucket, lane."""
+"""Class, budget, rows, bucket, batch key."""
 
 _OFFERED = st.lists(
     st.tuples(
@@ -203,7 +203,7 @@ _OFFERED = st.lists(
         st.sampled_from([0.004, 0.01, 0.02, 0.05, 1.0]),
         st.integers(1, _MAX_ROWS + 1),
         st.sampled_from([0, 8]),
-        _LANE,
+        _BATCH_KEY,
     ),
     max_size=20,
 )
@@ -212,7 +212,9 @@ _OFFERED = st.lists(
 @given(offered=_OFFERED, order=st.randoms(use_true_random=False), share=st.sampled_from([0.0, 0.2]))
 def test_it_is_all_the_same_which_routers_entries_came_by(offered: list[_Offered], order: Random, share: float) -> None:
     """Whatever the order in which they sent what waits now, the runs are the same."""
-    entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
+    entries = [
+        _entry(priority, 0.0, budget, rows, bucket, batch_key) for priority, budget, rows, bucket, batch_key in offered
+    ]
     shuffled = list(entries)
     order.shuffle(shuffled)
     first, second = _runs(entries, share), _runs(shuffled, share)
@@ -234,7 +236,9 @@ def _runs(entries: list[Entry], share: float) -> list[tuple[list[int], list[int]
 @given(offered=_OFFERED)
 def test_nothing_runs_late_where_predictions_hold(offered: list[_Offered]) -> None:
     """Whatever is run is in time; and the first of every batch is of the most urgent class."""
-    entries = [_entry(priority, 0.0, budget, rows, bucket, lane) for priority, budget, rows, bucket, lane in offered]
+    entries = [
+        _entry(priority, 0.0, budget, rows, bucket, batch_key) for priority, budget, rows, bucket, batch_key in offered
+    ]
     gate, now = make_gate(*entries, max_rows=_MAX_ROWS), 0.0
     waiting = set(entries)
     while (turn := gate.next(now)).entries or turn.dropped:
@@ -249,18 +253,18 @@ def test_nothing_runs_late_where_predictions_hold(offered: list[_Offered]) -> No
 @given(
     st.sampled_from(Priority),
     st.integers(1, 8),
-    st.sampled_from(["", "", EXACT_ONLY, ALONE]),
+    st.sampled_from(["", "", EXACT_ONLY, UNBATCHED]),
     st.floats(0.0, 0.004),
     st.floats(1e-5, 1e-3),
     st.integers(1, 8),
 )
 def test_a_lone_entry_runs_as_it_would_be_composed(
-    priority: Priority, rows: int, lane: str, deadline: float, row_s: float, max_rows: int
+    priority: Priority, rows: int, batch_key: str, deadline: float, row_s: float, max_rows: int
 ) -> None:
     """What is quick runs without anything being weighed: the batch is the one that weighing makes."""
     profile = [(each, 0, row_s * each) for each in (1, 2, 4, 8)]
     here, same = (make_entry(priority, deadline, rows=rows) for _ in range(2))
-    here.lane = same.lane = lane
+    here.batch_key = same.batch_key = batch_key
     turn = make_gate(here, max_rows=max_rows, profile=profile).next(0.0)
     queue, latencies = ModelQueue({each: Totals() for each in Priority}), VariantLatency()
     queue.push(same)
@@ -268,7 +272,7 @@ def test_a_lone_entry_runs_as_it_would_be_composed(
     expired: list[Entry] = []
     queue.expire(0.0, expired)
     scheduling = ModelScheduling("m", max_rows, 10.0, policy="eager")
-    composed = None if expired else compose(queue, priority, scheduling, latencies, Room(0.0, max_rows))
+    composed = None if expired else compose(queue, priority, scheduling, latencies, BatchLimits(0.0, max_rows))
     assert [here] * (composed is not None and composed.entries == [same]) == list(turn.entries)
     assert bool(turn.dropped) == (composed is None or composed.given_up == [same])
     if composed is not None and composed.entries:

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 from scheduling_builders import AFFINE, HIGH, LOW, accept, make_entry, make_scheduler, used_to_rows
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, HedgeSettings, ModelScheduling, ProcessLimits
 
@@ -72,7 +72,7 @@ def test_the_first_answer_wins_and_the_other_copy_ends(sent_again: bool) -> None
     else:
         when = 0.5
         blocker = _sent(scheduler, make_entry(HIGH, deadline=60.0, rows=32), now=when)
-        scheduler.on_silent("m", "a", when)
+        scheduler.on_unresponsive("m", "a", when)
         assert scheduler.decide(when).dispatches == []  # the hedge waits
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], when) == [entry]
     assert scheduler.totals()["classes"]["high"]["entries"] == 0
@@ -129,7 +129,7 @@ def test_the_only_replica_stays_in_use() -> None:
     _sent(scheduler, entry)
     scheduler.decide(5.0)
     assert scheduler.usable("m") == 1
-    scheduler.on_silent("m", "a", 5.0)
+    scheduler.on_unresponsive("m", "a", 5.0)
     assert (scheduler.usable("m"), scheduler.decide(5.0).dispatches) == (0, [])
     scheduler.on_replicas("m", ["a", "b"], 6.0)
     (second,) = scheduler.decide(6.0).dispatches
@@ -142,7 +142,7 @@ def test_a_silent_replica_s_entries_go_elsewhere_at_once_and_it_returns_when_it_
     entries = [make_entry(LOW, deadline=30.0 + n) for n in range(3)]
     first = _sent(scheduler, *entries)
     silent, other = str(first.replica), {"a": "b", "b": "a"}[str(first.replica)]
-    scheduler.on_silent("m", silent, 2.0)
+    scheduler.on_unresponsive("m", silent, 2.0)
     seen = []
     for _ in entries:
         (dispatch,) = scheduler.decide(2.0).dispatches
@@ -152,7 +152,7 @@ def test_a_silent_replica_s_entries_go_elsewhere_at_once_and_it_returns_when_it_
     assert seen == [e.id for e in entries]
     picture = scheduler.snapshot()["m"]
     assert (picture["held_replicas"], picture["silent_replicas"]) == ([silent], [silent])
-    scheduler.on_heard("m", silent, 3.0)
+    scheduler.on_responsive("m", silent, 3.0)
     assert scheduler.usable("m") == 2
     assert scheduler.snapshot()["m"]["silent_replicas"] == []
     assert scheduler.on_done(first.bundle_id, _NO_ANSWER, 3.0) == []
@@ -190,7 +190,7 @@ def test_two_replicas_that_fail_are_poison_however_they_came_by_the_entry(origin
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b", "c"))
     entry = make_entry(LOW, deadline=60.0, nbytes=7)
     first = _sent(scheduler, entry)
-    scheduler.on_silent("m", "a", 2.0)
+    scheduler.on_unresponsive("m", "a", 2.0)
     (second,) = scheduler.decide(2.0).dispatches
     order = [first, second] if original_first else [second, first]
     result = scheduler.on_failed(order[0].bundle_id, 3.0, replica_lost=True)
@@ -209,7 +209,7 @@ def test_a_client_that_leaves_takes_both_copies_along() -> None:
     entry = make_entry(LOW, deadline=60.0, nbytes=7)
     _sent(scheduler, entry)
     _sent(scheduler, make_entry(LOW, deadline=60.0, rows=32))
-    scheduler.on_silent("m", "a", 2.0)
+    scheduler.on_unresponsive("m", "a", 2.0)
     scheduler.decide(2.0)
     assert scheduler.queue_lengths("m")[LOW].entries == 1
     scheduler.on_cancel(entry, 3.0)
@@ -222,7 +222,7 @@ def test_a_hedge_that_was_never_sent_is_tried_again_at_once() -> None:
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b", "c"), window=1)
     entry = make_entry(LOW, deadline=8.0, nbytes=7)
     first = _sent(scheduler, entry)
-    scheduler.on_silent("m", str(first.replica), 2.0)
+    scheduler.on_unresponsive("m", str(first.replica), 2.0)
     (second,) = scheduler.decide(2.0).dispatches
     scheduler.on_failed(second.bundle_id, 2.01, replica_lost=True, reached=False)
     (third,) = scheduler.decide(2.01).dispatches
@@ -236,7 +236,7 @@ def test_a_hedge_that_was_never_sent_expires_with_its_request() -> None:
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"), window=1)
     entry = make_entry(LOW, deadline=8.0, nbytes=7)
     _sent(scheduler, entry)
-    scheduler.on_silent("m", "a", 2.0)
+    scheduler.on_unresponsive("m", "a", 2.0)
     (second,) = scheduler.decide(2.0).dispatches
     scheduler.on_replicas("m", ["a"], 2.01)
     scheduler.on_failed(second.bundle_id, 2.01, replica_lost=True, reached=False)
@@ -253,10 +253,10 @@ def test_a_hedge_that_a_breaker_refuses_leaves_the_request_to_the_first_copy() -
     entry = make_entry(LOW, deadline=10.0, nbytes=7)
     _sent(scheduler, entry)
     busy = _sent(scheduler, make_entry(LOW, deadline=9.0))
-    scheduler.on_silent("m", "a", 2.0)
+    scheduler.on_unresponsive("m", "a", 2.0)
     for last in (False, True):
         accept(scheduler, make_entry(HIGH, deadline=9.0), now=2.0)
-        scheduler.on_verdict(busy.bundle_id, "", Verdict.FAULT, 2.0)
+        scheduler.on_outcome(busy.bundle_id, "", BundleOutcome.FAILURE, 2.0)
         scheduler.on_done(busy.bundle_id, (), 2.0)
         if not last:
             (busy,) = scheduler.decide(2.0).dispatches
@@ -274,7 +274,7 @@ def test_what_could_not_be_afforded_goes_elsewhere_when_its_replica_falls_silent
     while (scheduler.wake_at or inf) < 7.0:
         assert scheduler.decide(scheduler.wake_at or inf).dispatches == []
     assert scheduler.snapshot()["m"]["held_replicas"] == ["a"]
-    scheduler.on_silent("m", "a", 7.0)
+    scheduler.on_unresponsive("m", "a", 7.0)
     assert [(sent.replica, sent.rows) for sent in scheduler.decide(7.0).dispatches] == [("b", 3)]
 
 
@@ -287,12 +287,12 @@ def test_a_silent_replica_that_is_listed_no_more_is_silent_all_the_same(share: f
     entry = make_entry(LOW, deadline=60.0)
     first = _sent(scheduler, entry)
     if silent_at < 3.0:
-        scheduler.on_silent("m", "a", silent_at)
+        scheduler.on_unresponsive("m", "a", silent_at)
         assert scheduler.decide(silent_at).dispatches == []
     scheduler.on_replicas("m", ["b"], 3.0)
     if silent_at > 3.0:
         assert scheduler.decide(3.0).dispatches == []
-        scheduler.on_silent("m", "a", silent_at)
+        scheduler.on_unresponsive("m", "a", silent_at)
     (second,) = scheduler.decide(max(3.0, silent_at)).dispatches
     assert (second.replica, [e.id for e in second.entries]) == ("b", [entry.id])
     assert scheduler.on_done(first.bundle_id, [(1, 0, 0.006, "")], 4.5) == [entry]
@@ -306,7 +306,7 @@ def test_a_silent_replica_that_speaks_again_is_waited_for_though_it_is_listed_no
     scheduler = make_scheduler(profile=AFFINE, window=1, limits=limits)
     _sent(scheduler, make_entry(LOW, deadline=60.0))
     scheduler.on_replicas("m", [], 1.0)
-    scheduler.on_silent("m", "a", 2.0)
-    scheduler.on_heard("m", "a", 3.0)
+    scheduler.on_unresponsive("m", "a", 2.0)
+    scheduler.on_responsive("m", "a", 3.0)
     scheduler.on_replicas("m", ["b"], 4.0)
     assert scheduler.decide(4.0).dispatches == []

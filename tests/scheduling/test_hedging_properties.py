@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_scheduler
 
 from serve_app.scheduling.decisions import Dispatch, Requeue
@@ -103,12 +103,12 @@ class HedgeMachine(RuleBasedStateMachine):
     @rule(model=_MODEL, name=_NAME)
     def fall_silent(self, model: str, name: str) -> None:
         """Nothing is heard of a replica."""
-        self.it.on_silent(model, name, self.now)
+        self.it.on_unresponsive(model, name, self.now)
 
     @rule(model=_MODEL, name=_NAME)
     def speak(self, model: str, name: str) -> None:
         """Something is."""
-        self.it.on_heard(model, name, self.now)
+        self.it.on_responsive(model, name, self.now)
 
     @rule(model=_MODEL, names=st.lists(_NAME, unique=True))
     def replace(self, model: str, names: list[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE
 
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.latency import LatencyModel
 
 
 def _seeded(points: list[tuple[int, int, float]] | None = None) -> LatencyModel:

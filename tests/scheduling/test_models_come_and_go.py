@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from scheduling_builders import AFFINE, accept, make_class, make_entry, make_scheduler
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
@@ -90,7 +90,7 @@ def test_what_runs_may_still_be_answered() -> None:
     bundles = [_sent(scheduler, answered), _sent(scheduler, back, now=1.0)]
 
     assert scheduler.remove_model("m", 0.0) == [bundle.bundle_id for bundle in bundles]
-    scheduler.on_verdict(bundles[0].bundle_id, "", Verdict.ANSWERED, 1.0)
+    scheduler.on_outcome(bundles[0].bundle_id, "", BundleOutcome.ANSWERED, 1.0)
     assert scheduler.on_done(bundles[0].bundle_id, [(1, 0, 0.006, "")], 1.0) == [answered]
     assert scheduler.on_done(bundles[1].bundle_id, [], 1.0, returned=[back]) == []
     assert list(scheduler.decide(1.0).refused) == [(back, _REMOVED)]
@@ -150,7 +150,7 @@ def test_a_model_of_the_same_name_is_a_new_one() -> None:
     assert len(scheduler.on_done(old[0].bundle_id, [(1, 0, 9.0, "")], 2.1)) == 1
     assert scheduler.on_failed(old[1].bundle_id, 2.1, True).requeued == []
     assert scheduler.on_timeout(old[2].bundle_id, 2.1).requeued == []
-    scheduler.on_silent("m", "b", 2.1)
+    scheduler.on_unresponsive("m", "b", 2.1)
     assert scheduler.snapshot() == before
     assert scheduler.usable("m") == 1
     assert not scheduler.latency("m").known
@@ -168,7 +168,7 @@ def test_a_request_in_two_copies_ends_once() -> None:
         )
         entry = make_entry(nbytes=5)
         first = _sent(scheduler, entry)
-        scheduler.on_silent("m", str(first.replica), 0.1)
+        scheduler.on_unresponsive("m", str(first.replica), 0.1)
         if both_sent:
             assert len(scheduler.decide(0.1).dispatches) == 1
         scheduler.remove_model("m", 0.0)
@@ -184,7 +184,7 @@ def test_breakers_and_holds_go_with_their_model() -> None:
     model = replace(_M, breaker=BreakerSettings(consecutive_failures=1))
     scheduler = make_scheduler(models=[model])
     dispatch = _sent(scheduler, make_entry())
-    scheduler.on_verdict(dispatch.bundle_id, "", Verdict.FAULT, 0.0)
+    scheduler.on_outcome(dispatch.bundle_id, "", BundleOutcome.FAILURE, 0.0)
     scheduler.on_failed(dispatch.bundle_id, 0.0, True)
     scheduler.decide(0.0)
     assert scheduler.wake_at is not None
@@ -200,7 +200,7 @@ def test_an_open_breaker_s_time_is_waited_for() -> None:
     """So that it is told when it lets probes through, whether anything arrives or not."""
     scheduler = make_scheduler(models=[replace(_M, breaker=BreakerSettings(consecutive_failures=1, reset_s=7.0))])
     dispatch = _sent(scheduler, make_entry(deadline=100.0))
-    scheduler.on_verdict(dispatch.bundle_id, "", Verdict.FAULT, 1.0)
+    scheduler.on_outcome(dispatch.bundle_id, "", BundleOutcome.FAILURE, 1.0)
     scheduler.on_done(dispatch.bundle_id, [], 1.0)
 
     assert [change.state for change in scheduler.decide(1.0).changes] == ["open"]
@@ -254,9 +254,9 @@ def test_asking_for_the_time_loses_no_news_of_a_group_s_member() -> None:
     models = [replace(_M, name=name, breaker=breaker) for name in ("m", "n")]
     scheduler = make_scheduler(models=models, groups=[DeviceGroup("g", ("m", "n"))], profile=AFFINE)
     changes: list[Change] = []
-    for now, verdict in ((0.0, Verdict.FAULT), (2.0, Verdict.ANSWERED)):
+    for now, outcome in ((0.0, BundleOutcome.FAILURE), (2.0, BundleOutcome.ANSWERED)):
         dispatch = _sent(scheduler, make_entry(), now=now)
-        scheduler.on_verdict(dispatch.bundle_id, "", verdict, now)
+        scheduler.on_outcome(dispatch.bundle_id, "", outcome, now)
         scheduler.on_done(dispatch.bundle_id, [], now)
         assert scheduler.wake_at is None or scheduler.wake_at > now
         changes += scheduler.decide(now).changes

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, accept, make_entry, make_gate, make_scheduler, used_to_rows
 
-from serve_app.scheduling.entry import ALONE, Entry, Priority
+from serve_app.scheduling.entry import UNBATCHED, Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup
 
@@ -105,10 +105,10 @@ def test_whatever_waits_goes_once_and_alone_where_it_must(asked: list[tuple[Prio
     """And the first of every batch is the most urgent that waits then."""
     entries = [make_entry(priority, 10.0 + deadline, rows=rows) for priority, deadline, rows, _ in asked]
     for entry, (*_, alone) in zip(entries, asked, strict=True):
-        entry.lane = ALONE if alone else ""
+        entry.batch_key = UNBATCHED if alone else ""
     gate, waiting = make_gate(*entries, max_rows=8), set(entries)
     while (turn := gate.next(0.0)).entries:
         assert turn.entries[0] == min(waiting, key=lambda entry: (entry.priority, entry.deadline, entry.id))
-        assert len(turn.entries) == 1 or not any(entry.lane == ALONE for entry in turn.entries)
+        assert len(turn.entries) == 1 or not any(entry.batch_key == UNBATCHED for entry in turn.entries)
         waiting -= set(turn.entries)
     assert not waiting

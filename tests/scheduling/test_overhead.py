@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.scheduling.overhead import Overhead, Window
+from serve_app.scheduling.batching.overhead import Overhead, QuantileWindow
 
 
 def _overhead(*samples: float) -> Overhead:
@@ -52,6 +52,6 @@ def test_the_median_tells_what_is_usual() -> None:
 @given(st.lists(st.floats(allow_nan=False) | st.sampled_from([0.0, 1.0, -0.0]), max_size=40), st.integers(1, 8))
 def test_a_window_holds_the_latest_in_order(numbers: list[float], size: int) -> None:
     """As if they were sorted each time."""
-    window = Window(size)
+    window = QuantileWindow(size)
     for count, number in enumerate(numbers, 1):
         assert sorted(numbers[max(0, count - size) : count]) == window.add(number)

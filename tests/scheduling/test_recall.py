@@ -110,7 +110,7 @@ def _hedged() -> tuple[Scheduler, Entry, Dispatch, Dispatch]:
     scheduler = make_scheduler(profile=AFFINE, replicas=("a", "b"))
     entry = make_entry(LOW, deadline=60.0, nbytes=7)
     first = _sent(scheduler, entry)
-    scheduler.on_silent("m", str(first.replica), 2.0)
+    scheduler.on_unresponsive("m", str(first.replica), 2.0)
     (second,) = scheduler.decide(2.0).dispatches
     return scheduler, entry, first, second
 

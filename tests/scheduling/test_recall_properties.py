@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_gate, make_scheduler
 
 from serve_app.scheduling.decisions import Dispatch

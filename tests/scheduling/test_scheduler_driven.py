@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, HIGH, LOW, NORMAL, Policy, make_class, make_entry, make_scheduler
 
 from serve_app.scheduling.decisions import Decisions, Dispatch
@@ -81,7 +81,7 @@ class _Replica:
 
     def _open(self, now: float) -> list[_Sent]:
         turn = self.gate.next(now)
-        self.wakes_at = turn.opens
+        self.wakes_at = turn.recheck_at
         left: dict[_Sent, None] = {}
         for here in turn.dropped:
             sent = self._leave(here)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import HIGH, LOW, NORMAL, Policy, make_class, make_entry
 
-from serve_app.scheduling.breaker import Verdict
 from serve_app.scheduling.decisions import Decisions, Dispatch, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
+from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import BreakerSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
@@ -52,7 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tries: dict[int, int] = {}
         self.returned: set[int] = set()
         self.asked: dict[int, tuple[str, bool]] = {}
-        self.lanes: dict[int, str] = {}
+        self.batch_keys: dict[int, str] = {}
         self.in_flight: dict[int, Dispatch] = {}
         self.answered: list[tuple[int, list[Entry]]] = []
         self.timed_out: dict[int, Dispatch] = {}
@@ -141,7 +141,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.queued[entry.id] = entry
             self.tries[entry.id] = 0
             self.asked[entry.id] = (variant, exact)
-            self.lanes[entry.id] = entry.lane
+            self.batch_keys[entry.id] = entry.batch_key
         else:
             assert rejection.code in {"queue_full", "deadline_exceeded", "model_unavailable"}
             assert rejection.code != "model_unavailable" or model == "m"
@@ -178,9 +178,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         waited=st.sampled_from([0.0, 0.01, 3.0]),
         told=st.sampled_from([0.0, 0.3]),
         returns=st.sampled_from([0, 0, 1, 2, 99]),
-        verdict=st.sampled_from([Verdict.ANSWERED, Verdict.ANSWERED, *Verdict]),
+        outcome=st.sampled_from([BundleOutcome.ANSWERED, BundleOutcome.ANSWERED, *BundleOutcome]),
     )
-    def done(self, index: int, seconds: float, waited: float, told: float, returns: int, verdict: Verdict) -> None:
+    def done(
+        self, index: int, seconds: float, waited: float, told: float, returns: int, outcome: BundleOutcome
+    ) -> None:
         """A replica answers, may tell that it has more to do, and may give back what it has not run."""
         dispatch = self.take(index)
         returned = dispatch.entries[len(dispatch.entries) - returns :] if returns else []
@@ -189,12 +191,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         variant = dispatch.entries[0].variant if dispatch.entries else ""
         executions = [(dispatch.rows, dispatch.bucket, seconds, variant)] if seconds else []
         if dispatch.replica is not None:
-            self.scheduler.on_verdict(dispatch.bundle_id, dispatch.variant, verdict, self.now)
+            self.scheduler.on_outcome(dispatch.bundle_id, dispatch.variant, outcome, self.now)
             picture = self.scheduler.breaker_snapshot(dispatch.model, self.now)
             if picture is not None and dispatch.replica in picture["ejected_replicas"]:
                 self.let_go(dispatch.model, dispatch.replica)
         answered = self.scheduler.on_done(
-            dispatch.bundle_id, executions, self.now, waited, told_s=told, returned=returned
+            dispatch.bundle_id, executions, self.now, waited, reported_backlog_s=told, returned=returned
         )
         assert answered == expected
         for entry in expected:
@@ -296,7 +298,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (why.code, entry.model, entry.id in self.queued) == ("model_unavailable", "m", True)
             self.end(entry)
         for entry in self.queued.values():
-            self.lanes[entry.id] = entry.lane  # a fallback may have taken it over
+            self.batch_keys[entry.id] = entry.batch_key  # a fallback may have taken it over
         living = [*self.queued.values(), *self.running.values()]
         assert [entry for entry in living if entry.deadline <= self.now] == []
         for dispatch in decisions.dispatches:
@@ -380,16 +382,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_order(self, dispatch: Dispatch, fresh: bool) -> None:
         """Earliest deadline first within a class, and strict classes without shares.
 
-        Where a group gives entries up, a head leaves its place to the next of its lane. Riders of other classes may
-        leave behind whom the bundle would be too long for, and who has no room at a replica leaves it to the others.
+        Where a group gives entries up, a head leaves its place to the next of its batch key. Entries that fill a bundle
+        may pass over one for which it would be too long, or which has no room at a replica.
         """
         entries = dispatch.entries
         if not self.shares and dispatch.model in self.grouped:
             above = [e for e in self.fresh(dispatch.model) if e.priority < entries[0].priority]
             assert not above, "classes are strict without shares"
 
-        lane = self.lanes[entries[0].id]
-        self.lanes.update((entry.id, entry.lane) for entry in entries)
+        batch_key = self.batch_keys[entries[0].id]
+        self.batch_keys.update((entry.id, entry.batch_key) for entry in entries)
         for priority in Priority:
             chosen = [(e.deadline, e.id) for e in entries if e.priority is priority]
             assert chosen == sorted(chosen)
@@ -400,7 +402,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             waiting = [
                 (e.deadline, e.id)
                 for e in self.fresh(dispatch.model)
-                if e.priority is priority and self.lanes[e.id] == lane
+                if e.priority is priority and self.batch_keys[e.id] == batch_key
             ]
             if chosen and waiting and priority is entries[0].priority:
                 assert chosen[-1] < min(waiting), "earliest deadline first"
@@ -490,12 +492,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.decide()
         for _ in range(3):
             while self.in_flight:
-                self.done(0, 0.01, 0.0, 0.0, 0, Verdict.ANSWERED)
+                self.done(0, 0.01, 0.0, 0.0, 0, BundleOutcome.ANSWERED)
             self.decide()
         self.now += 1000.0
         self.decide()
         while self.in_flight:
-            self.done(0, 0.0, 0.0, 0.0, 0, Verdict.ANSWERED)
+            self.done(0, 0.0, 0.0, 0.0, 0, BundleOutcome.ANSWERED)
         while self.timed_out:
             self.answer_after_timeout(0, failed=False)
         self.now += 60.0  # a replica that only gave back what was recalled is held for a while

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scheduling_builders import HIGH, LOW, NORMAL
 
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.shares import Shares
+from serve_app.scheduling.queueing.shares import Shares
 
 
 def _shares(normal: float = 0.05, low: float = 0.05) -> Shares:
@@ -18,7 +18,7 @@ def _shares(normal: float = 0.05, low: float = 0.05) -> Shares:
 def test_credit_grows_while_work_waits() -> None:
     """A class earns its share of every bundle's cost, and only while it waits."""
     shares = _shares()
-    shares.dispatched(2.0, [HIGH, LOW], HIGH, paid=False)
+    shares.dispatched(2.0, [HIGH, LOW], HIGH, on_credit=False)
 
     assert shares.credit_s == {HIGH: 0.0, NORMAL: 0.0, LOW: pytest.approx(0.1)}
 
@@ -26,7 +26,7 @@ def test_credit_grows_while_work_waits() -> None:
 def test_goes_first_when_the_credit_covers_the_head() -> None:
     """Not a moment earlier; never without a share."""
     shares = _shares()
-    shares.dispatched(2.0, [HIGH, LOW], HIGH, paid=False)
+    shares.dispatched(2.0, [HIGH, LOW], HIGH, on_credit=False)
 
     assert (shares.covers(LOW, 0.2), shares.covers(LOW, 0.09)) == (False, True)
     assert not Shares({HIGH: 0.0, NORMAL: 0.0, LOW: 0.0}).covers(LOW, 0.0)
@@ -35,8 +35,8 @@ def test_goes_first_when_the_credit_covers_the_head() -> None:
 def test_pays_in_full_and_may_owe() -> None:
     """A bundle larger than its head leaves a debt that is earned back before the next turn."""
     shares = _shares()
-    shares.dispatched(2.0, [HIGH, LOW], HIGH, paid=False)
-    shares.dispatched(1.0, [HIGH, LOW], LOW, paid=True)
+    shares.dispatched(2.0, [HIGH, LOW], HIGH, on_credit=False)
+    shares.dispatched(1.0, [HIGH, LOW], LOW, on_credit=True)
 
     assert shares.credit_s[LOW] == pytest.approx(0.1 + 0.05 - 1.0)
 
@@ -44,8 +44,8 @@ def test_pays_in_full_and_may_owe() -> None:
 def test_what_a_class_gets_anyway_counts_in_advance() -> None:
     """Riding along uses up credit, and then up to two seconds of the share."""
     shares = _shares()
-    shares.dispatched(2.0, [HIGH, NORMAL, LOW], HIGH, paid=False)
-    shares.dispatched(1.0, [HIGH], HIGH, [(NORMAL, 0.05), (LOW, 0.5)], paid=False)
+    shares.dispatched(2.0, [HIGH, NORMAL, LOW], HIGH, on_credit=False)
+    shares.dispatched(1.0, [HIGH], HIGH, [(NORMAL, 0.05), (LOW, 0.5)], on_credit=False)
 
     assert shares.credit_s[NORMAL] == pytest.approx(0.05)
     assert shares.credit_s[LOW] == pytest.approx(-0.1)
@@ -83,5 +83,5 @@ def test_every_waiting_class_gets_its_share(costs: list[float], head: float, nor
 
 def _turn(shares: Shares, heads: dict[Priority, float], cost: float) -> Priority:
     first = next((p for p in (NORMAL, LOW) if p in heads and shares.covers(p, heads[p])), HIGH)
-    shares.dispatched(cost, [HIGH, *heads], first, paid=first is not HIGH)
+    shares.dispatched(cost, [HIGH, *heads], first, on_credit=first is not HIGH)
     return first

@@ -8,8 +8,8 @@ from scheduling_builders import NORMAL, make_entry
 
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.queueing.sizes import SizeFairness, size_of
 from serve_app.scheduling.settings import ModelScheduling
-from serve_app.scheduling.sizes import Sizes, size_of
 
 ROWS = 8
 PROFILE = [(rows, bucket, 0.010 + 0.001 * rows * bucket, "") for rows in (1, 2, 4, ROWS) for bucket in (1, 8)]
@@ -66,7 +66,7 @@ def test_sizes_are_cost_buckets_and_powers_of_two_of_rows() -> None:
 
 def test_a_size_is_short_when_it_lacks_an_answer() -> None:
     """Half of the mean, counted in answers; one that is served is not short any more."""
-    sizes = Sizes(0.5)
+    sizes = SizeFairness(0.5)
     large, small = make_entry(bucket=8), make_entry(bucket=1)
     for _ in range(3):
         sizes.ended(large, ran=False)
@@ -78,7 +78,7 @@ def test_a_size_is_short_when_it_lacks_an_answer() -> None:
 
 def test_with_no_part_no_size_is_ever_short() -> None:
     """`size_fairness: 0`."""
-    sizes = Sizes(0.0)
+    sizes = SizeFairness(0.0)
     for _ in range(100):
         sizes.ended(make_entry(), ran=False)
     assert sizes.short() == []
@@ -86,7 +86,7 @@ def test_with_no_part_no_size_is_ever_short() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     """However many sizes there are, those that are short are not forgotten for it."""
-    sizes = Sizes(0.5)
+    sizes = SizeFairness(0.5)
     short = make_entry(NORMAL, bucket=10**6)
     for _ in range(4):
         sizes.ended(short, ran=False)

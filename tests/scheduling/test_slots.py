@@ -131,12 +131,12 @@ def test_released_slot_is_free_again() -> None:
     slots = _slots("a", window=1)
     replica = _take(slots, 1)
     assert _choose(slots) is None
-    slots.release(replica, 1, 1.0, answered=True, told_s=0.25)
-    slots.release(replica, 1, 1.0, answered=True, told_s=0.25)
+    slots.release(replica, 1, 1.0, answered=True, reported_backlog_s=0.25)
+    slots.release(replica, 1, 1.0, answered=True, reported_backlog_s=0.25)
 
     assert _choose(slots) == "a"
     assert (slots.in_use, slots.rows, replica.ahead) == (0, 0, [0, 0, 0])
-    assert (replica.heard_at, replica.told_s) == (1.0, 0.25)
+    assert (replica.last_answer_at, replica.reported_backlog_s) == (1.0, 0.25)
 
 
 def test_new_replicas_can_be_chosen_and_vanished_ones_cannot() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.gate import Gate
+from serve_app.scheduling.queueing.tenants import CREDIT_BATCHES
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import ClassSettings, ModelScheduling, ProcessLimits
-from serve_app.scheduling.tenants import CREDIT_BATCHES
 
 MODEL = "model"
 ROWS = 8

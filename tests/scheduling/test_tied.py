@@ -305,7 +305,7 @@ def test_nothing_is_hedged_while_another_replica_has_it() -> None:
     """One hedge is made once the others have returned it, and not before: the silent one has taken it."""
     scheduler, entry, (first, second, third) = _tied("a", "b", "c")
     silent = str(first.replica)
-    scheduler.on_silent("m", silent, 1.0)
+    scheduler.on_unresponsive("m", silent, 1.0)
     hedges = [d for d in scheduler.decide(1.0).dispatches if d.entries[0].id == entry.id]
     scheduler.on_done(second.bundle_id, [], 1.1, returned=[entry])
     hedges += [d for d in scheduler.decide(1.1).dispatches if d.entries[0].id == entry.id]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis_profiles import examples
 from scheduling_builders import AFFINE, make_entry, make_scheduler
 
 from serve_app.scheduling.decisions import Dispatch, Requeue
@@ -175,12 +175,12 @@ class TiedMachine(RuleBasedStateMachine):
     def fall_silent(self, name: str) -> None:
         """Nothing is heard of a replica: what nobody else has gets a hedge."""
         self.hedges = True
-        self.scheduler.on_silent("m", name, self.now)
+        self.scheduler.on_unresponsive("m", name, self.now)
 
     @rule(name=_NAME)
     def speak(self, name: str) -> None:
         """Something is."""
-        self.scheduler.on_heard("m", name, self.now)
+        self.scheduler.on_responsive("m", name, self.now)
 
     @rule(name=_NAME, linked=st.sampled_from([True, True, False]))
     def link(self, name: str, linked: bool) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from simulation_builders import Fifo, make_arrivals, make_model, make_scenario
 
 from serve_app.errors import ConfigError

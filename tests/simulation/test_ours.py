@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from simulation_builders import HIGH, LOW, NORMAL, make_arrivals, make_classes, make_model, make_scenario
 
 from serve_app.simulation.ours import ServeApp
@@ -27,7 +27,7 @@ from serve_app.simulation.scenario import (
     SimulatedAutoscaling,
     Stream,
 )
-from serve_app.simulation.system import Execution, Request, Way, World
+from serve_app.simulation.system import Execution, Hop, Request, World
 
 
 class _Watch:
@@ -48,9 +48,9 @@ class _Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world, name)
 
-    def answer(self, request: Request, left: float | None = None, way: Way = "answer") -> None:
+    def answer(self, request: Request, left: float | None = None, hop: Hop = "answer") -> None:
         self.ends[request.id] += 1
-        self._world.answer(request, left, way)
+        self._world.answer(request, left, hop)
 
     def drop(self, request: Request) -> None:
         self.ends[request.id] += 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
-from effort import thorough
+from hypothesis_profiles import thorough
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from simulation_results import result

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from effort import thorough
+from hypothesis_profiles import thorough
 from simulation_builders import HIGH, LOW, NORMAL, Fifo, make_model, make_scenario
 
 from serve_app.errors import ConfigError

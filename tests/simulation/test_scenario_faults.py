@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples
 from scenario_documents import INT8, VALID, document, model, problems, stream, write
 
 from serve_app.config.lines import Lines

@@ -165,7 +165,7 @@ async def test_finishing_refuses_what_comes_and_waits_for_what_was_taken() -> No
     assert await service.finish(0.0) == 1
     refused = followed.ask()
     await asyncio.wait([refused])
-    assert "stopping" in str(refused.exception())
+    assert "shutting down" in str(refused.exception())
     finishing = asyncio.ensure_future(service.finish(60.0))
     sent.succeed()
     await task

@@ -17,7 +17,7 @@ from transport.doubling_replica import DEADLY, serve_doubles
 from serve_app.domain.service import Answer
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.scheduling.liveness import Liveness, Watch
+from serve_app.scheduling.health.liveness import Liveness, Watch
 from serve_app.transport.link_server import LinkServer
 from serve_app.transport.links import Links
 from serve_app.transport.send import ReplicaLost
@@ -68,12 +68,12 @@ class _Fleet:
         return await link.call(bundle)
 
     def _silent(self, model: str, replica: str) -> None:
-        self.dispatcher.on_silent(model, replica)
+        self.dispatcher.on_unresponsive(model, replica)
         self.news.put_nowait(("silent", replica))
 
     def _heard(self, model: str, replica: str) -> None:
-        self.dispatcher.on_heard(model, replica)
-        self.news.put_nowait(("heard", replica))
+        self.dispatcher.on_responsive(model, replica)
+        self.news.put_nowait(("responsive", replica))
 
     def close(self) -> None:
         """End everything."""
@@ -116,7 +116,7 @@ async def test_a_stopped_replica_s_work_is_done_elsewhere_and_it_returns() -> No
         assert (page["serve_app_replicas_silent"], page["serve_app_silences_total"]) == (1.0, 1.0)
         assert page["serve_app_hedges_total"] == page["serve_app_hedges_won_total"] >= 1.0
         fleet.send_signal("a", signal.SIGCONT)
-        assert await fleet.news.get() == ("heard", "a")
+        assert await fleet.news.get() == ("responsive", "a")
         assert fleet.dispatcher.scheduler.usable(MODEL) == 2
         await submit(fleet.dispatcher, tensor(1.0))
         page = _page(fleet)
@@ -173,10 +173,10 @@ async def test_only_what_owes_answers_is_watched() -> None:
             looked.set()
         return in_flight[0]
 
-    heard = [False]
+    data_received = [False]
 
     def was_heard() -> bool:
-        was, heard[0] = heard[0], False
+        was, data_received[0] = data_received[0], False
         return was
 
     liveness = Liveness(
@@ -184,17 +184,17 @@ async def test_only_what_owes_answers_is_watched() -> None:
         0.04,
         call_later=asyncio.get_running_loop().call_later,
         in_flight=looking,
-        heard=was_heard,
+        data_received=was_heard,
         ask=lambda: told.put_nowait("ask"),
-        on_silent=lambda: told.put_nowait("silent"),
-        on_heard=lambda: told.put_nowait("heard"),
+        on_unresponsive=lambda: told.put_nowait("silent"),
+        on_responsive=lambda: told.put_nowait("responsive"),
         on_given_up=lambda: told.put_nowait("given up"),
     )
     liveness.begin()
     assert [await told.get() for _ in range(3)] == ["ask", "silent", "given up"]
-    heard[0] = True
-    assert await told.get() == "heard"
-    in_flight[0], heard[0] = False, True
+    data_received[0] = True
+    assert await told.get() == "responsive"
+    in_flight[0], data_received[0] = False, True
     await looked.wait()
     assert repr(liveness) == "<Liveness at rest>"
     liveness.begin()

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from serve_app.api.grpc.call import QUESTION_BYTES
+from serve_app.api.grpc.call import CONTROL_MESSAGE_BYTES
 from serve_app.api.grpc_app import RPCS
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.open_inference import inference_pb2 as pb
@@ -84,7 +84,7 @@ def everything() -> Iterator[tuple[str, GrpcAsk]]:
         yield "grpc", call("good, with an id", *good, metadata=(("x-request-id", "given-1"),))
         yield "grpc", call("no message of its kind", _BROKEN)
         if rpc.name not in {"ModelInfer", "ModelStreamInfer"}:
-            yield "grpc", call("message too large for a question", bytes(QUESTION_BYTES + 1))
+            yield "grpc", call("message too large for a question", bytes(CONTROL_MESSAGE_BYTES + 1))
         yield "grpc_keys", call("no key", *good, server="guarded")
         yield "grpc_keys", call("wrong key", *good, server="guarded", metadata=(("authorization", "Bearer sa_wrong"),))
         yield "grpc_keys", call("key of another model", *good, server="guarded", key="strings")

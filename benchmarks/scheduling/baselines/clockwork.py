@@ -25,7 +25,7 @@ from math import inf
 
 from benchmarks.scheduling.baselines.planned import PlannedServer
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, Baseline, ModelServer, known_latency
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, World
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from benchmarks.scheduling.baselines.serving import ROUNDING_S, ModelServer, Worker
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
 

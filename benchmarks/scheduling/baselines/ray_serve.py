@@ -24,9 +24,9 @@ from functools import partial
 from random import Random
 
 from benchmarks.scheduling.baselines.serving import Baseline, ModelServer, Worker
+from serve_app.simulation.delays import Serial
 from serve_app.simulation.scenario import SimulatedModel
 from serve_app.simulation.system import Request, Timer, World
-from serve_app.simulation.ways import Serial
 
 _FIRST_BACKOFF_S = 0.025
 _LONGEST_BACKOFF_S = 0.5

@@ -17,9 +17,9 @@ from functools import partial
 from math import inf
 from typing import ClassVar
 
-from serve_app.scheduling.latency import LatencyModel
+from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.simulation.scenario import Scenario, SimulatedModel, Stream
-from serve_app.simulation.system import Execution, Request, Way, World
+from serve_app.simulation.system import Execution, Hop, Request, World
 
 ROUNDING_S = 1e-9
 """Sums of virtual times differ by rounding: what is late by less than this is in time, for the world as well."""
@@ -79,7 +79,7 @@ class ModelServer(ABC):
         overheads = world.overheads
         self.send_s = overheads.send_s * overheads.mean_factor if remote else 0.0
         self.answer_s = (overheads.answer_s if remote else overheads.direct_s) * overheads.mean_factor
-        self._answers_by: Way = "answer" if remote else "direct"
+        self._answers_by: Hop = "answer" if remote else "direct"
         self.waiting_rows = 0
         self.cancelled = False
         self._frames: dict[int, Request] = {}
@@ -124,9 +124,9 @@ class ModelServer(ABC):
 
     def travel(self, action: Callable[[], None]) -> None:
         """Do this when a message that leaves now has reached a replica."""
-        way_s = self.world.way_s("send") if self.remote else 0.0
-        if way_s > 0.0:
-            self.world.at(self.world.now + way_s, action)
+        hop_s = self.world.hop_s("send") if self.remote else 0.0
+        if hop_s > 0.0:
+            self.world.at(self.world.now + hop_s, action)
         else:
             action()
 

@@ -38,7 +38,7 @@ _HEADERS: Final = MappingProxyType(
 """Metadata that mean something here, as the HTTP headers of the same names do."""
 _DIRECT: Final = b"direct-grpc"
 _BY_SERVE: Final = b"grpc"
-QUESTION_BYTES: Final = 16 * 1024
+CONTROL_MESSAGE_BYTES: Final = 16 * 1024
 """Largest message of a call that takes no tensors. Calls that watch keep theirs for as long as they last."""
 _LONGEST_DETAILS: Final = 2000
 """Characters: clients refuse a call whose end takes more than 8 KiB, percent signs included."""
@@ -77,8 +77,8 @@ class MessageOperation(Protocol):
         """Bytes that a message takes beside itself once it is parsed. Raises `InvalidRequest` where it has too many."""
 
 
-class Call:
-    """One call, or one request of a stream; implements `serve_app.api.gateway.Call`.
+class GrpcCall:
+    """One call, or one request of a stream; implements `serve_app.api.gateway.GrpcCall`.
 
     Args:
         context: Of whoever carries it.
@@ -114,9 +114,9 @@ class Call:
         # Ray Serve's context knows no deadline, by which it is told apart.
         self.headers[LISTENER] = _DIRECT if hasattr(context, "time_remaining") else _BY_SERVE
 
-    def again(self, message: bytes) -> Call:
+    def again(self, message: bytes) -> GrpcCall:
         """The next request of the same stream."""
-        call = Call.__new__(Call)
+        call = GrpcCall.__new__(GrpcCall)
         call._context, call.headers = self._context, self.headers
         call._message, call._held = message, 0
         call.model = call.version = call.asked_model = None
@@ -182,7 +182,7 @@ def shown(error: ServeAppError) -> str:
     return message if len(message) <= _LONGEST_DETAILS else f"{message[:_LONGEST_DETAILS]}..."
 
 
-def parse(kind: type[_M], body: bytes, most_bytes: int = QUESTION_BYTES) -> _M:
+def parse(kind: type[_M], body: bytes, most_bytes: int = CONTROL_MESSAGE_BYTES) -> _M:
     """Read a message.
 
     Raises:

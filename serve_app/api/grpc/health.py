@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from grpc_health.v1 import health_pb2 as pb
 
-from serve_app.api.grpc.call import Call, parse
+from serve_app.api.grpc.call import GrpcCall, parse
 from serve_app.domain.service import InferenceService
 from serve_app.errors import ModelNotFound
 
@@ -43,7 +43,7 @@ class Health:
         self._closing = False
         self.unary = {"Check": self.check, "List": self.list}
 
-    async def check(self, body: bytes, _: Call) -> bytes:
+    async def check(self, body: bytes, _: GrpcCall) -> bytes:
         """Whether a service or a model can take work.
 
         Raises:
@@ -55,7 +55,7 @@ class Health:
             raise ModelNotFound(f"there is no service and no model {name[:64]!r} here")
         return _answer(status).SerializeToString()
 
-    async def list(self, body: bytes, _: Call) -> bytes:
+    async def list(self, body: bytes, _: GrpcCall) -> bytes:
         """The state of everything that `check` knows."""
         parse(_LIST.HealthListRequest, body)
         names = (*sorted(self._whole), *self._service.models)
@@ -63,7 +63,7 @@ class Health:
         listed: bytes = _LIST.HealthListResponse(statuses=statuses).SerializeToString()
         return listed
 
-    async def watch(self, body: bytes, _: Call) -> AsyncIterator[bytes]:
+    async def watch(self, body: bytes, _: GrpcCall) -> AsyncIterator[bytes]:
         """The state of a service or a model, again whenever it has changed, until the server closes or time is up."""
         name = parse(pb.HealthCheckRequest, body).service
         loop = asyncio.get_running_loop()

@@ -239,8 +239,8 @@ class ModelCodec:
             tensors = self.complete(tensors)
         if offset != len(parsed.body):
             raise InvalidRequest(
-                f"the body has {len(parsed.body) - offset} bytes of binary data that no input claims"
-                f" ({offset - parsed.offset} are claimed by binary_data_size)"
+                f"the body has {len(parsed.body) - offset} bytes of binary data after the"
+                f" {offset - parsed.offset} bytes that the inputs' binary_data_size declare"
             )
         return tensors
 
@@ -461,7 +461,7 @@ class ModelCodec:
 
 
 def _no_json_form(what: str, parameters: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} has no JSON form: it travels as binary data; set parameters.{parameters}")
+    return InvalidRequest(f"{what} has no JSON representation; use binary data: set parameters.{parameters}")
 
 
 def _plan(spec: TensorSpec, *, rows: bool) -> InputPlan:

@@ -35,8 +35,8 @@ def decode_raw(info: ModelInfo, body: bytes | memoryview) -> Tensors:
     what = "a row of input" if info.rows else "input"
     if not inputs[0].ranked:
         raise InvalidRequest(
-            f"{_WHERE}: nobody knows how many dimensions input {name!r} has, so its shape cannot be deduced from the"
-            " size of the body; send the JSON header"
+            f"{_WHERE}: the model does not declare the rank of input {name!r}, so its shape cannot be derived from the"
+            " body size; send the JSON header"
         )
     fixed = math.prod(size for size in inner if size >= 0)
     if datatype == "BYTES":

@@ -114,7 +114,7 @@ class _Endpoints:
     async def model_ready(self, request: Request) -> Response:
         info = self._find(request)
         if not self._service.model_ready(info.name):
-            raise ModelUnavailable(f"model {info.name!r} has no replica that can take work")
+            raise ModelUnavailable(f"model {info.name!r} has no ready replica")
         return json_response({"name": info.name, "ready": True})
 
     async def config(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from serve_app.api.gateway import Gateway, Operation
-from serve_app.api.grpc.call import Call, parse, shown
+from serve_app.api.grpc.call import GrpcCall, parse, shown
 from serve_app.api.open_inference import administration, rest
 from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.api.open_inference.codec import Selection
@@ -31,9 +31,9 @@ from serve_app.scheduling.entry import Priority
 
 _M = TypeVar("_M", bound=Message)
 
-Unary: TypeAlias = Callable[[bytes, Call], Awaitable[bytes]]
-Stream: TypeAlias = Callable[[AsyncIterator[bytes], Call], AsyncIterator[bytes]]
-Explain: TypeAlias = Callable[[Exception, Call, str], ServeAppError]
+Unary: TypeAlias = Callable[[bytes, GrpcCall], Awaitable[bytes]]
+Stream: TypeAlias = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes]]
+Explain: TypeAlias = Callable[[Exception, GrpcCall, str], ServeAppError]
 """Makes what a client may see of an exception, given the call and what it asked for."""
 
 AHEAD: Final = 256
@@ -84,7 +84,7 @@ class RpcRequest:
         self.parameters = parameters
 
 
-class RpcInfer(Operation[Call, RpcRequest, bytes]):
+class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
     """V2 infer requests over gRPC, one by one or in streams.
 
     Args:
@@ -101,11 +101,11 @@ class RpcInfer(Operation[Call, RpcRequest, bytes]):
         """As `check_parts`, where that can be much."""
         return check_parts(body) if len(body) > _FEW_PARTS_BYTES else 0
 
-    def parse_cost(self, call: Call, nbytes: int) -> int:  # noqa: ARG002
+    def parse_cost(self, call: GrpcCall, nbytes: int) -> int:  # noqa: ARG002
         """It is done in C, and the parts of a message have a bound."""
         return 0
 
-    def parse(self, call: Call, info: ModelInfo | None, body: bytes | memoryview) -> RpcRequest:  # noqa: ARG002
+    def parse(self, call: GrpcCall, info: ModelInfo | None, body: bytes | memoryview) -> RpcRequest:  # noqa: ARG002
         """Parse the message."""
         message = parse(pb.ModelInferRequest, bytes(body), len(body))
         call.asked_model, call.asked_id = message.model_name, message.id
@@ -199,7 +199,7 @@ class InferenceRpc:
         }
         self.streams: Mapping[str, Stream] = {"ModelStreamInfer": self.stream_infer}
 
-    async def infer(self, call: Call) -> bytes:
+    async def infer(self, call: GrpcCall) -> bytes:
         """Answer one infer request.
 
         Raises:
@@ -214,7 +214,7 @@ class InferenceRpc:
         call.tell(*told, *optional_headers(answer))
         return encoded
 
-    async def statistics(self, body: bytes, _: Call) -> bytes:
+    async def statistics(self, body: bytes, _: GrpcCall) -> bytes:
         """The statistics of a model, or of all, over all routers.
 
         Raises:
@@ -225,7 +225,7 @@ class InferenceRpc:
         statistics = await service.total_statistics(names)
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
 
-    async def stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+    async def stream_infer(self, requests: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
         """Answer the requests of a stream in their order; up to `AHEAD` of them are in work at once.
 
         A client that reads no answers is soon asked for no more requests: see `UNREAD_BYTES`.
@@ -285,14 +285,14 @@ class InferenceRpc:
             await asyncio.gather(reader, *running, return_exceptions=True)
             del reader, each  # whose error's traceback has this frame
 
-    async def _answer_in_stream(self, call: Call) -> bytes:
+    async def _answer_in_stream(self, call: GrpcCall) -> bytes:
         try:
             _, response = await self._gateway.run(self._infer, call)
         except Exception as error:  # whatever it is, it concerns this request only
             return self._failed_in_stream(error, call)
         return b"".join((delimited(_RESPONSE, len(response) + len(_FINAL)), response, _FINAL))
 
-    def _failed_in_stream(self, error: Exception, call: Call) -> bytes:
+    def _failed_in_stream(self, error: Exception, call: GrpcCall) -> bytes:
         # Not where it was caught: the error knows that frame and the message in it, which must not know the error.
         explained = self._explain(error, call, "ModelStreamInfer")
         failed = pb.ModelInferResponse(model_name=call.asked_model, id=call.asked_id)
@@ -332,7 +332,7 @@ class InferenceRpc:
             for name, setting in request.settings.items()
         }
         if asked:
-            self._gateway.administer()
+            self._gateway.require_admin()
         settings = administration.update_trace_settings(asked)
         response = pb.TraceSettingResponse()
         for name, value in settings.items():
@@ -345,7 +345,7 @@ class InferenceRpc:
             choice = setting.WhichOneof("parameter_choice")
             asked[name] = None if choice is None else getattr(setting, choice)
         if asked:
-            self._gateway.administer()
+            self._gateway.require_admin()
         response = pb.LogSettingsResponse()
         for name, value in administration.update_log_settings(asked).items():
             setattr(response.settings[name], _SETTING[type(value)], value)
@@ -355,7 +355,7 @@ class InferenceRpc:
 def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:
     """A call that is answered at once."""
 
-    async def called(body: bytes, _: Call) -> bytes:
+    async def called(body: bytes, _: GrpcCall) -> bytes:
         return answer(parse(kind, body)).SerializeToString()
 
     return called
@@ -364,7 +364,7 @@ def _answering(kind: type[Any], answer: Callable[[Any], Message]) -> Unary:
 def _refusing(reason: str) -> Unary:
     """A call that is not served, whatever it asks."""
 
-    async def called(_: bytes, __: Call) -> NoReturn:
+    async def called(_: bytes, __: GrpcCall) -> NoReturn:
         raise Unsupported(reason)
 
     return called

@@ -285,7 +285,7 @@ def dump_data(array: npt.NDArray[Any], where: str) -> bytes:
     flat = np.ascontiguousarray(array).reshape(-1)
     datatype = _DATATYPES.get(array.dtype, "BYTES")
     if datatype == "BF16":
-        raise InvalidRequest(f"output {where!r} is BF16, which has no JSON form: ask for it as binary_data")
+        raise InvalidRequest(f"output {where!r} is BF16, which has no JSON representation: request it as binary_data")
     if datatype == "BYTES":
         try:
             texts = [item.decode() if isinstance(item, bytes) else str(item) for item in flat.tolist()]

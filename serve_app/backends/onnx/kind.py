@@ -19,8 +19,8 @@ from serve_app.backends.onnx.proof.skeleton import read_skeleton
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.signature import declared_by, open_to_inspect
 from serve_app.backends.warm_up import spaced_rows
-from serve_app.config.faults import Location, misfit
 from serve_app.config.files import home
+from serve_app.config.problems import Location, validation_error
 from serve_app.payloads import ModelSignature, TensorSpec
 
 
@@ -46,7 +46,7 @@ class OnnxOptions(BackendOptions):
             ((key,), "does nothing without tensorrt: true or auto") for key in keys if getattr(self, key)
         ]
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def faults(self, gpus: float) -> dict[str, str]:

@@ -21,7 +21,7 @@ from serve_app.payloads import Payload
 from serve_app.router.cache.key import CacheKeys
 from serve_app.router.cache.metrics import CacheMetrics, RedisMetrics
 from serve_app.router.cache.redis import RedisCache
-from serve_app.router.cache.single_flight import Asker, Lead, SingleFlight, is_plain
+from serve_app.router.cache.single_flight import Caller, Lead, SingleFlight, is_plain
 from serve_app.router.cache.store import CacheStore, held_bytes
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.scheduling.entry import Entry, Priority
@@ -181,7 +181,9 @@ class ModelCache:
             key = await self._key_aside(payload, options, priority, arrival + timeout_s)
         if key is None:
             return await submit(self._model, payload, options)
-        request = _Request(key, Asker(priority, arrival, arrival + timeout_s, options.nbytes), payload, options, submit)
+        request = _Request(
+            key, Caller(priority, arrival, arrival + timeout_s, options.nbytes), payload, options, submit
+        )
         try:
             if options.fresh:
                 return self._counted(await self._execute(request, None), request, shared=False)
@@ -189,7 +191,7 @@ class ModelCache:
             if stored is not None:
                 return self._counted(_hit(stored.value, options.variant), request, shared=False)
             answer, shared = await self._flights.answer(
-                (key, options.fallback), request.asker, options.variant, lambda lead: self._lead(request, lead)
+                (key, options.fallback), request.caller, options.variant, lambda lead: self._lead(request, lead)
             )
         except ServeAppError as error:
             self._refused(priority, error)
@@ -212,21 +214,21 @@ class ModelCache:
 
     async def _lead(self, request: _Request, lead: Lead) -> Answer:
         if lead.early is None and self._redis is not None:
-            found = await self._redis.get(request.key, request.asker.deadline - self._clock())
+            found = await self._redis.get(request.key, request.caller.deadline - self._clock())
             if found is not None:
                 value = self.store.put(request.key, found.value, min(found.ttl_s, self._ttl_s))
                 return _hit(value, request.options.variant)
         return lead.early or await self._execute(request, lead)
 
     async def _execute(self, request: _Request, lead: Lead | None) -> Answer:
-        key, asker, payload, options, submit = request
+        key, caller, payload, options, submit = request
         trusted, began = self.trusted, self._clock()
-        if asker.deadline <= began:
+        if caller.deadline <= began:
             raise _too_late()
         if options.timeout_s is None:  # what its deadline is, and that it named none, is said again
-            left = replace(options, spent_s=options.spent_s + began - asker.arrival)
+            left = replace(options, spent_s=options.spent_s + began - caller.arrival)
         else:
-            left = replace(options, timeout_s=asker.deadline - began)
+            left = replace(options, timeout_s=caller.deadline - began)
         answer = await submit(self._model, payload, left, None if lead is None else lead.queued)
         if lead is not None and lead.early is not None:
             return answer
@@ -235,26 +237,26 @@ class ModelCache:
             value = self.store.put(key, answer.value, self._ttl_s)
             if self._redis is not None and value is not answer.value:
                 self._redis.put(key, value, held_bytes(value), self._ttl_s)
-        self._metrics.cache_missed(self._model, began - asker.arrival + self._clock() - ended)
+        self._metrics.cache_missed(self._model, began - caller.arrival + self._clock() - ended)
         return replace(answer, cache="miss")
 
     def _counted(self, answer: Answer, request: _Request, *, shared: bool) -> Answer:
         """The answer as this request gets it: its own class and times."""
-        asker = request.asker
+        caller = request.caller
         result = "shared" if shared and answer.cache != "hit" else answer.cache
         self._counts[result].value += 1
-        total_s = self._clock() - asker.arrival
+        total_s = self._clock() - caller.arrival
         if result == "miss":  # counted as answered when it was
-            return replace(answer, total_s=total_s, timeout_s=asker.deadline - asker.arrival)
+            return replace(answer, total_s=total_s, timeout_s=caller.deadline - caller.arrival)
         # Who shares an answer has waited for it all the time.
         waited_s = total_s if shared else 0.0
         self._metrics.answered_from_cache(
-            self._model, asker.priority, asker.arrival, waited_s, total_s, hit=result == "hit"
+            self._model, caller.priority, caller.arrival, waited_s, total_s, hit=result == "hit"
         )
-        timeout_s = asker.deadline - asker.arrival
+        timeout_s = caller.deadline - caller.arrival
         return Answer(
             answer.value,
-            asker.priority,
+            caller.priority,
             waited_s,
             total_s,
             answer.variant,
@@ -277,7 +279,7 @@ class ModelCache:
 
 class _Request(NamedTuple):
     key: bytes
-    asker: Asker
+    caller: Caller
     payload: Payload
     options: RequestOptions
     submit: Submit
@@ -341,7 +343,7 @@ class Hashing:
 
 
 def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the deadline passed while the request was looked up; allow more time")
+    return DeadlineExceeded("the deadline passed during the cache lookup; use a longer timeout")
 
 
 def _hit(value: Any, variant: str) -> Answer:

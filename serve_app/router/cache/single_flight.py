@@ -29,7 +29,7 @@ _OF_THE_REQUEST: Final = (InvalidRequest, InferenceFailed)
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Caller:
     """One of the same requests.
 
     Attributes:
@@ -44,7 +44,7 @@ class Asker:
     deadline: float
     nbytes: int = 0
 
-    def much_before(self, other: Asker) -> bool:
+    def much_before(self, other: Caller) -> bool:
         """Whether it is so much more urgent than another that it must not wait for that one's turn."""
         if self.priority != other.priority:
             return self.priority < other.priority
@@ -55,15 +55,15 @@ class Lead:
     """A request that is being worked on for all that are the same.
 
     Attributes:
-        asker: Whose it is.
+        caller: Whose it is.
         entry: The same in the scheduler, once it is there.
         early: The answer, where another one was first.
     """
 
-    __slots__ = ("asker", "early", "entry")
+    __slots__ = ("caller", "early", "entry")
 
-    def __init__(self, asker: Asker) -> None:
-        self.asker = asker
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
         self.entry: Entry | None = None
         self.early: Answer | None = None
 
@@ -74,7 +74,7 @@ class Lead:
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    asker: Asker
+    caller: Caller
     future: asyncio.Future[Answer | Lead]
 
 
@@ -113,13 +113,13 @@ class SingleFlight:
         return len(self._flights)
 
     async def answer(
-        self, key: Hashable, asker: Asker, variant: str, work: Callable[[Lead], Awaitable[Answer]]
+        self, key: Hashable, caller: Caller, variant: str, work: Callable[[Lead], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:
         """Answer a request: by work of its own, or by that of the same one under way.
 
         Args:
             key: What makes requests the same.
-            asker: The request.
+            caller: The request.
             variant: The variant that it asks for; empty for the exact model.
             work: Does it. It is to tell the `Lead` what entry it has become, and to return ``early`` once that is set.
 
@@ -133,19 +133,19 @@ class SingleFlight:
         flight = self._flights.get(key)
         if flight is None:
             flight = self._flights[key] = _Flight(key, variant)
-        elif self._may_follow(flight, asker):
-            outcome = await self._follow(flight, asker)
+        elif self._may_follow(flight, caller):
+            outcome = await self._follow(flight, caller)
             if not isinstance(outcome, Lead):
                 return outcome, True
             return await self._lead(flight, outcome, work)
-        lead = Lead(asker)
+        lead = Lead(caller)
         flight.leads.append(lead)
         return await self._lead(flight, lead, work)
 
-    def _may_follow(self, flight: _Flight, asker: Asker) -> bool:
-        if self.followers >= self._max_followers or self.nbytes + asker.nbytes > self._max_bytes:
+    def _may_follow(self, flight: _Flight, caller: Caller) -> bool:
+        if self.followers >= self._max_followers or self.nbytes + caller.nbytes > self._max_bytes:
             return False
-        return not all(asker.much_before(lead.asker) for lead in flight.leads)
+        return not all(caller.much_before(lead.caller) for lead in flight.leads)
 
     async def _lead(
         self, flight: _Flight, lead: Lead, work: Callable[[Lead], Awaitable[Answer]]
@@ -165,13 +165,13 @@ class SingleFlight:
         self._answered(flight, lead, answer)
         return answer, False
 
-    async def _follow(self, flight: _Flight, asker: Asker) -> Answer | Lead:
+    async def _follow(self, flight: _Flight, caller: Caller) -> Answer | Lead:
         loop = asyncio.get_running_loop()
-        follower = _Follower(asker, loop.create_future())
+        follower = _Follower(caller, loop.create_future())
         flight.followers.append(follower)
         self.followers += 1
-        self.nbytes += asker.nbytes
-        timer = call_at(loop, asker.deadline, _expire, follower)
+        self.nbytes += caller.nbytes
+        timer = call_at(loop, caller.deadline, _expire, follower)
         try:
             return await follower.future
         except asyncio.CancelledError:
@@ -184,7 +184,7 @@ class SingleFlight:
             if follower in flight.followers:
                 flight.followers.remove(follower)
             self.followers -= 1
-            self.nbytes -= asker.nbytes
+            self.nbytes -= caller.nbytes
             del follower  # an error's traceback has this frame, and the future the error
 
     def _answered(self, flight: _Flight, lead: Lead, answer: Answer) -> None:
@@ -192,12 +192,12 @@ class SingleFlight:
         flight.leads.remove(lead)
         plain = is_plain(answer, flight.variant)
         for other in list(flight.leads):
-            takes = plain or other.asker.priority >= lead.asker.priority
+            takes = plain or other.caller.priority >= lead.caller.priority
             if takes and (other.entry is None or self._end_early(other.entry, answer)):
                 flight.leads.remove(other)
                 other.early = answer
         for follower in flight.followers:
-            if not follower.future.done() and (plain or follower.asker.priority >= lead.asker.priority):
+            if not follower.future.done() and (plain or follower.caller.priority >= lead.caller.priority):
                 follower.future.set_result(answer)
         self._go_on(flight)
 
@@ -218,8 +218,8 @@ class SingleFlight:
             return
         waiting = [follower for follower in flight.followers if not follower.future.done()]
         if waiting:
-            first = min(waiting, key=lambda follower: (follower.asker.priority, follower.asker.deadline))
-            lead = Lead(first.asker)
+            first = min(waiting, key=lambda follower: (follower.caller.priority, follower.caller.deadline))
+            lead = Lead(first.caller)
             flight.leads.append(lead)
             first.future.set_result(lead)
         elif self._flights.get(flight.key) is flight:
@@ -238,10 +238,10 @@ def _copy(error: ServeAppError) -> ServeAppError:
 
 def _expire(follower: _Follower) -> None:
     if not follower.future.done():
-        allowed_s = follower.asker.deadline - follower.asker.arrival
+        allowed_s = follower.caller.deadline - follower.caller.arrival
         follower.future.set_exception(
             DeadlineExceeded(
-                f"the deadline of {allowed_s * 1000:.0f} ms passed while the same request of somebody else was"
-                " executed; send it with a longer timeout or a higher priority"
+                f"the deadline of {allowed_s * 1000:.0f} ms passed while waiting for an identical request in"
+                " flight; use a longer timeout or a higher priority"
             )
         )

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serve_app.config.faults import problems_of
 from serve_app.config.file import read_document
 from serve_app.config.lines import Lines
+from serve_app.config.problems import problems_of
 from serve_app.errors import ConfigError
 from serve_app.simulation.scenarios.cases import Case, make_cases
 from serve_app.simulation.scenarios.costs import read_costs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from serve_app.config.faults import place
+from serve_app.config.problems import place
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Noise, Scenario, SimulatedModel, Stream

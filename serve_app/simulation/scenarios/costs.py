@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from serve_app.config.faults import place
+from serve_app.config.problems import place
 from serve_app.config.profile import read_profile
 from serve_app.errors import ConfigError
 from serve_app.simulation.scenario import Curve, Noise, SimulatedModel, Stream

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_app.config.faults import Location, misfit, nearest, shown
+from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.router import ClassesConfig
 from serve_app.config.values import Delay, Positive, Seconds, Section
 from serve_app.scheduling.entry import Priority
@@ -18,7 +18,7 @@ from serve_app.simulation.scenarios.models import DeviceConfig, SimulatedModelCo
 from serve_app.simulation.scenarios.systems import OURS, AnySystem, system_config
 from serve_app.simulation.scenarios.workload import AnyStream, Factor
 
-Fault: TypeAlias = tuple[Location, str]
+Problem: TypeAlias = tuple[Location, str]
 Millis = Annotated[float, Field(ge=0, le=60_000, allow_inf_nan=False)]
 
 
@@ -85,13 +85,13 @@ class NoiseConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> NoiseConfig:
         if self.spread > 0 and self.kind in {"none", "measured"}:
-            raise misfit([(("spread",), f"does nothing with kind: {self.kind}; name uniform or lognormal")])
+            raise validation_error([(("spread",), f"does nothing with kind: {self.kind}; name uniform or lognormal")])
         if self.kind == "uniform" and self.spread >= 1:
-            raise misfit([(("spread",), f"must be less than 1 with kind: uniform, got {self.spread:g}")])
+            raise validation_error([(("spread",), f"must be less than 1 with kind: uniform, got {self.spread:g}")])
         if (self.stall_every_s > 0) != (self.stall_s > 0):
-            raise misfit([(("stall_s",), "stall_every_s and stall_s go together: set both or neither")])
+            raise validation_error([(("stall_s",), "stall_every_s and stall_s go together: set both or neither")])
         if (self.drift_every_s > 0) != (self.drift_s > 0):
-            raise misfit([(("drift_s",), "drift_every_s and drift_s go together: set both or neither")])
+            raise validation_error([(("drift_s",), "drift_every_s and drift_s go together: set both or neither")])
         return self
 
     def simulated(self) -> Noise:
@@ -131,13 +131,13 @@ class FailureConfig(Section):
     def _check(self) -> FailureConfig:
         dies = self.kind != "fail"
         if dies and self.down_s is None:
-            raise misfit([(("down_s",), f"required with kind: {self.kind}")])
+            raise validation_error([(("down_s",), f"required with kind: {self.kind}")])
         if not dies and self.down_s is not None:
-            raise misfit([(("down_s",), "does nothing with kind: fail; leave it out")])
+            raise validation_error([(("down_s",), "does nothing with kind: fail; leave it out")])
         if self.kind == "die" and self.lasts_s is not None:
-            raise misfit([(("lasts_s",), "does nothing with kind: die; name hang or fail")])
+            raise validation_error([(("lasts_s",), "does nothing with kind: die; name hang or fail")])
         if dies and "share" in self.model_fields_set:
-            raise misfit([(("share",), f"does nothing with kind: {self.kind}; name fail")])
+            raise validation_error([(("share",), f"does nothing with kind: {self.kind}; name fail")])
         return self
 
     def simulated(self) -> Failure:
@@ -192,7 +192,7 @@ class SweepConfig(Section):
             raise ValueError(f"needs values for exactly one of {', '.join(SweepConfig.model_fields)}")
         values = self.values
         if any(after <= before for before, after in pairwise(values)):
-            raise misfit([((self.key,), "values must rise")])
+            raise validation_error([((self.key,), "values must rise")])
         return self
 
     @property
@@ -264,7 +264,7 @@ class ScenarioFile(Section):
     @classmethod
     def _without_bound(cls, given: Any) -> Any:
         if isinstance(given, Mapping) and "bound" in given:
-            raise misfit([(("bound",), "bounds are calculated in benchmarks/scheduling now; leave it out")])
+            raise validation_error([(("bound",), "bounds are calculated in benchmarks/scheduling now; leave it out")])
         return given
 
     @field_validator("models", "workload", "systems", "seeds")
@@ -286,10 +286,10 @@ class ScenarioFile(Section):
             *self._sweep_faults(),
         ]
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
-    def _time_faults(self) -> Iterator[Fault]:
+    def _time_faults(self) -> Iterator[Problem]:
         if self.duration_s is None and self.requests is None:
             yield ("duration_s",), "required, or requests"
         if self.duration_s is not None and self.requests is not None:
@@ -308,7 +308,7 @@ class ScenarioFile(Section):
             if failure.at_s >= end_s:
                 yield ("failures", number, "at_s"), f"must be less than duration_s {end_s:g}, got {failure.at_s:g}"
 
-    def _reference_faults(self) -> Iterator[Fault]:
+    def _reference_faults(self) -> Iterator[Problem]:
         models = {model.name: model for model in self.models}
         devices = [device.name for device in self.devices]
         for number, model in enumerate(self.models):
@@ -324,7 +324,7 @@ class ScenarioFile(Section):
                 have = models[failure.model].replicas
                 yield ("failures", number, "replica"), f"must be less than the model's replicas {have}"
 
-    def _sweep_faults(self) -> Iterator[Fault]:
+    def _sweep_faults(self) -> Iterator[Problem]:
         if self.sweep is None:
             return
         key = self.sweep.key
@@ -341,16 +341,16 @@ class ScenarioFile(Section):
                 yield ("sweep", key), f"cannot change workload[{kinds.index(kind)}], which is of kind {kind}"
 
 
-def _repeated(section: str, values: Sequence[object], name: str | None = "name") -> Iterator[Fault]:
+def _repeated(section: str, values: Sequence[object], name: str | None = "name") -> Iterator[Problem]:
     for number, value in enumerate(values):
         first = values.index(value)
         if first < number:
             place: Location = (section, number) if name is None else (section, number, name)
-            yield place, f"{shown(value)} stands at {section}[{first}] too"
+            yield place, f"{short_repr(value)} stands at {section}[{first}] too"
 
 
 def _unknown(what: str, word: str, known: Iterable[str]) -> str:
     names = list(known)
     guess = nearest(word, names)
     hint = f"did you mean {guess}?" if guess else f"there are: {', '.join(names)}" if names else "there are none"
-    return f"unknown {what} {shown(word)}; {hint}"
+    return f"unknown {what} {short_repr(word)}; {hint}"

@@ -10,10 +10,10 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from serve_app.config.batching import BatchingConfig, fallback_faults
+from serve_app.config.batching import BatchingConfig, fallback_problems
 from serve_app.config.breaker import BreakerConfig
-from serve_app.config.faults import Location, misfit, shown
 from serve_app.config.names import checked_model_name, checked_variant_name
+from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section
 from serve_app.simulation.scenario import Affine, Curve, Device, SimulatedAutoscaling, SimulatedModel
 
@@ -62,19 +62,25 @@ class LatencyConfig(Section):
         elif self.alpha_ms is None or self.beta_ms is None:
             raise ValueError("needs alpha_ms and beta_ms, or points")
         elif self.alpha_ms + self.beta_ms <= 0:
-            raise misfit([(("beta_ms",), "alpha_ms and beta_ms cannot both be 0: executions would take no time")])
+            raise validation_error(
+                [(("beta_ms",), "alpha_ms and beta_ms cannot both be 0: executions would take no time")]
+            )
         return self
 
     def _check_points(self) -> None:
         if self.alpha_ms is not None or self.beta_ms is not None:
-            raise misfit([(("points",), "cannot stand beside alpha_ms and beta_ms; leave one of them out")])
+            raise validation_error([(("points",), "cannot stand beside alpha_ms and beta_ms; leave one of them out")])
         if len(self.points) < 2 or self.points[0][0] != 1:
-            raise misfit([(("points",), "needs two or more points, the first for 1 row, e.g. [[1, 5], [8, 12]]")])
+            raise validation_error(
+                [(("points",), "needs two or more points, the first for 1 row, e.g. [[1, 5], [8, 12]]")]
+            )
         for number, ((rows, ms), (more_rows, more_ms)) in enumerate(pairwise(self.points), start=1):
             if more_rows <= rows:
-                raise misfit([(("points", number), f"rows must rise, got {more_rows} after {rows}")])
+                raise validation_error([(("points", number), f"rows must rise, got {more_rows} after {rows}")])
             if more_ms < ms:
-                raise misfit([(("points", number), f"more rows cannot take less time: {more_ms:g} ms after {ms:g} ms")])
+                raise validation_error(
+                    [(("points", number), f"more rows cannot take less time: {more_ms:g} ms after {ms:g} ms")]
+                )
 
     def curve(self) -> Curve:
         """The true cost."""
@@ -125,7 +131,7 @@ class SimulatedAutoscalingConfig(Section):
     def _check(self) -> SimulatedAutoscalingConfig:
         if self.min_replicas > self.max_replicas:
             message = f"{self.max_replicas} is less than min_replicas {self.min_replicas}"
-            raise misfit([(("max_replicas",), message)])
+            raise validation_error([(("max_replicas",), message)])
         return self
 
 
@@ -189,18 +195,18 @@ class SimulatedModelConfig(Section):
         seen: set[str] = set()
         for number, variant in enumerate(self.variants):
             if variant.name in seen:
-                faults.append((("variants", number, "name"), f"{shown(variant.name)} is used twice"))
+                faults.append((("variants", number, "name"), f"{short_repr(variant.name)} is used twice"))
             if variant.latency is None and self.profile is None:
                 faults.append((("variants", number, "latency"), "required: the model has no profile to take it from"))
             seen.add(variant.name)
-        faults += fallback_faults(self.fallbacks, [variant.name for variant in self.variants])
+        faults += fallback_problems(self.fallbacks, [variant.name for variant in self.variants])
         if self.autoscaling is not None:
             limits = self.autoscaling
             if not limits.min_replicas <= self.replicas <= limits.max_replicas:
                 where = f"from {limits.min_replicas} to {limits.max_replicas} (autoscaling's min and max)"
                 faults.append((("replicas",), f"must be {where}, got {self.replicas}"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def simulated(self, curve: Curve, variants: Mapping[str, Curve]) -> SimulatedModel:

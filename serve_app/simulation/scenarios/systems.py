@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, create_model
 
-from serve_app.config.faults import misfit, nearest, shown
-from serve_app.config.former import with_new_names
+from serve_app.config.deprecations import rename_deprecated_keys
+from serve_app.config.problems import nearest, short_repr, validation_error
 from serve_app.config.values import Delay, Section, Share
 from serve_app.simulation.ours import ServeApp
 from serve_app.simulation.run import MakeSystem
@@ -68,13 +68,13 @@ def _read(given: Any) -> SystemConfig:
     if isinstance(given, str):
         return system_config(given)
     if not isinstance(given, Mapping):
-        raise ValueError(f"must be {OURS} or a mapping with its options, got {shown(given)}")  # noqa: TRY004 - pydantic's way
+        raise ValueError(f"must be {OURS} or a mapping with its options, got {short_repr(given)}")  # noqa: TRY004 - pydantic's way
     name = given.get("name", OURS)
     if name != OURS:
-        raise misfit([(("name",), unknown_system(name))])
+        raise validation_error([(("name",), unknown_system(name))])
     if "tuned" in given:
-        raise misfit([(("tuned",), f"{OURS} has nothing to tune; leave it out")])
-    return _Section.model_validate(with_new_names(given, OURS, {"rescue_share": "hedge_share"}))
+        raise validation_error([(("tuned",), f"{OURS} has nothing to tune; leave it out")])
+    return _Section.model_validate(rename_deprecated_keys(given, OURS, {"rescue_share": "hedge_share"}))
 
 
 def system_config(name: str) -> SystemConfig:
@@ -93,7 +93,7 @@ def unknown_system(name: object) -> str:
     if name in _ELSEWHERE:
         return f"{name} is simulated in benchmarks/scheduling now (make bench-scheduling); here there is {OURS} only"
     guess = nearest(str(name), (OURS,))
-    return f"unknown system {shown(name)}; " + (f"did you mean {guess}?" if guess else f"there is {OURS} only")
+    return f"unknown system {short_repr(name)}; " + (f"did you mean {guess}?" if guess else f"there is {OURS} only")
 
 
 AnySystem = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema, model_validator
 
-from serve_app.config.faults import Location, misfit, nearest, shown
+from serve_app.config.problems import Location, nearest, short_repr, validation_error
 from serve_app.config.values import Delay, Milliseconds, Positive, Seconds, Section
 from serve_app.scheduling.entry import Priority
 from serve_app.simulation.scenario import Stream
@@ -85,7 +85,7 @@ class _ClassifiedStream(StreamConfig):
             if missing:
                 faults.append((("timeout_ms",), f"names no deadline for {', '.join(missing)}"))
         if faults:
-            raise misfit(faults)
+            raise validation_error(faults)
         return self
 
     def classes(self) -> dict[Priority, float]:
@@ -141,9 +141,9 @@ class _RatedStream(_ClassifiedStream):
     @model_validator(mode="after")
     def _check_rate(self) -> _RatedStream:
         if self.rate is None and self.load is None:
-            raise misfit([(("rate",), "required, or load")])
+            raise validation_error([(("rate",), "required, or load")])
         if self.rate is not None and self.load is not None:
-            raise misfit([(("load",), "cannot stand beside rate; leave one of them out")])
+            raise validation_error([(("load",), "cannot stand beside rate; leave one of them out")])
         return self
 
     def _own(self, unit_rate: float) -> dict[str, Any]:
@@ -233,9 +233,9 @@ class FlashCrowdStream(_RatedStream):
     def _check_surge(self) -> FlashCrowdStream:
         if self.surge_at_s < self.start_s:
             message = f"must not be before start_s {self.start_s:g}, got {self.surge_at_s:g}"
-            raise misfit([(("surge_at_s",), message)])
+            raise validation_error([(("surge_at_s",), message)])
         if self.end_s is not None and self.surge_at_s >= self.end_s:
-            raise misfit([(("surge_at_s",), f"must be before end_s {self.end_s:g}, got {self.surge_at_s:g}")])
+            raise validation_error([(("surge_at_s",), f"must be before end_s {self.end_s:g}, got {self.surge_at_s:g}")])
         return self
 
     def _own(self, unit_rate: float) -> dict[str, Any]:
@@ -322,14 +322,14 @@ def _read(given: Any) -> StreamConfig:
     if isinstance(given, StreamConfig):
         return given
     if not isinstance(given, Mapping):
-        raise ValueError(f"must be a mapping, got {shown(given)}")  # noqa: TRY004 - pydantic reports ValueErrors
+        raise ValueError(f"must be a mapping, got {short_repr(given)}")  # noqa: TRY004 - pydantic reports ValueErrors
     kind = given.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         if "kind" not in given:
-            raise misfit([(("kind",), f"required, one of {', '.join(_KINDS)}")])
+            raise validation_error([(("kind",), f"required, one of {', '.join(_KINDS)}")])
         guess = nearest(str(kind), _KINDS)
         hint = f"did you mean {guess}?" if guess else f"known: {', '.join(_KINDS)}"
-        raise misfit([(("kind",), f"unknown kind {shown(kind)}; {hint}")])
+        raise validation_error([(("kind",), f"unknown kind {short_repr(kind)}; {hint}")])
     return _KINDS[kind].model_validate(given)
 
 
@@ -371,7 +371,7 @@ def _expected(stream: Stream, duration_s: float) -> float:
 
 def _check_end(start_s: float, end_s: float | None) -> None:
     if end_s is not None and end_s <= start_s:
-        raise misfit([(("end_s",), f"must be after start_s {start_s:g}, got {end_s:g}")])
+        raise validation_error([(("end_s",), f"must be after start_s {start_s:g}, got {end_s:g}")])
 
 
 def _label(priority: Priority) -> ClassName:

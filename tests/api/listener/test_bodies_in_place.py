@@ -76,7 +76,12 @@ async def test_a_body_that_takes_too_long_in_place_is_refused_and_forgotten() ->
         return given[0]
 
     bodies = BodyReader(
-        max_body=2**20, max_held_bytes=2**20, offload_above=1000, decode_threads=1, patience_s=0.01, allocate=allocate
+        max_body=2**20,
+        max_held_bytes=2**20,
+        offload_above=1000,
+        decode_threads=1,
+        pause_timeout_s=0.01,
+        allocate=allocate,
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -127,7 +132,12 @@ async def test_the_memory_of_a_client_that_leaves_is_free_at_once(sent: int | No
         return block.data
 
     bodies = BodyReader(
-        max_body=2**20, max_held_bytes=2**24, offload_above=1000, decode_threads=1, patience_s=60.0, allocate=allocate
+        max_body=2**20,
+        max_held_bytes=2**24,
+        offload_above=1000,
+        decode_threads=1,
+        pause_timeout_s=60.0,
+        allocate=allocate,
     )
     reading, working = asyncio.Event(), asyncio.Event()
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.listener.raw_client import Client, serving, until
-from serve_app.http.http1 import Connection, Limits, Shared
+from serve_app.http.http1 import Connection, Limits, ListenerState
 from serve_app.http.listener import bind
 
 MIB = 2**20
@@ -53,7 +53,7 @@ async def meeting(app: ASGIApp, limits: Limits) -> AsyncIterator[tuple[Watched, 
     made: asyncio.Future[Watched] = loop.create_future()
 
     def connect() -> Watched:
-        made.set_result(Watched(Shared(app, limits, loop)))
+        made.set_result(Watched(ListenerState(app, limits, loop)))
         return made.result()
 
     with bind("127.0.0.1", 0) as listening, socket.socket() as client:

@@ -19,7 +19,7 @@ from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
 from serve_app.http.http1 import Limits
 from serve_app.http.secure import SecureTransport
-from serve_app.http.tls import Certificates, careless, make_context
+from serve_app.http.tls import Certificates, key_permission_problem, make_context
 from serve_app_client import AsyncClient
 
 GOODBYES = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError)
@@ -220,6 +220,8 @@ def test_wrong_files_are_faults_in_one_line(authority: Authority, tmp_path: Path
 def test_a_key_that_others_may_read_is_told(authority: Authority) -> None:
     """In one line with what to do."""
     files = authority.server(name="careless")
-    assert careless(files) is None
+    assert key_permission_problem(files) is None
     files.key.chmod(0o644)
-    assert careless(files) == f"{files.key}: mode 0644 lets others at the private key; chmod 600 it"
+    assert (
+        key_permission_problem(files) == f"{files.key}: mode 0644 lets other users read the private key; run chmod 600"
+    )

@@ -109,7 +109,7 @@ def test_texts_of_files(server: LocalServer, tmp_path: Path) -> None:
         ("spoken-digits", ["--data-binary", f"@{PICTURE}"], 415, "got 'image/jpeg'"),
         ("moods", ["--data-binary", f"@{PICTURE}"], 415, "got 'image/jpeg'"),
         ("moods", ["--data", "good day"], 415, "text/plain"),
-        ("digits", ["--data", "nonsense"], 400, "no image that can be read"),
+        ("digits", ["--data", "nonsense"], 400, "cannot be decoded as image"),
     ],
 )
 def test_the_wrong_kind_is_told_by_looking(

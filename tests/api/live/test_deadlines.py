@@ -102,8 +102,8 @@ def test_a_model_that_nobody_has_measured_is_late_by_its_class(server: LocalServ
 @pytest.mark.parametrize("model", ["known", "cached"])
 def test_a_slow_model_is_given_its_time_where_no_deadline_is_named(server: LocalServer, model: str) -> None:
     """A multiple of what it is measured to take, in any class; the answer tells how long that was."""
-    alone_s = measure(server, model)
-    assert alone_s > 0.03
+    solo_s = measure(server, model)
+    assert solo_s > 0.03
     inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [SLOW]}]
     for header in ("low", "normal"):
         found = CLIENT.post(
@@ -112,12 +112,12 @@ def test_a_slow_model_is_given_its_time_where_no_deadline_is_named(server: Local
             headers={"X-Priority": header, "Cache-Control": "no-cache"},
         )
         assert found.status_code == 200
-        assert found.json()["parameters"]["timeout"] / 1e6 == pytest.approx(4 * alone_s, rel=0.9)
+        assert found.json()["parameters"]["timeout"] / 1e6 == pytest.approx(4 * solo_s, rel=0.9)
 
 
 def test_a_deadline_that_is_too_short_for_an_idle_server_is_the_callers(server: LocalServer) -> None:
     """504 and DEADLINE_EXCEEDED, whether it passes or is refused at once; there is no time to come again after."""
-    alone_s = measure(server, "known")
+    solo_s = measure(server, "known")
     replies = [ask(server, "known", SLOW, x_timeout_ms="20") for _ in range(12)]
     assert {(reply.status, reply.code, reply.retry_after) for reply in replies} == {(504, "deadline_exceeded", None)}
     refused = [reply.message for reply in replies if reply.message.startswith("the model takes about ")]
@@ -128,7 +128,7 @@ def test_a_deadline_that_is_too_short_for_an_idle_server_is_the_callers(server: 
         assert (error.code(), ADVICE in error.details()) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
         assert {"code": "deadline_exceeded"}.items() <= dict(error.trailing_metadata()).items()
         assert "retry-after" not in dict(error.trailing_metadata())
-    assert alone_s > 0.02
+    assert solo_s > 0.02
 
 
 @pytest.mark.parametrize(

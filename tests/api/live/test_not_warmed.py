@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import edge_case_models
 import httpx
-import particular_models
 import pytest
 from local_server import LocalServer
 
@@ -17,8 +17,8 @@ CLIENT = httpx.Client(timeout=30.0)
 def particular(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """Serves a model of ids, alone and with a range that it takes, and one that reads numbers."""
     folder = tmp_path_factory.mktemp("particular")
-    particular_models.ids(folder / "ids" / "1" / "model.onnx")
-    particular_models.numbers(folder / "numbers" / "1" / "model.onnx")
+    edge_case_models.ids(folder / "ids" / "1" / "model.onnx")
+    edge_case_models.numbers(folder / "numbers" / "1" / "model.onnx")
     ids = {"path": str(folder / "ids")}
     models = [
         ids | {"name": "unknown"},

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from effort import examples
 from fuzz_http import fuzz
+from hypothesis_profiles import examples
 from local_server import LocalServer
 
 from api.protocol_service import NumpyService

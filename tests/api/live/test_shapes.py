@@ -126,7 +126,7 @@ def test_one_row_counts_for_all_others(ask: Any) -> None:
     three, one = np.arange(6, dtype=np.float32).reshape(3, 2), np.full((1, 2), 5, np.float32)
     assert [((3, 2), (three + 5).tolist())] * 2 == [y(ask("two", a=three, b=one)), y(ask("two", a=one, b=three))]
     refused = ask("two", a=three, b=three[:2])
-    told = "inputs differ in their rows ('a' 3, 'b' 2), and the model does not take them so: "
+    told = "inputs have different numbers of rows ('a' 3, 'b' 2), which the model does not accept: "
     assert (True, True) == (refused.status in REFUSED, refused.message.startswith(told))
 
 
@@ -215,7 +215,7 @@ def test_a_raw_request_is_the_only_input(shapes: LocalServer, model: str, sent: 
     [
         ("sums", [1, 2], "the body has 8 bytes, but input 'x' (FP32, [4]) has 16"),
         ("varying", [1, 2, 3], "input 'x' (FP32, [-1, 2]) has 8 or a multiple of it"),
-        ("unranked", [1], "nobody knows how many dimensions input 'x' has"),
+        ("unranked", [1], "the model does not declare the rank of input 'x'"),
         ("nothing", [], "sends the only input of a model, but 'nothing' takes none"),
         ("matrices", [1], "sends the only input of a model, but 'matrices' takes 'x', 'w'"),
     ],

@@ -19,8 +19,8 @@ from steady_load import SteadyLoad
 from api.protocol_service import NumpyService
 from api.rpc.conftest import Client, failure, request_of
 from serve_app.api.gateway import Gateway
-from serve_app.api.grpc.arrivals import Arrivals
-from serve_app.api.grpc.call import Call
+from serve_app.api.grpc.call import GrpcCall
+from serve_app.api.grpc.inbound_messages import InboundMessages
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.open_inference.rpc import InferenceRpc
@@ -106,7 +106,7 @@ async def test_a_stream_ends_that_has_not_begun_to_read_when_all_end(service: Nu
     """What reads its requests may be cancelled before its first step."""
     rpc = InferenceRpc(Gateway(service, bodies), lambda error, _call, _method: InvalidRequest(str(error)))
     context: Any = SimpleNamespace(invocation_metadata=tuple, peer=str)
-    stream = rpc.stream_infer(_endless(), Call(context))
+    stream = rpc.stream_infer(_endless(), GrpcCall(context))
     reading = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     rpc.close()
@@ -122,8 +122,8 @@ async def _endless() -> AsyncIterator[bytes]:
 
 async def test_answers_are_held_no_longer_than_their_clients_wait() -> None:
     """Else calls with tight deadlines would fail that had been answered."""
-    arrivals = Arrivals(1, 1.0)
-    with arrivals.answers_held():
+    arrivals = InboundMessages(1, 1.0)
+    with arrivals.holding_answers():
         await arrivals.released(0.0)
         await arrivals.released(0.06)
         patient = asyncio.create_task(arrivals.released(600.0))
@@ -174,7 +174,7 @@ def _connects(port: int) -> bool:
 
 async def test_a_call_that_is_given_up_before_its_message_is_not_kept() -> None:
     """Its task ends cancelled where nobody hears of it."""
-    arrivals = Arrivals(10, 5.0)
+    arrivals = InboundMessages(10, 5.0)
     task = asyncio.ensure_future(arrivals.message(_endless()))
     for _ in range(3):
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
+from external_clients import needs_clients, needs_perf_analyzer, run_perf_analyzer, run_script
 
 from api.protocol_service import NumpyService, model
 from serve_app.api.grpc_app import GrpcApp

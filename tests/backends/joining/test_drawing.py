@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import edge_case_models
 import ml_dtypes
 import numpy as np
-import particular_models
 import pytest
 from joining_backends import Made, loaded, refusing
 
@@ -74,4 +74,4 @@ def test_a_model_that_runs_not_even_the_example_says_so(tmp_path: Path) -> None:
     """With the model's own words."""
     draw = Varied(lambda rows, _: {"ids": np.zeros((rows, 2), np.int64)})
     with pytest.raises(InferenceFailed, match="failed on this input"):
-        draw.learn(loaded(particular_models.ids(tmp_path / "ids" / "model.onnx")))
+        draw.learn(loaded(edge_case_models.ids(tmp_path / "ids" / "model.onnx")))

@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import onnx.printer
 import pytest
-from effort import examples, thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis_profiles import examples, thorough
 from random_graphs import ROWS, random_graph
 from row_experiments import Case, backend_cases, experiment
 

@@ -1,9 +1,9 @@
 """Whether each row of a model's outputs depends on the same row of its inputs alone, proven from its graph.
 
-Requests of strangers share a batch along one axis. That is right only where no row knows of its neighbours, of their
-number or of its own place. The proof is an abstract interpretation of the graph: each value is a constant, numbers
-computed from sizes, rows in blocks along an axis, or mixed (`values.py`); rules for each operator say what it makes of
-them (`operators_*.py`). What no rule knows is not proven.
+Requests of different clients share a batch along one axis. That is right only if no row depends on its neighbours, on
+their number or on its own place. The proof is an abstract interpretation of the graph: each value is a constant,
+numbers computed from sizes, rows in blocks along an axis, or mixed (`values.py`); rules for each operator say what it
+makes of them (`operators_*.py`). What no rule knows is not proven.
 
 The proof is about the operators as ONNX and ONNX Runtime define them. That a batch is computed in another order than a
 row, and therefore rounds otherwise, is not its business. Sizes of other axes are taken to be the same in all requests

@@ -1,0 +1,114 @@
+"""Keeps a guard's keys as a file has them, without a restart.
+
+The file is read again every few seconds, by a thread: it may be a Kubernetes secret, whose files are swapped by
+symbolic links and whose inodes and times tell little, and it is small. What is new counts when two looks in succession
+saw it: one look may see half of a file that is being written. What cannot be read or understood changes nothing: the
+keys from before stay, and the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from serve_app.access.guard import Guard
+from serve_app.domain.keys import Key
+from serve_app.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_WORLD: Final = stat.S_IROTH | stat.S_IWOTH
+
+
+class KeyFile(NamedTuple):
+    """Where keys come from.
+
+    Attributes:
+        path: The file.
+        read: Reads its content.
+        parse: Makes keys of it. Both raise `ConfigError` where they cannot.
+    """
+
+    path: Path
+    read: Callable[[Path], bytes]
+    parse: Callable[[bytes], Sequence[Key]]
+
+
+class KeyFileWatcher:
+    """Looks at a file of keys, and has a guard take what it holds.
+
+    Args:
+        file: The file.
+        within_s: What changes in it counts within this time, seconds: it is looked at twice as often.
+        make: Makes the guard of the first keys.
+
+    Attributes:
+        guard: Has the keys.
+
+    Raises:
+        ConfigError: The file cannot be read or understood now, before there are any keys.
+    """
+
+    def __init__(self, file: KeyFile, within_s: float, make: Callable[[Sequence[Key]], Guard]) -> None:
+        self._file = file
+        self._every_s = within_s / 2
+        self._seen: bytes | None = file.read(file.path)
+        self._judged = True
+        self._fault = ""
+        self._task: asyncio.Task[None] | None = None
+        self.guard = make(file.parse(self._seen))
+        with contextlib.suppress(OSError):
+            if file.path.stat().st_mode & _WORLD:
+                _log.warning("%s can be read or written by every user of this machine: chmod 600 %s", *[file.path] * 2)
+
+    def start(self) -> None:
+        """Look from now on, in the running event loop, until `close`."""
+        self._task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def poll(self) -> None:
+        """Look once."""
+        try:
+            await self._take()
+        except ConfigError as error:
+            self._failed(str(error))
+        except Exception as error:  # a fault of ours; what it says may hold a part of the file
+            self._failed(f"cannot be understood: {type(error).__name__}")
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.poll()
+
+    async def _take(self) -> None:
+        """Have the keys of the file count, once it holds what it held at the last look."""
+        before, self._seen = self._seen, None
+        content = self._seen = await asyncio.to_thread(self._file.read, self._file.path)
+        if content != before:
+            self._judged = False
+        elif not self._judged:
+            try:
+                keys = await asyncio.to_thread(self._file.parse, content)
+            except ConfigError:
+                self._judged = True
+                raise
+            self.guard.replace(keys)
+            self._judged, self._fault = True, ""
+            _log.warning("API keys: %d read from %s", len(keys), self._file.path)
+
+    def _failed(self, fault: str) -> None:
+        if fault == self._fault:
+            return  # said already
+        self._fault = fault
+        self.guard.keep(fault)
+        for problem in fault.splitlines():
+            _log.error("API keys: %s: %s; the previous keys stay in use", self._file.path, problem)

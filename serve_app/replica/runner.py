@@ -1,0 +1,530 @@
+"""Runs the batches of a replica: entries wait at the gate, and the session never waits for the event loop.
+
+    entries -> gate -> batch -> session, in one of two ways:
+
+    a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
+    any other                           in the session's thread, which takes it from the gate where the last run ended
+
+The gate composes only when the session is free, whoever asks it then. Several bundles that it lets through from the
+event loop are joined by ``batch`` on their way to the thread. A bundle is answered when any of its entries have run:
+those that have not go back to their router. What a run came to is made into answers in the event loop, while the next
+one is under way.
+
+Everything that the event loop and the session's thread share changes under one lock, and is in this file for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from math import inf
+from queue import SimpleQueue
+from threading import Lock, Thread, current_thread
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from serve_app.errors import InferenceFailed
+from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, WireEntry
+from serve_app.replica.execution import Executor, Ran
+from serve_app.replica.joining import Joining
+from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
+from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
+from serve_app.scheduling.gate import Gate
+from serve_app.timers import call_at
+
+logger = logging.getLogger(__name__)
+
+RunBatch: TypeAlias = Callable[[list[Staged]], Awaitable[Sequence[Staged]]]
+RunOne: TypeAlias = Callable[[Staged], Awaitable[Staged]]
+BatchTogether: TypeAlias = Callable[[RunBatch], RunOne]
+
+_SHORT_S = 0.0002
+_JOBS_WAIT_S = 60.0
+_CLASSES = {int(priority): priority for priority in Priority}
+
+
+class _Granted(Struct, frozen=True):
+    """What the gate let through.
+
+    Attributes:
+        granted: The bundles of the next batch: those with chosen entries.
+        short: Whether it takes less than it would take to wait for anything.
+        ended: Bundles none of whose entries will run.
+        recheck_at: When to ask again if nothing comes before; ``inf``: never.
+    """
+
+    granted: list[Staged]
+    short: bool
+    ended: list[Staged]
+    recheck_at: float = inf
+
+
+_NOTHING = _Granted([], short=False, ended=[])
+
+
+class Runner:
+    """Lends the backends to one batch at a time, in the gate's order.
+
+    Args:
+        name: The model's name, for messages.
+        executor: Runs batches.
+        gate: Composes the batches.
+        lock: Is held around every use of it.
+        joining: Which requests may share runs.
+        batch: Turns the batch function into one that takes a single bundle; see `serve_app.replica.worker`.
+        in_loop: Whether short runs may happen in the event loop.
+
+    Attributes:
+        broken: Whether lending it has failed, which is a bug that no later turn can be trusted after. It goes on as
+            well as it can until the replica is replaced.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        executor: Executor,
+        gate: Gate,
+        lock: Lock,
+        joining: Joining,
+        batch: BatchTogether,
+        *,
+        in_loop: bool,
+    ) -> None:
+        self._name = name
+        self._executor = executor
+        self._gate = gate
+        self._lock = lock
+        self._joinable = joining
+        self._in_loop = in_loop
+        self._join = batch(self._take_joined)
+        self._ids = itertools.count(1)
+        self._waiting: dict[Staged, None] = {}
+        self._busy = False
+        self._granted_at = 0.0
+        self._tied: dict[Entry, tuple[Ties, int]] = {}  # what other replicas have, too, with its place among the ties
+        self._held: set[Staged] = set()  # granted, and not run yet
+        self._ended_now: list[Staged] = []  # of the latest turn
+        self._closed = False
+        self.broken = False
+        self._reopening: asyncio.TimerHandle | None = None
+        self._reopens_at = inf
+        self._joining: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: list[Thread] = []
+        self._handed: SimpleQueue[Sequence[Staged] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Sequence[Staged], Sequence[Ran], _Granted] | None] = SimpleQueue()
+
+    def __repr__(self) -> str:
+        return f"<Runner of {self._name} {'busy' if self._busy else 'idle'}, {len(self._waiting)} bundles at the gate>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs, so that there is time until the next bundle's turn."""
+        return self._busy
+
+    def stalled_s(self) -> float:
+        """For how long nothing has come of what was granted, seconds; 0.0 when the session is free."""
+        if not self._busy:
+            return 0.0
+        return time.monotonic() - max(self._granted_at, self._executor.progressed_at)
+
+    async def run(self, staged: Staged) -> None:
+        """Wait for the session, have it, and give it back. Results are filled in, but those of what expired."""
+        self._loop = asyncio.get_running_loop()
+        self._add(staged)
+        if staged.stage is Stage.ENDED:
+            return
+        staged.waiter = self._loop.create_future()
+        try:
+            await staged.waiter
+        except asyncio.CancelledError:
+            with self._lock:
+                self._take_out(staged)
+            raise
+
+    def submit_background(self, job: Job, rows: int, bucket: int, variant: str, sender: str) -> None:
+        """Let a job wait for the session, in class `low`. From any thread.
+
+        Args:
+            job: Is run in its turn, or dropped where that does not come within a minute.
+            rows: About as many rows as it runs.
+            bucket: Of this cost bucket.
+            variant: On this variant.
+            sender: For this router: its requests are the reason.
+        """
+        assert self._loop is not None
+        deadline = time.monotonic() + _JOBS_WAIT_S
+        staged = Staged(
+            [], [deadline], [], [], sender=sender, rows=rows, counts=[rows], whole=[True], buckets=[bucket], job=job,
+            on_behalf_of=variant,
+        )  # fmt: skip
+        try:
+            self._loop.call_soon_threadsafe(self._add, staged)
+        except RuntimeError:
+            job.drop()  # the event loop has ended
+
+    def _add(self, staged: Staged) -> None:
+        """Let the entries of a bundle that have rows wait, and run them where the session is free."""
+        now = time.monotonic()
+        try:
+            with self._lock:
+                self._waiting[staged] = None
+                staged.stage = AFTER[staged.stage, Event.ADMITTED]
+                for index, rows in enumerate(staged.counts):
+                    if not rows:
+                        continue
+                    wire = staged.entries[index] if staged.entries else None
+                    here = Entry(
+                        next(self._ids),
+                        self._name,
+                        Priority.LOW if wire is None else _CLASSES[wire.priority],
+                        now,
+                        staged.deadlines[index],
+                        rows,
+                        staged.buckets[index],
+                        0,
+                        (staged, index),
+                        staged.on_behalf_of if wire is None else wire.variant,
+                    )
+                    if wire is not None:
+                        here.batch_key = EXACT_ONLY if wire.exact and not wire.variant else wire.variant
+                        here.probe, here.tenant, here.weight = wire.probe, wire.tenant, wire.weight
+                        if wire.place and staged.ties is not None:
+                            self._tied[here] = staged.ties, wire.place
+                    if staged.whole[index] or (wire is not None and wire.unbatched):
+                        here.batch_key = UNBATCHED
+                    staged.waiting[index] = here
+                    self._gate.add(here, now)
+            self._let_in()
+        except Exception:
+            self._fault()
+
+    def recall(self, entries: Sequence[WireEntry], positions: Iterable[int]) -> None:
+        """Take entries of a bundle from the gate; the bundle is answered without them, at once where none are left.
+
+        Args:
+            entries: The bundle's. One that does not wait here is ignored, as is one whose batch runs.
+            positions: Of those to be taken. What was taken before is ignored.
+        """
+        ended: list[Staged] = []
+        try:
+            with self._lock:
+                for staged in self._waiting:
+                    if staged.entries is entries:
+                        break
+                else:
+                    return
+                for index in positions:
+                    if (here := staged.waiting.pop(index, None)) is not None:
+                        self._tied.pop(here, None)
+                        self._gate.remove(here)
+                        staged.results[index] = RETURNED
+                if not staged.waiting:
+                    ended.append(staged)
+                    self._leave(staged, time.monotonic())
+            self._see(_Granted([], short=False, ended=ended))
+            self._let_in()
+        except Exception:
+            self._fault(ended)
+
+    def _leave(self, staged: Staged, now: float) -> None:
+        """Nothing of a bundle is left at the gate, and nothing of it will run. The lock is held."""
+        staged.executed_at = staged.finished_at = now  # it has waited until now
+        self._waiting.pop(staged, None)
+
+    def _take_out(self, staged: Staged) -> None:
+        """Take what is left of a bundle from the gate. The lock is held."""
+        for here in staged.waiting.values():
+            self._tied.pop(here, None)
+            self._gate.remove(here)
+        staged.waiting.clear()
+        self._waiting.pop(staged, None)
+
+    def _take_out_taken(self, ended: list[Staged], now: float) -> None:
+        """Take from the gate what another replica runs. The lock is held.
+
+        Args:
+            ended: Receives bundles of which nothing is left here.
+            now: Seconds.
+        """
+        for here, (ties, place) in list(self._tied.items()):
+            if ties.taken(place):
+                del self._tied[here]
+                self._gate.remove(here, elsewhere=True)
+                self._return(here, ended, now)
+
+    def _return(self, here: Entry, ended: list[Staged], now: float) -> None:
+        """An entry has left the gate, and goes back to its router."""
+        staged, index = here.payload
+        del staged.waiting[index]
+        staged.results[index] = RETURNED
+        if not staged.waiting:
+            ended.append(staged)
+            self._leave(staged, now)
+
+    def close(self) -> None:
+        """End the thread after its run. Idempotent."""
+        with self._lock:
+            self._closed = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
+        self._handed.put(None)
+        self._answers.put(None)
+        for thread in self._threads:
+            if thread is not current_thread():  # whose garbage collection may have come upon the last reference
+                thread.join()
+        self._threads = []
+
+    # --- in the event loop ----------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Let the next batch begin if the session is free."""
+        try:
+            self._let_in()
+        except Exception:
+            self._fault()
+
+    def _let_in(self) -> None:
+        while not self._busy:
+            with self._lock:
+                turn = self._next(time.monotonic())
+            if turn.ended or turn.recheck_at < inf:
+                self._see(turn)
+            if not turn.granted:
+                return
+            if not self._in_loop or not turn.short:
+                if len(turn.granted) > 1:
+                    self._join_soon(turn.granted)
+                else:
+                    self._hand(turn.granted)
+                return
+            ran = self._run(turn.granted)
+            with self._lock:
+                self._ended(turn.granted, ran)
+            self._answer(turn.granted, ran, _NOTHING)
+
+    def _hand(self, bundles: Sequence[Staged]) -> None:
+        for staged in bundles:
+            staged.stage = AFTER[staged.stage, Event.SUBMITTED]
+        if len(self._threads) < 2:
+            missing = [("answers", self._publish_results), ("session", self._serve)][len(self._threads) :]
+            for name, work in missing:
+                thread = Thread(target=work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        self._handed.put(bundles)
+
+    def _see(self, turn: _Granted) -> None:
+        for staged in turn.ended:
+            staged.wake()
+            if staged.job is not None:
+                staged.job.drop()
+        if turn.recheck_at < inf and (self._reopening is None or turn.recheck_at < self._reopens_at):
+            if self._reopening is not None:
+                self._reopening.cancel()
+            self._reopens_at = turn.recheck_at
+            self._reopening = call_at(asyncio.get_running_loop(), turn.recheck_at, self._reopen)
+
+    def _reopen(self) -> None:
+        self._reopening = None
+        self._open()
+
+    def _answer(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
+        """Make results of what ran, and see to what the gate let through meanwhile."""
+        try:
+            self._executor.finish(ran)
+        except Exception:  # as in `_run`
+            logger.exception("%s could not make answers of a batch", self._name)
+            self._fail(bundles)
+        for staged in bundles:
+            staged.wake()
+        if turn is _NOTHING:
+            return
+        try:
+            self._see(turn)
+        except Exception:
+            self._fault(turn.ended)
+
+    # --- in the thread of whoever has the session -----------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """The session's thread: run what is handed over, and then, without a pause, what waits at the gate."""
+        while (bundles := self._handed.get()) is not None:
+            while bundles:
+                try:
+                    ran = self._run(bundles)
+                    with self._lock:
+                        self._ended(bundles, ran)
+                        turn = self._next(time.monotonic())
+                except BaseException:  # nobody would have the session any more, and nobody would be told
+                    self._fault(bundles)
+                    break
+                if turn.granted:
+                    for staged in turn.granted:
+                        staged.stage = AFTER[staged.stage, Event.SUBMITTED]
+                    self._answers.put((bundles, ran, turn))
+                    bundles = turn.granted
+                else:
+                    self._tell(bundles, ran, turn)
+                    break
+
+    def _publish_results(self) -> None:
+        """A thread between the session's and the event loop, for what must not delay the next run.
+
+        Waking the event loop gives it Python's lock, and the session would have to wait until the answers are made.
+        This thread gets it only when the next run is under way.
+        """
+        while (answer := self._answers.get()) is not None:
+            self._tell(*answer)
+
+    def _run(self, bundles: Sequence[Staged]) -> list[Ran]:
+        try:
+            return self._executor.run(bundles)
+        except Exception:  # a fault of ours: it must cost these bundles, and not the session
+            logger.exception("%s could not run a batch", self._name)
+            self._fail(bundles)
+            return []
+
+    def _fail(self, bundles: Sequence[Staged]) -> None:
+        failure = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
+        for staged in bundles:
+            staged.results[:] = [failure if result is None else result for result in staged.results]
+            staged.model_works = False
+
+    def _fault(self, bundles: Sequence[Staged] = ()) -> None:
+        """Lending the session has just raised: a bug. Fail whom it may concern, and let others have the session.
+
+        To fail them all in future, too, would look like a quick replica and attract more. The health check tells.
+
+        Args:
+            bundles: Of whom nobody else knows any more. The lock is not held.
+        """
+        logger.exception("The session of %s failed: this replica must be replaced", self._name)  # noqa: LOG004 - handlers call this
+        with self._lock:
+            self.broken = True
+            waiting = list(self._waiting)
+            for staged in waiting:
+                self._take_out(staged)
+            for staged in self._held:
+                staged.stage = AFTER[staged.stage, Event.SUBMITTED]  # whoever joins them now comes too late
+            found = dict.fromkeys([*bundles, *self._held, *self._ended_now, *waiting])
+            concerned = [staged for staged in found if staged.stage is not Stage.ENDED]
+            self._held.clear()
+            self._ended_now = []
+            self._busy = False
+        if concerned:
+            self._fail(concerned)
+            self._tell([], [], _Granted([], short=False, ended=concerned))
+
+    def _tell(self, bundles: Sequence[Staged], ran: Sequence[Ran], turn: _Granted) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._answer, bundles, ran, turn)
+        except RuntimeError:
+            logger.debug("%s: event loop closed; the results of the last batch are discarded", self._name)
+
+    # --- with the lock held ---------------------------------------------------------------------------------------
+
+    def _next(self, now: float) -> _Granted:
+        """Take the next batch from the gate; the session is free."""
+        if self._busy or self._closed:
+            return _NOTHING
+        ended: list[Staged] = []
+        self._ended_now = ended
+        if not self._waiting:
+            return _NOTHING
+        self._gate.latencies.whole = self._joinable.unbatched_variants
+        while self._waiting:
+            if self._tied:
+                self._take_out_taken(ended, now)
+            turn = self._gate.next(now)
+            for here in turn.dropped:
+                self._tied.pop(here, None)
+                staged, index = here.payload
+                del staged.waiting[index]
+                if staged.entries:
+                    staged.results[index] = EXPIRED if here.deadline <= now else NOT_IN_TIME
+                if not staged.waiting:
+                    ended.append(staged)
+                    self._leave(staged, now)
+            granted: dict[Staged, None] = {}
+            lost: list[Entry] = []
+            for here in turn.entries:
+                tied = self._tied.pop(here, None)
+                if tied is not None and not tied[0].take(tied[1]):
+                    lost.append(here)  # another replica has taken it at this moment
+                    continue
+                staged, index = here.payload
+                del staged.waiting[index]
+                staged.chosen.append(index)
+                staged.runs_on = turn.variant
+                granted[staged] = None
+            for here in lost:
+                staged, index = here.payload
+                if staged in granted:
+                    del staged.waiting[index]
+                    staged.results[index] = RETURNED
+                else:
+                    self._return(here, ended, now)
+            # A bundle whose caller has just left is still at the gate, but nobody waits behind it.
+            staying: list[Staged] = []
+            for staged in granted:
+                if staged.waiter is None or not staged.waiter.cancelled():
+                    staying.append(staged)
+                if staged.waiting:
+                    for index in staged.waiting:
+                        staged.results[index] = RETURNED
+                    self._take_out(staged)
+                else:
+                    del self._waiting[staged]
+            self._held.update(staying)
+            for staged in staying:
+                staged.stage = AFTER[staged.stage, Event.GRANTED]
+            if staying:
+                staying[0].first = True
+                self._granted_at = now
+                self._busy = True
+                short = 0.0 < turn.predicted_s <= _SHORT_S and staying[0].job is None
+                return _Granted(staying, short, ended)
+            if not granted and not lost:
+                return _Granted([], short=False, ended=ended, recheck_at=turn.recheck_at)
+        return _Granted([], short=False, ended=ended)
+
+    def _ended(self, bundles: Sequence[Staged], ran: Sequence[Ran]) -> None:
+        """Note that these bundles have run. With the last of its batch the session is free."""
+        for _, variant, run in ran:
+            for execution in run.executions:
+                self._gate.observe(execution.rows, execution.bucket, execution.seconds, variant)
+        held = self._held.difference(bundles)
+        if not held:
+            self._gate.ended()
+            self._busy = False
+        self._held = held
+
+    # --- several bundles ------------------------------------------------------------------------------------------
+
+    def _join_soon(self, bundles: Sequence[Staged]) -> None:
+        task = asyncio.ensure_future(self._join_all(bundles))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _join_all(self, bundles: Sequence[Staged]) -> None:
+        """Let ``batch`` make one batch of the bundles: all ask for it in the same turn of the event loop."""
+        outcomes = await asyncio.gather(*map(self._join, bundles), return_exceptions=True)
+        if faults := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
+            logger.error("%s could not join bundles: they run all the same", self._name, exc_info=faults[0])
+            await self._take_joined(bundles)
+
+    async def _take_joined(self, bundles: Sequence[Staged]) -> Sequence[Staged]:
+        """What ``batch`` calls with the bundles that asked together: the session's thread gets what it has not."""
+        if due := [staged for staged in bundles if staged.stage < Stage.SUBMITTED]:
+            try:
+                self._hand(due)
+            except Exception:  # no thread could be started
+                self._fault()
+        return bundles

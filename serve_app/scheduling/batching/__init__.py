@@ -1,0 +1,1 @@
+"""What a batch holds and when it starts: composition, waiting, variants, and what executions are predicted to take."""

@@ -1,0 +1,92 @@
+"""How long a batch may block the class `high`.
+
+A batch cannot be interrupted. A `high` request that arrives while a batch of length L runs waits for the remaining
+fraction u of L. It meets its deadline if u x L is at most its slack: its budget less its own execution and the pause
+between two. So ``slack / u`` is the longest batch that the request tolerates. A low quantile over recent requests
+bounds a batch with rows of another class, also one of class `high` that others fill up. If another replica was free
+sooner and ran the request, this one did not block it: then the request tolerates any batch.
+
+More requests in the window would follow changing clients more slowly. Fewer would make the bound vary from batch to
+batch, which makes some batches shorter than needed and others too long.
+
+With equal slacks and evenly spread arrivals this is close to the blocking term of non-preemptive scheduling (Jeffay,
+Stanat and Martel, RTSS 1991). The bound does not apply if a `high` request is unlikely to arrive meanwhile.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from serve_app.scheduling.batching.arrivals import ArrivalPattern
+from serve_app.scheduling.batching.latency import LatencyModel
+from serve_app.scheduling.batching.overhead import QuantileWindow
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.settings import ModelScheduling
+
+_WINDOW_REQUESTS = 512
+_BLOCKED_QUANTILE = 0.05
+_MIN_PROBABILITY = 0.02
+_STALE_AFTER_S = 60.0
+_LIKELY_PROBABILITY = 0.2
+_HIGH = Priority.HIGH
+
+
+class BlockingLimit:
+    """How long batches of one session or device may be, by what recent requests of class `high` tolerate."""
+
+    __slots__ = ("_arrivals", "_tolerable_s", "_tolerated")
+
+    def __init__(self) -> None:
+        self._arrivals = ArrivalPattern()
+        self._tolerated = QuantileWindow(_WINDOW_REQUESTS)
+        self._tolerable_s = inf
+
+    def arrived(self, now: float) -> None:
+        """An entry of class `high` has come."""
+        self._arrivals.observe(now)
+
+    def tolerable_s(
+        self, entry: Entry, rows: int, latency: LatencyModel, settings: ModelScheduling, now: float, part: float
+    ) -> float:
+        """The longest batch that an entry which arrives now tolerates, seconds; 0.0: not even the shortest.
+
+        Args:
+            entry: Its budget, less the execution together with what waits of its class, is its slack.
+            rows: That waits of its class, with its own.
+            latency: Predicts that execution.
+            settings: Of its model.
+            now: Seconds.
+            part: Which part of the batch that runs is left to be waited for, 0 to 1; 0 when nothing runs.
+        """
+        budget_s, most = entry.deadline - now, settings.max_rows
+        slack_s = budget_s - latency.predict(min(rows, most), entry.bucket)
+        if slack_s <= 0.0 and rows > entry.rows:
+            slack_s = budget_s - latency.predict(min(entry.rows, most), entry.bucket)
+        if slack_s <= 0.0:
+            return 0.0
+        return slack_s / part if part > 0.0 else inf
+
+    def observe(self, tolerated_s: float) -> None:
+        """An entry of class `high` runs or has left: the longest batch it tolerated, seconds; see `tolerable_s`."""
+        if tolerated_s > 0.0:
+            tolerated = self._tolerated.add(tolerated_s)
+            self._tolerable_s = tolerated[int(_BLOCKED_QUANTILE * (len(tolerated) - 1))]
+
+    def bound_s(self, now: float) -> float:
+        """The longest that an execution with rows of other classes may take, seconds; ``inf``: any time."""
+        tolerable_s = self._tolerable_s
+        return (
+            inf if tolerable_s == inf or self._likely_within(now, 2.0 * tolerable_s) < _MIN_PROBABILITY else tolerable_s
+        )
+
+    def likely_blocks(self, priority: Priority, seconds: float, now: float) -> bool:
+        """Whether an execution of this length, begun now, would probably block an entry of class `high` too long."""
+        over_s = seconds - self._tolerable_s
+        return priority is not _HIGH and over_s > 0.0 and self._likely_within(now, over_s) > _LIKELY_PROBABILITY
+
+    def _likely_within(self, now: float, seconds: float) -> float:
+        """How likely one comes so soon, 0 to 1; 0 when none has come for long."""
+        last = self._arrivals.last
+        if last is None or now - last > _STALE_AFTER_S:
+            return 0.0
+        return self._arrivals.probability_within(now, seconds)

@@ -1,0 +1,1 @@
+"""What is sent to which device, and when."""
