@@ -185,7 +185,7 @@ def test_a_backend_has_its_options_in_the_schema(linear: Any) -> None:
     """So that editors know them."""
     model = file_schema()["$defs"]["serve_app.ModelConfig"]
 
-    assert model["properties"]["backend"]["enum"] == ["onnx", "linear", None]
+    assert model["properties"]["backend"]["enum"] == [*BACKENDS, None]
     tied = [part["then"] for part in model["allOf"] if part["if"]["properties"].get("backend") == {"const": "linear"}]
     assert [part["properties"]["backend_options"]["title"] for part in tied] == ["LinearOptions"]
 
@@ -215,7 +215,7 @@ def test_backends_beside_each_other(linear: Any, tmp_path: Path) -> None:
         read_options(config, linear.LINEAR)
     assert problem() == f"{line['path']}, version 1: onnx and linear could run it: say which of them by backend"
     assert problem(backend="liner") == f"{line['path']}: unknown backend 'liner'; did you mean linear?"
-    assert problem(backend="x") == f"{line['path']}: unknown backend 'x'; there is onnx, linear"
+    assert problem(backend="x") == f"{line['path']}: unknown backend 'x'; there is {', '.join(BACKENDS)}"
 
 
 def test_a_processor(

@@ -103,8 +103,9 @@ class BackendKind(Generic[OptionsT]):
 
     Attributes:
         name: As ``backend`` in a configuration names it.
-        file: Name of a model's file in a folder, e.g. ``model.onnx``.
-        suffixes: How other files that it runs end, lower case and with the dot.
+        file: Name of a model's file in a folder, e.g. ``model.onnx``. It need not end with one of ``suffixes``.
+        suffixes: How other files that it runs end, lower case and with the dot. Not one that files beside models have,
+            such as ``.json``: they would be taken for models.
         inspect: Reads a model's file without running it. Takes the file and the model's name, for messages, and raises
             `ConfigError` for a file that cannot be read or served.
         create: Makes the backend of one build, which `Backend.load` loads. Raises `ConfigError` for settings that it
@@ -131,7 +132,7 @@ class BackendKind(Generic[OptionsT]):
 
     def recognises(self, file_name: str) -> bool:
         """Whether a file of this name is one that it runs."""
-        return file_name.lower().endswith(self.suffixes)
+        return file_name == self.file or file_name.lower().endswith(self.suffixes)
 
     def versions(self) -> dict[str, str]:
         """The versions of its distributions that are installed."""

@@ -290,7 +290,8 @@ def _cache(environ: Mapping[str, str]) -> Path:
     return cache_folder(environ) / "models"
 
 
-def _is_model(name: str, kinds: _Kinds) -> bool:
+def _is_model(path: str, kinds: _Kinds) -> bool:
+    name = PurePosixPath(path).name
     return any(kind.recognises(name) for kind in kinds)
 
 
@@ -350,7 +351,9 @@ def _choose_file(path: str, version: int | None, files: list[str], kinds: _Kinds
 def _checked_file(path: str, name: str, version: int | None, kinds: _Kinds) -> tuple[str, AnyKind]:
     fitting = [kind for kind in kinds if kind.recognises(name)]
     if not fitting:
-        raise ConfigError((f"{path}: is a file, and not a model ({_suffixes(kinds)})",))
+        names = _listed(kinds, lambda kind: () if kind.file.endswith(kind.suffixes) else (kind.file,))
+        listed = " or ".join(part for part in (names, _suffixes(kinds)) if part)
+        raise ConfigError((f"{path}: is a file, and not a model ({listed})",))
     return _without_versions(path, name, version, _only(path, fitting))
 
 

@@ -47,7 +47,7 @@ class Entry:
         deadline: When the answer becomes worthless, on the same clock; includes execution.
         rows: How many rows it adds to a batch, at least 1.
         bucket: Cost bucket within the model, 0 where the model has none (e.g. padded sequence length).
-        nbytes: Bytes held while it is queued or running.
+        nbytes: Bytes held while it is queued or running: of the body as it came, and of its tensors once decoded.
         payload: Opaque; belongs to the maker of the entry.
         variant: Name of the variant to run, empty for the exact model. Once dispatched: what it runs on.
         batch_key: Entries of equal keys may share a batch: the variant, `EXACT_ONLY` or `UNBATCHED`.

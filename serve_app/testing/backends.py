@@ -121,8 +121,8 @@ def _check(do: Check) -> Check:
 def its_file_is_recognised(subject: Subject) -> None:
     """By its name, and a configuration without `backend` finds it."""
     kind = subject.kind
-    _require(kind.recognises(subject.model_file.name), f"{subject.model_file.name} ends with none of {kind.suffixes}")
-    _require(kind.recognises(kind.file), f"{kind.file}, as models' files are called, ends with none of {kind.suffixes}")
+    name = subject.model_file.name
+    _require(kind.recognises(name), f"{name} is not called {kind.file}, and ends with none of {kind.suffixes}")
     _require(
         all(suffix.startswith(".") and suffix == suffix.lower() for suffix in kind.suffixes),
         f"suffixes are lower case and begin with a dot: {kind.suffixes}",

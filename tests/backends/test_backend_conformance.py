@@ -310,13 +310,14 @@ BROKEN: list[tuple[Mapping[str, Any], str]] = [
     ({"inspect": _trusting}, "a_file_that_is_no_model_is_refused"),
     ({"inspect": _raising}, "a_file_that_is_no_model_is_refused"),
     ({"options": AnyOption}, "its_options_are_checked"),
-    ({"suffixes": (".pt",)}, "its_file_is_recognised"),
+    ({"file": "model.pt", "suffixes": (".pt",)}, "its_file_is_recognised"),
+    ({"suffixes": ("onnx",)}, "its_file_is_recognised"),
     ({"further_files": lambda _: ("../weights.bin",)}, "its_file_is_described"),
 ]
 
 
 def _label(case: Any) -> str:
-    (value,) = case.values() if isinstance(case, Mapping) else (case,)
+    value, *_ = case.values() if isinstance(case, Mapping) else (case,)
     return str(getattr(value, "__name__", value)).strip("_<>")
 
 

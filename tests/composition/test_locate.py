@@ -23,6 +23,13 @@ from serve_app.errors import ConfigError
 from serve_app.processors.model_folder import SIDECARS
 
 
+@pytest.fixture(autouse=True)
+def only_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of backend, so that messages name what a test knows, whatever others there are."""
+    for name in set(BACKENDS) - {ONNX.name}:
+        monkeypatch.delitem(BACKENDS, name)
+
+
 def make_version(folder: Path, version: str, content: bytes = b"onnx") -> Path:
     """A version of a model."""
     (folder / version).mkdir(parents=True)
@@ -316,6 +323,18 @@ def test_the_name_of_a_file_says_what_runs_it(tmp_path: Path, torch: AnyKind) ->
         ("net.pth", torch),
     ]
     assert found[0].versions == ("1", "2")
+
+
+def test_files_beside_a_model_are_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind whose file is called `model.json` takes no other JSON for a model, of which much lies beside models."""
+    trees = replace(ONNX, name="trees", file="model.json", suffixes=(".trees.json",))
+    monkeypatch.setitem(BACKENDS, trees.name, trees)
+    touch(*(tmp_path / "net" / name for name in ("a.onnx", "labels.json", *SIDECARS)), tmp_path / "flat" / "model.json")
+    found = [resolve_model(path, None, environ(tmp_path)) for path in ("net", "flat", "flat/model.json")]
+    assert [(each.file, each.kind) for each in found] == [("a.onnx", ONNX), *[("model.json", trees)] * 2]
+    assert problem("net/labels.json", None, environ(tmp_path)) == (
+        "net/labels.json: is a file, and not a model (model.json or *.onnx or *.trees.json)"
+    )
 
 
 def test_a_backend_that_is_named_sees_its_own_files(tmp_path: Path, torch: AnyKind) -> None:

@@ -168,9 +168,9 @@ def _another(key: str) -> Any:
     default = getattr(BatchingConfig(), key)
     choices = BatchingConfig.model_json_schema()["properties"][key].get("enum")
     if choices is None:
-        choices = (
-            [1] if default is None else [not default] if isinstance(default, bool) else [type(default)(default / 2)]
-        )
+        # Of whole numbers the next, which is as valid; of parts and times the half.
+        other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else None
+        choices = [1] if default is None else [default / 2 if other is None else other]
     return next(choice for choice in choices if choice != default)
 
 

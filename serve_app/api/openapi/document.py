@@ -18,11 +18,13 @@ from serve_app.api.content_type import JSON, kind_of
 from serve_app.api.hugging_face import EMBEDDING, tasks_of
 from serve_app.api.openai import render_error
 from serve_app.api.overview import row_of_zeros
-from serve_app.api.routes import Route
+from serve_app.api.routes import Errors, Route
 from serve_app.domain.service import ModelInfo
 
 _OCTETS: Final = "application/octet-stream"
 _KEYED: Final = ("401", "403", "429")
+_ERROR_SCHEMAS: Final[Mapping[Errors, str]] = {render_error: "OpenAIError"}
+"""Names of the schemas of errors of another shape than `Error`, by what renders them."""
 """Statuses of whatever takes an API key."""
 _PICTURE: Final = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEklEQVR42mP4//8/AwOIoIwBALniL9GKDAwtAAAAAElFTkSuQmCC"
 """A 1 of 8 x 8 pixels, as PNG in base64."""
@@ -80,7 +82,7 @@ def _for_models(operation: Mapping[str, Any], models: Sequence[ModelInfo]) -> di
 
 
 def _refused(route: Route) -> dict[str, Any]:
-    shape = "OpenAIError" if route.errors is render_error else "Error"
+    shape = _ERROR_SCHEMAS.get(route.errors, "Error")
     return {status: {"$ref": f"#/components/responses/{shape}{status}"} for status in _KEYED}
 
 
