@@ -25,6 +25,7 @@ _GOOD, _GUILTY = 400, 40
 _FOLDER = OUT / "faulty-models"
 
 _FAILING = ("raises", "gives_nan", "drops_rows", "wrong_shape")
+_ROWS_GONE = ("drops_rows", "wrong_shape")
 _SLOW, KILLS, _GROWS = "slow", "kills", "grows"
 _SLOW_BY = -0.2
 """Makes a row of the slow model take hundreds of times as long."""
@@ -38,6 +39,11 @@ _MIX = mix_of({**dict.fromkeys(_FAILING, 1.0), _NEIGHBOUR: 1.0})
 def faulty_model(kind: str, replicas: int = 1) -> dict[str, Any]:
     """A model that fails in one of `benchmarks.faulty_models`' ways. `make_models` makes its files."""
     model = fixed({"name": kind, "path": str(_FOLDER / kind), "batching": {"max_rows": 32, "slo_ms": 50}}, replicas)
+    model["warm_up"] = {
+        "inputs": {"x": {"range": [1, 1000]}}
+    }  # or a replica would find the rows that kill it by itself
+    if kind in _ROWS_GONE:
+        model["batching"]["unverified"] = "allow"  # their rows may not be joined otherwise, and outputs have any shape
     model["health"]["refuse_non_finite"] = kind == "gives_nan"
     model["breaker"] = dict(_BREAKER)
     return model
