@@ -11,7 +11,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from serve_app.composition import describe_models
 from serve_app.composition.access import key_problems, tls_problems
-from serve_app.composition.backend import with_backends
+from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import missing_models
 from serve_app.config import IMPORT_PATH, AppArgs, ServeFile, parse_document, read_document
 from serve_app.config.files import is_remote
@@ -36,6 +36,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     try:
         file = parse_document(document)
         problems += key_problems(file.args.router, must_be_here=look_for_models)
+        problems += backend_problems(file.args.models)
         if look_for_models and not problems:
             _check_models(file.args)
     except ConfigError as error:

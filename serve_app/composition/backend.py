@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.backends.kind import BackendKind, BuildSettings, OptionsT
 from serve_app.backends.layout import ROWS_FIRST, Layout
-from serve_app.backends.registry import BACKENDS
+from serve_app.backends.registry import BACKENDS, kinds_of
 from serve_app.composition.locate import ModelLocation
 from serve_app.config import ModelConfig
 from serve_app.config.problems import problems_of
@@ -75,6 +75,27 @@ def read_options(model: ModelConfig, kind: BackendKind[OptionsT]) -> OptionsT:
     if faults := options.faults(model.resources.gpus):
         raise ConfigError(tuple(f"{place}.{key}: {fault}" for key, fault in faults.items()))
     return options
+
+
+def backend_problems(models: Iterable[ModelConfig]) -> tuple[str, ...]:
+    """Faults in what models say of their backends, one line each, as far as no file of a model is needed to find them.
+
+    Args:
+        models: The options of one that names no backend are checked where there is only one that it could mean.
+    """
+    problems: list[str] = []
+    for model in models:
+        try:
+            kinds = kinds_of(model.backend)
+        except ConfigError as error:
+            problems += [f"model {model.name!r}: {problem}" for problem in error.problems]
+            continue
+        try:
+            if len(kinds) == 1:
+                read_options(model, kinds[0])
+        except ConfigError as error:
+            problems += error.problems
+    return tuple(problems)
 
 
 def with_backends(definitions: Mapping[str, Any], ref_template: str) -> dict[str, Any]:

@@ -115,19 +115,6 @@ def rename_deprecated_keys(given: Any, section: str, renamed: Mapping[str, str])
     if renewed.faults:
         raise validation_error([(location[1:], fault) for location, fault in renewed.faults])
     return renewed.data[section]
-    if not isinstance(given, Mapping) or renamed.keys().isdisjoint(given):
-        return given
-    found = [key for key in given if key in renamed]
-    twice = [key for key in found if renamed[key] in given]
-    if twice:
-        raise validation_error(
-            [((key,), f"is {renamed[key]} now, which is given, too: leave this one out") for key in twice]
-        )
-    for key in found:
-        _log.warning(
-            "%s.%s is deprecated, use %s; the old name is accepted until version 0.2", section, key, renamed[key]
-        )
-    return {renamed.get(key, key): value for key, value in given.items()}
 
 
 def with_moved(given: Any, source: str, target: str, keys: Sequence[str]) -> Any:

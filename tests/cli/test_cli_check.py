@@ -91,6 +91,24 @@ def test_missing_models_are_faults_unless_told_otherwise(tmp_path: Path, monkeyp
     assert validate(tmp_path / "a.yaml", VALID, "--no-models") == (0, ["valid; models: digits"])
 
 
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ("backend: onx", "model 'digits': unknown backend 'onx'; did you mean onnx?"),
+        (
+            "backend: onnx, backend_options: {tensorrrt: true}",
+            "model 'digits': backend_options.tensorrrt: unknown key; did you mean tensorrt?",
+        ),
+        ("resources: {tensorrt: x}", "model 'digits': backend_options.tensorrt: must be"),
+    ],
+)
+def test_what_is_said_of_a_backend_is_checked_without_the_models(tmp_path: Path, keys: str, line: str) -> None:
+    """A model may be on another machine, or far away."""
+    code, lines = validate(tmp_path / "a.yaml", VALID.replace("path: models/digits", f"path: x, {keys}"), "--no-models")
+    assert code == 2
+    assert lines[-1].startswith(line)
+
+
 def test_files_of_redis_are_looked_for_with_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A router without its password would not start."""
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))

@@ -23,9 +23,9 @@ from serve_app.domain.service import ModelInfo
 
 _OCTETS: Final = "application/octet-stream"
 _KEYED: Final = ("401", "403", "429")
+"""Statuses of routes that take an API key."""
 _ERROR_SCHEMAS: Final[Mapping[Errors, str]] = {render_error: "OpenAIError"}
 """Names of the schemas of errors of another shape than `Error`, by what renders them."""
-"""Statuses of whatever takes an API key."""
 _PICTURE: Final = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEklEQVR42mP4//8/AwOIoIwBALniL9GKDAwtAAAAAElFTkSuQmCC"
 """A 1 of 8 x 8 pixels, as PNG in base64."""
 _KINDS: Final = {"text/plain": {"text"}, "image/*": {"image"}, "audio/*": {"audio"}, _OCTETS: {"image", "audio"}}
