@@ -168,11 +168,16 @@ class Scheduler:
 
     def _move_to_successor(self, entry: Entry, successor_model: ModelState | None, now: float) -> None:
         """Let an entry of a removed model, which no replica has, arrive at another model."""
-        if successor_model is None or (entry.variant and entry.variant not in successor_model.settings.variants):
+        if (
+            successor_model is None
+            or (entry.variant and entry.variant not in successor_model.settings.variants)
+            or entry.id in self._hedges.pairs  # of a hedged request the other copy answers, or is refused if it is lost
+        ):
             self._fail_removed(entry)
             return
         self._end(entry)  # it arrives anew, where there may be no room for it
         entry.model, entry.state, entry.bundles = successor_model.settings.name, _NEW, ()
+        entry.attempts, entry.avoid = 0, None
         rejection = self.on_arrival(entry, now)
         if rejection is not None:
             self._displaced.append(Refused(entry, rejection))

@@ -115,6 +115,47 @@ def test_what_fails_is_tried_nowhere_else() -> None:
     assert _nothing_is_left(scheduler)
 
 
+@pytest.mark.parametrize("groups", [(), (DeviceGroup("gpu", ("m", "n")),)], ids=["devices of their own", "one device"])
+def test_what_is_tried_again_moves_to_the_successor(groups: tuple[DeviceGroup, ...]) -> None:
+    """As if it had arrived there: it is sent, answered, or cancelled."""
+    scheduler = make_scheduler(models=("m", "n"), groups=groups, profile=AFFINE)
+    sent, left = make_entry(nbytes=3), make_entry(nbytes=5)
+    for entry in (sent, left):
+        accept(scheduler, entry)
+    (bundle,) = scheduler.decide(0.0).dispatches
+    scheduler.on_failed(bundle.bundle_id, 0.1, True, reached=True)
+    scheduler.remove_model("m", 0.1, "n")
+    scheduler.on_cancel(left, 0.1)
+
+    (dispatch,) = scheduler.decide(0.1).dispatches
+    assert (dispatch.model, dispatch.entries) == ("n", [sent])
+    assert scheduler.on_done(dispatch.bundle_id, [(1, 0, 0.006, "")], 0.2) == [sent]
+    assert _nothing_is_left(scheduler)
+
+
+def test_a_hedge_that_waits_does_not_move_to_the_successor() -> None:
+    """The copy that runs answers, once."""
+    scheduler = make_scheduler(models=("m", "n"), profile=AFFINE)
+    first, second, other = make_entry(nbytes=3), make_entry(nbytes=5), make_entry(model="n", nbytes=7)
+    accept(scheduler, first, second, other)
+    bundles = scheduler.decide(0.0).dispatches
+    scheduler.on_replicas("m", ["a", "b"], 0.1)
+    scheduler.on_unresponsive("m", "a", 0.1)
+    (hedge,) = scheduler.decide(0.1).dispatches  # one at a time at a replica; the other one waits
+    assert hedge.replica == "b"
+    scheduler.remove_model("m", 0.1, "n")
+
+    answered = [
+        entry for bundle in [*bundles, hedge] for entry in scheduler.on_done(bundle.bundle_id, [(1, 0, 0.006, "")], 0.2)
+    ]
+    while dispatches := scheduler.decide(0.3).dispatches:
+        answered += [
+            entry for bundle in dispatches for entry in scheduler.on_done(bundle.bundle_id, [(1, 0, 0.006, "")], 0.4)
+        ]
+    assert sorted(entry.id for entry in answered) == sorted(entry.id for entry in (first, second, other))
+    assert _nothing_is_left(scheduler)
+
+
 def test_what_is_never_answered_expires_and_is_forgotten() -> None:
     """Nothing waits for a replica that nobody lists any more."""
     scheduler = make_scheduler()
