@@ -115,6 +115,14 @@ def test_bytes_that_are_not_text_are_the_clients_fault(
     assert f"input 'INPUT0': {fault}" == str(caught.value)
 
 
+def test_bytes_that_come_back_are_the_clients_fault_too(make_model: MakeModel, load: Load) -> None:
+    """ONNX Runtime takes bytes that are no text, and can give none back; a model that only reads them may have them."""
+    backend = load(make_model("string_identity"))
+    for run in (backend.run, backend.run_whole):
+        with pytest.raises(InvalidRequest, match="bytes that are not UTF-8 are in the model's output; send UTF-8"):
+            run({"INPUT0": np.array([["a", b"\xff"]], np.object_)})
+
+
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 11])
 def test_a_model_of_fixed_rows_takes_any_number(make_model: MakeModel, load: Load, rows: int) -> None:
     """It is run in pieces, and the filling of the last one is cut off again."""

@@ -17,7 +17,7 @@ from serve_app.backends.onnx.sessions import make_sessions
 from serve_app.backends.onnx.settings import OnnxSettings
 from serve_app.backends.onnx.text import as_text
 from serve_app.backends.outputs import DeclaredShapes, rows_missing
-from serve_app.errors import ConfigError, InferenceFailed
+from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import ModelSignature, Tensors
 
 __all__ = ["OnnxBackend", "OnnxSettings"]
@@ -127,7 +127,7 @@ class OnnxBackend:
         Raises:
             InferenceFailed: The model failed.
             UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
-            InvalidRequest: A BYTES input holds something that is not text.
+            InvalidRequest: A BYTES input holds something that is not text, or bytes that are not UTF-8 come back.
         """
         if self._loaded is None:
             self._facts()  # raises
@@ -150,7 +150,7 @@ class OnnxBackend:
 
         Raises:
             InferenceFailed: The model failed.
-            InvalidRequest: A BYTES input holds something that is not text.
+            InvalidRequest: A BYTES input holds something that is not text, or bytes that are not UTF-8 come back.
         """
         if self._facts().fixed_rows is not None:
             return self.run(inputs)  # a request of other rows than the file's has to be cut or filled up
@@ -185,6 +185,11 @@ class OnnxBackend:
                 arrays = run_bfloat16(session, self._output_names, inputs, self._run_options)
             else:
                 arrays = session.run(self._output_names, inputs, self._run_options)
+        except UnicodeDecodeError as error:
+            if any(array.dtype.kind == "S" for array in inputs.values()):
+                # It has run: ONNX Runtime takes bytes that are no text, and gives back text only.
+                raise InvalidRequest("bytes that are not UTF-8 are in the model's output; send UTF-8") from error
+            raise InferenceFailed("the model gave bytes that are not UTF-8") from error
         except Exception as error:  # ONNX Runtime's exceptions share no base but Exception
             raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error
         outputs = dict(zip(self._output_names, arrays, strict=True))
