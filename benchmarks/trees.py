@@ -42,14 +42,16 @@ CASES = (
 
 _HEADER = ("load (model, wire, at once)", "answers/s", "ratio (of rounds)", "p50", "p99", "processor time")
 _BENCH = Path("configs") / "bench.yaml"
+_FUNCTIONS = "grpc_servicer_functions"
 _START_WITHIN_S = 400.0
 
 
 class _Tree(Server):
-    """A tree's server; one of before the router's settings had sections is told them by their former keys."""
+    """A tree's server, by the names of that tree: where its gRPC functions are, and what keys its router has."""
 
     def _on_free_ports(self) -> dict[str, Any]:
         document = super()._on_free_ports()
+        document["grpc_options"] |= {_FUNCTIONS: read_document(self.tree / _BENCH)["grpc_options"][_FUNCTIONS]}
         if "FORMER_KEYS" not in (self.tree / "serve_app" / "config" / "router.py").read_text("utf-8"):
             for application in document["applications"]:
                 router = application["args"]["router"]
