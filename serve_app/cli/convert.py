@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from serve_app.backends.onnx.external_data import external_data
 from serve_app.backends.onnx.int8.convert import convert_to_int8
@@ -49,6 +49,7 @@ def convert_model(
         else:
             _copy_beside(location, partial)
         target = partial / location.model_file.relative_to(whole)
+        target.parent.mkdir(parents=True, exist_ok=True)
         lines = convert_to_int8(location.model_file, target, samples, model=name).lines()
         partial.rename(folder)
     finally:
@@ -72,7 +73,8 @@ def _copy_folder(location: ModelLocation, target: Path) -> None:
 def _copy_beside(location: ModelLocation, target: Path) -> None:
     """Copy what belongs to a model without versions, but for the model itself and its weights."""
     target.mkdir(parents=True)
-    weights = {location.file, *external_data(location.model_file)}
+    near = PurePosixPath(location.file).parent
+    weights = {location.file, *(str(near / name) for name in external_data(location.model_file))}
     for file in location.files():
         name = str(file.relative_to(location.folder))
         if name not in weights:

@@ -12,7 +12,8 @@ files; a version never changes under the same number.
 
 A flat folder holds a file of that name, or one other file that a backend runs; a file is that file. Both are version 1,
 and of what lies beside the file only what the model needs belongs to it: files with its weights, and those that
-processors look for. A remote one is copied again when it has changed.
+processors look for. A remote one is copied again when it has changed. The file of a flat folder may also lie in one
+that is called as its backend (`onnx/model.onnx`), as in many repositories of Hugging Face.
 
 Which backend runs a model is told by the name of its file, unless the configuration names one.
 """
@@ -20,18 +21,21 @@ Which backend runs a model is told by the name of its file, unless the configura
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import fsspec
 
 from serve_app.backends.kind import AnyKind
-from serve_app.backends.registry import kinds_of
+from serve_app.backends.registry import BACKENDS, kinds_of
+from serve_app.composition.references import is_pinned, pin_path
 from serve_app.config.files import cache_folder, home, is_remote
 from serve_app.config.model import ModelConfig
 from serve_app.config.problems import short_repr
@@ -54,7 +58,7 @@ class ModelLocation:
         folder: The folder that holds the model's file and what lies beside it; of the version in use, if it has any.
         version: The version in use, a decimal string.
         versions: Every version there is, ascending.
-        file: Name of the model's file in the folder.
+        file: The model's file, relative to the folder.
         kind: What runs it.
         numbered: Whether the model is a folder of versions, whose files above the versions belong to all.
         beside: Further files that belong to a model without versions, where they are there, relative to the folder.
@@ -90,7 +94,8 @@ class ModelLocation:
             OSError: It cannot be read.
         """
         if not self.numbered:
-            names = (self.file, *self.kind.further_files(self.model_file), *self.beside)
+            further = (_neighbour(self.file, name) for name in self.kind.further_files(self.model_file))
+            names = (self.file, *further, *self.beside)
             yield from (self.folder / name for name in dict.fromkeys(names) if (self.folder / name).is_file())
             return
         for item in (self.folder, *(item for item in self.root.iterdir() if not item.name.isdecimal())):
@@ -120,10 +125,13 @@ def resolve_model(
     """
     environ = os.environ if environ is None else environ
     beside = tuple(dict.fromkeys((*SIDECARS, *beside)))
+    path = pin_path(path)
     try:
         kinds = kinds_of(backend)
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
+    if is_pinned(path):
+        return _resolve_pinned(path, version, environ, beside, kinds)
     if is_remote(path):
         return _resolve_remote(path, version, environ, beside, kinds)
     place = home(environ) / path
@@ -136,7 +144,8 @@ def resolve_model(
     versions = _sorted_versions(name for name, found in inside.items() if found)
     files = [name for name in names if _is_model(name, kinds) and (place / name).is_file()]
     if not versions:
-        return _flat(place, *_choose_file(path, version, files, kinds), beside)
+        nested = [kind for kind in kinds if (place / _nested(kind)).is_file()]
+        return _flat(place, *_choose_file(path, version, files, kinds, nested), beside)
     _tell_ignored(path, files)
     chosen = _choose(path, version, versions)
     kind = _only(f"{path}, version {chosen}", inside[chosen])
@@ -181,6 +190,26 @@ def _flat(folder: Path, file: str, kind: AnyKind, beside: tuple[str, ...]) -> Mo
     return ModelLocation(folder, _ONLY, (_ONLY,), file, kind, numbered=False, beside=beside)
 
 
+def _resolve_pinned(
+    path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...], kinds: _Kinds
+) -> ModelLocation:
+    """Use the copy of what never changes, where there is one, without asking where it came from."""
+    record = _cache(environ) / f"{_digest(path, str(version), *beside, *(kind.name for kind in kinds))}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(record.read_text(encoding="utf-8"))
+        folder, kind = record.parent / told.pop("folder"), BACKENDS[told.pop("kind")]
+        found = ModelLocation(folder=folder, kind=kind, beside=beside, **told)
+        if found.model_file.is_file():
+            return replace(found, versions=tuple(found.versions))
+    found = _resolve_remote(path, version, environ, beside, kinds)
+    told = {name: getattr(found, name) for name in ("version", "versions", "file", "numbered")}
+    told |= {"folder": str(found.folder.relative_to(record.parent)), "kind": found.kind.name}
+    with tempfile.NamedTemporaryFile("w", dir=record.parent, prefix=".record-", delete=False) as file:
+        json.dump(told, file)
+    Path(file.name).replace(record)
+    return found
+
+
 def _resolve_remote(
     path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...], kinds: _Kinds
 ) -> ModelLocation:
@@ -200,7 +229,8 @@ def _resolve_remote(
         versions = _sorted_versions(name for name, found in inside.items() if found)
         files = [name for name, item in names.items() if _is_model(name, kinds) and filesystem.isfile(item)]
         if not versions:
-            chosen_file = _choose_file(path, version, files, kinds)
+            nested = [kind for kind in kinds if kind.name in names and filesystem.isfile(f"{root}/{_nested(kind)}")]
+            chosen_file = _choose_file(path, version, files, kinds, nested)
             return _copy_flat(filesystem, path, root.rstrip("/"), *chosen_file, beside, environ)
         _tell_ignored(path, files)
         chosen = _choose(path, version, versions)
@@ -272,7 +302,7 @@ def _copy(
         if model is not None:
             file, kind = model
             for name in kind.further_files(copy / file):
-                _get(filesystem, items[file][: -len(file)] + name, copy / name)
+                _get(filesystem, _neighbour(items[file], name), copy / _neighbour(file, name))
         try:
             copy.rename(target)
         except OSError:
@@ -284,6 +314,15 @@ def _copy(
 def _get(filesystem: Any, item: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     filesystem.get(item.rstrip("/"), str(target), recursive=True)
+
+
+def _neighbour(file: str, name: str) -> str:
+    """What has this name relative to a file's folder."""
+    return str(PurePosixPath(file).parent / name)
+
+
+def _nested(kind: AnyKind) -> str:
+    return f"{kind.name}/{kind.file}"
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
@@ -332,9 +371,14 @@ def _choose(path: str, version: int | None, versions: tuple[str, ...]) -> str:
     return str(version)
 
 
-def _choose_file(path: str, version: int | None, files: list[str], kinds: _Kinds) -> tuple[str, AnyKind]:
+def _choose_file(
+    path: str, version: int | None, files: list[str], kinds: _Kinds, nested: _Kinds
+) -> tuple[str, AnyKind]:
     """The one model of a folder without versions, and what runs it."""
     usual = _listed(kinds, lambda kind: (kind.file,))
+    if not files and nested:
+        kind = _only(path, nested)
+        return _without_versions(path, _nested(kind), version, kind)
     if not files:
         versioned = _listed(kinds, lambda kind: (f"<version>/{kind.file}",))
         raise ConfigError((f"{path}: holds no {versioned}, no {usual} and no other file {_suffixes(kinds)}",))

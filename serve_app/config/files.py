@@ -27,7 +27,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 def is_remote(path: str) -> bool:
     """Whether a model's path is a URI rather than a folder of this machine."""
-    return "://" in path or "::" in path
+    return "://" in path or "::" in path or path.startswith("models:/")
 
 
 def read_file(path: str, environ: Mapping[str, str] | None = None) -> bytes:
