@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+
+import psutil
 
 from benchmarks.chaos.kills import require_right
 from benchmarks.chaos.lean import Lean
@@ -34,10 +37,12 @@ async def _flood(stage: Stage) -> None:
     async def from_here() -> tuple[float, float]:
         await asyncio.sleep(_BEFORE_S)
         before = _total(stage)
+        spent = await _processor_s(stage)
         stage.mark(f"{_FLOOD:.0f} times the capacity in class low for {seconds:.0f} s")
         began = stage.now()
         late = await stage.arrivals(flood, low, _FLOOD * stage.capacity, seconds, 6)
         stage.notes.append(f"the flood's latest request was sent {late * 1e3:.0f} ms late")
+        stage.notes.append(_cores(spent, await _processor_s(stage), stage.now() - began))
         if late > _MOST_LATE_S:
             raise BenchmarkError(
                 f"the load generator itself was {late:.1f} s late: this is no flood of the stated rate"
@@ -68,6 +73,18 @@ async def _flood(stage: Stage) -> None:
     stage.require(f"memory grows by less than {_MOST_GROWTH_MIB:,.0f} MiB", growth < _MOST_GROWTH_MIB, f"{growth:,.0f}")
     unclean = [each for each in stage.records if each.end in {End.CUT, End.UNREACHABLE}]
     stage.require_none("what is refused is refused cleanly", unclean)
+
+
+async def _processor_s(stage: Stage) -> dict[str, float]:
+    spent = await asyncio.to_thread(stage.server.processor_s)
+    return {**spent, "load generator": sum(psutil.Process().cpu_times()[:2])}
+
+
+def _cores(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> str:
+    """Who had the processor during the flood: what the model had not is why it answered less than flat out."""
+    cores = {role: (spent - before.get(role, 0.0)) / seconds for role, spent in after.items()}
+    most = sorted(cores, key=lambda role: -cores[role])[:4]
+    return "cores in use during the flood: " + ", ".join(f"{role} {cores[role]:.2f}" for role in most)
 
 
 def _total(stage: Stage) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +169,14 @@ class FaultyServer(Server):
                 found.append(Reading(process.pid, role, mib, process.num_fds(), process.num_threads()))
             except psutil.Error:  # it has ended meanwhile
                 continue
+        return found
+
+    def processor_s(self) -> dict[str, float]:
+        """Processor time that its processes have had so far, by role, seconds."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for process in self._processes():
+            with suppress(psutil.Error):  # it has ended meanwhile
+                found[part_of(process.cmdline())] += sum(process.cpu_times()[:2])
         return found
 
     def snapshot(self) -> dict[str, Any]:
