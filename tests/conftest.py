@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis_profiles
 import onnx_models
 import pytest
 import yaml
-from collector import without_cycles
+from collector import freeze, without_cycles
 from deployments import fallback_model, named_models, refusing_models
 from deployments.own_models import bring
 from serve_process import NO_CLUSTER, ROOT, ServeProcess
@@ -31,6 +32,17 @@ def pytest_configure() -> None:
     # A background job of a shell ignores SIGINT, and what it starts does so too: tests interrupt what they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is there for as long as the tests run, half a million objects, is no matter of the collector of cycles."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # when Hypothesis has marked its tests

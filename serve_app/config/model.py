@@ -236,7 +236,7 @@ class ModelConfig(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Tie the keys of ``processor`` to the task."""
-        reference = handler(core_schema)
+        reference = super().__get_pydantic_json_schema__(core_schema, handler)
         schema = handler.resolve_ref_schema(reference)
         description = schema["properties"]["processor"]["description"]
         schema["properties"]["processor"] = {"description": description, "type": ["object", "null"]}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from serve_app.config.field_docstrings import field_docstrings
 from serve_app.config.problems import short_repr
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -27,7 +30,18 @@ Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 class Section(BaseModel):
     """What every section shares: frozen, no unknown keys, no guessing of types, field docstrings as descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe the fields."""
+        reference = handler(core_schema)
+        described, texts = handler.resolve_ref_schema(reference).get("properties", {}), field_docstrings(cls)
+        for name, field in cls.model_fields.items():
+            key = field.alias or name
+            if key in described and name in texts:
+                described[key].setdefault("description", texts[name])
+        return reference
 
 
 def checked_name(name: str) -> str:
