@@ -153,7 +153,7 @@ class ServeProcess:
                         return
                 except httpx.TransportError:
                     pass
-                if self.application_status() == "DEPLOY_FAILED":
+                if self.application().get("status") == "DEPLOY_FAILED":
                     break
                 time.sleep(0.2)
         raise AssertionError(f"the server did not become ready; its log:\n{self.log()[-5000:]}")
@@ -188,14 +188,14 @@ class ServeProcess:
         )
         assert answer.status_code == 200, answer.text
 
-    def application_status(self) -> str:
-        """What Serve says of our application, e.g. ``RUNNING``; empty while it says nothing."""
+    def application(self) -> Mapping[str, Any]:
+        """What Serve says of our application: its ``status``, e.g. ``RUNNING``, and a ``message``. Empty at first."""
         try:
             answer = httpx.get(f"{self._dashboard()}/api/serve/applications/", timeout=60.0)
         except httpx.TransportError:
-            return ""
-        application = answer.json()["applications"].get("serve-app") if answer.status_code == 200 else None
-        return str(application["status"]) if application else ""
+            return {}
+        found: Mapping[str, Mapping[str, Any]] = answer.json()["applications"] if answer.status_code == 200 else {}
+        return found.get("serve-app", {})
 
     def _dashboard(self) -> str:
         address = re.search(r"View the dashboard at.*?(http://[\d.]+:\d+)", self.log())

@@ -99,10 +99,11 @@ def test_a_change_of_the_product(heading: str, others: tuple[str, ...], tmp_path
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     files = ["test_example.py", *(str(ROOT / "tests" / name) for name in others)]
     paths = [tmp_path, ROOT, ROOT / "client", ROOT / "tests"]
+    plugins = ["-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "--noconftest", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "--noconftest", *plugins, *files],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,

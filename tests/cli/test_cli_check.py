@@ -135,13 +135,25 @@ def test_a_file_of_keys_is_checked_where_it_is_here(tmp_path: Path) -> None:
     assert "something" not in lines[0]
 
 
-def test_former_keys_are_told_once_each(tmp_path: Path) -> None:
-    """On stderr, where notes belong, and the file is valid all the same."""
+def test_a_check_tells_former_keys_once_and_starts_no_ray(tmp_path: Path) -> None:
+    """In a process of its own: they are told on stderr, where notes belong, and the file is valid all the same.
+
+    Ray has been imported for its schema, and not been started.
+    """
     path = tmp_path / "a.yaml"
     keys = "router: {direct_port: 8100, max_body: 1MiB, hedge_share: 0.1}"
     path.write_text(VALID.replace("      models:", f"      {keys}\n      models:"))
+    program = (
+        "import sys\n"
+        "from serve_app.cli import app\n"
+        "try:\n"
+        "    app()\n"
+        "except SystemExit as ended:\n"
+        "    ray = sys.modules['ray']\n"
+        "    print(ended.code, ray.is_initialized())\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "serve_app.cli", "validate", str(path), "--no-models"],
+        [sys.executable, "-c", program, "validate", str(path), "--no-models"],
         capture_output=True,
         text=True,
         check=True,
@@ -154,7 +166,7 @@ def test_former_keys_are_told_once_each(tmp_path: Path) -> None:
             ("hedge_share", "faults.hedge_share"),
         )
     ]
-    assert done.stdout == f"{path}: valid; models: digits\n"
+    assert done.stdout.splitlines() == [f"{path}: valid; models: digits", "0 False"]
 
 
 def test_run_refuses_an_invalid_file_before_ray_starts(tmp_path: Path) -> None:
@@ -171,28 +183,6 @@ def test_run_refuses_an_invalid_file_before_ray_starts(tmp_path: Path) -> None:
             f"{path}: args.models[0].nme: unknown key; did you mean name?",
         ],
     )
-
-
-def test_checking_starts_no_ray(tmp_path: Path) -> None:
-    """After a check in a process of its own Ray has been imported for its schema, and not been started."""
-    path = tmp_path / "a.yaml"
-    path.write_text(VALID, "utf-8")
-    program = (
-        "import sys\n"
-        "from serve_app.cli import app\n"
-        "try:\n"
-        "    app()\n"
-        "except SystemExit as ended:\n"
-        "    ray = sys.modules['ray']\n"
-        "    print(ended.code, ray.is_initialized())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "validate", str(path), "--no-models"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [f"{path}: valid; models: digits", "0 False"]
 
 
 def test_simple_commands_do_not_import_ray() -> None:

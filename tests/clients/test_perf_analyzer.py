@@ -47,9 +47,9 @@ def run(address: str, root: Path, tmp_path: Path) -> Run:
 def test_statistics_are_read(run: Run) -> None:
     """For every level of load there is a share for the queue and for the parts of the computation."""
     windows = ("--measurement-mode", "count_windows", "--measurement-request-count", "50")
-    rows = run("-m", "wide", "--shape", "x:4", "--concurrency-range", "1:4", *windows, *_WHATEVER_COMES)
+    rows = run("-m", "wide", "--shape", "x:4", "--concurrency-range", "1:4:3", *windows, *_WHATEVER_COMES)
 
-    assert sorted(row["Concurrency"] for row in rows) == ["1", "2", "3", "4"]
+    assert sorted(row["Concurrency"] for row in rows) == ["1", "4"]
     for row in rows:
         assert float(row["Inferences/Second"]) > 0
         assert {"Server Queue", "Server Compute Input", "Server Compute Infer", "Server Compute Output"} <= set(row)
