@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, NamedTuple, Protocol
 
+from serve_app.errors import InvalidRequest
 from serve_app.payloads import Media, ModelSignature, Tensors, Texts
 from serve_app.processors.model_folder import ModelFolder
 
@@ -70,7 +71,10 @@ class Processor(Protocol):
 
         Also refuses what can be seen at a glance: a wrong kind of media, wrong parameters.
         """
-        return Cost(1 if isinstance(payload, Media) else len(payload.texts), self.buckets[0])
+        rows = 1 if isinstance(payload, Media) else len(payload.texts)
+        if not rows:
+            raise InvalidRequest("inputs: at least one text is expected, and none came")
+        return Cost(rows, self.buckets[0])
 
     @abstractmethod
     def preprocess(self, payload: Media | Texts) -> Tensors:

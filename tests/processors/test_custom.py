@@ -168,7 +168,7 @@ def test_a_package_may_offer_it(package: Path, monkeypatch: pytest.MonkeyPatch) 
     """By an entry point of the task's name; of two the configuration chooses."""
     points = [EntryPoint("text-length", "lengths_package.lengths:Lengths", "serve_app.processors")]
 
-    def offered(**by: str) -> EntryPoints:
+    def offered(**by: Any) -> EntryPoints:
         return EntryPoints(points).select(**by)
 
     for module in ("serve_app.processors.custom", "serve_app.config.processor"):
@@ -416,7 +416,7 @@ def test_one_that_cannot_pad_fails_alone(text_model: Callable[..., dict[str, Any
         async def all_at_once() -> list[int]:
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(server.app),
-                base_url="http://server",  # type: ignore[arg-type]
+                base_url="http://server",
             ) as client:
                 return await asyncio.gather(*(ask(client, text) for text in ("a", "a" * 13, "b", "c")))
 
