@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints
@@ -387,40 +386,6 @@ def test_neighbours_are_answered(text_model: Callable[..., dict[str, Any]]) -> N
                 f"model lengths failed to {step}process this request",
             )
         assert ask("a") == (200, [{"length": 2.0}])
-
-
-def test_one_that_cannot_pad_fails_alone(text_model: Callable[..., dict[str, Any]]) -> None:
-    """Its neighbours in the batch are run without it."""
-    source = SOURCE.replace(
-        "    def example(self, rows, bucket):",
-        """    buckets = (1, 2)
-
-    def bucket(self, tensors):
-        return 2 if len(tensors[self._name]) > 1 else 1
-
-    def pad(self, tensors, bucket):
-        if tensors[self._name][0, 0] == 13:
-            raise KeyError("pad")
-        return tensors
-
-    def example(self, rows, bucket):""",
-        1,
-    )
-
-    async def ask(client: httpx.AsyncClient, text: str) -> int:
-        return (await client.post("/v1/models/lengths/predict", json={"inputs": text})).status_code
-
-    model = text_model(source, batching={"policy": "eager"})
-    with LocalServer({"models": [model]}) as server:
-
-        async def all_at_once() -> list[int]:
-            async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(server.app),
-                base_url="http://server",
-            ) as client:
-                return await asyncio.gather(*(ask(client, text) for text in ("a", "a" * 13, "b", "c")))
-
-        assert server.run(all_at_once()) == [200, 500, 200, 200]
 
 
 def test_a_changed_class_is_another_state_of_the_model(
