@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import logging
 import pkgutil
@@ -126,10 +125,8 @@ def _of_file(name: str, folder: ModelFolder) -> ModuleType:
     module_name = f"_serve_app_processor_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError((f"{_KEY}: {path} is no Python file",))
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(module_name)
+    module.__file__ = str(path)
     sys.modules[module_name] = module  # as dataclasses and type hints need it
     try:
         exec(compile(content, str(path), "exec"), module.__dict__)  # noqa: S102 - leaves no __pycache__ beside the model

@@ -160,7 +160,7 @@ def test_a_file_that_changed_is_read_again(package: Path) -> None:
     for copy in (5, 6):
         file.write_text(SOURCE.replace("copy: int = 2", f"copy: int = {copy}"))
         assert make("processor.py:Lengths", package).preprocess(Texts(["a"], {}))["x"].tolist() == [[1, copy]]
-    assert not (package / "__pycache__" / "processor.cpython-311.pyc").exists()
+    assert list(package.glob("__pycache__/processor.*")) == []
 
 
 def test_a_package_may_offer_it(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
