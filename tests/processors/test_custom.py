@@ -403,3 +403,17 @@ def test_a_changed_class_is_another_state_of_the_model(
     before = state(**installed)
     (package / "lengths.py").write_text(SOURCE + "#")
     assert state(**installed) != before
+
+
+def test_the_file_comes_with_a_remote_model(
+    text_model: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only what belongs to the model is copied."""
+    monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    (model,) = parse_args({"models": [text_model(path=f"file://{folder}")]}).models
+    (folder / "1" / "model.onnx").rename(folder / "model.onnx")
+    location = find_files(model)[""]
+
+    assert location.folder.is_relative_to(tmp_path / "cache")
+    assert make("processor.py:Lengths", location.folder).estimate(Texts(["a"], {})) == Cost(1, 0)
