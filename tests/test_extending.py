@@ -27,10 +27,9 @@ from serve_app.cli.check import file_schema
 from serve_app.cli.profile import ProfileOptions, profile_model
 from serve_app.composition.backend import read_options
 from serve_app.config import parse_args
-from serve_app.config.processor import PROCESSOR_OPTIONS
 from serve_app.errors import ConfigError
-from serve_app.processors.registry import PROCESSORS
 from serve_app.testing.backends import NotConforming
+from serve_app.testing.processors import NotConforming as ProcessorNotConforming
 
 PAGE = ROOT / "docs/extending.md"
 
@@ -219,17 +218,18 @@ def test_backends_beside_each_other(linear: Any, tmp_path: Path) -> None:
     assert problem(backend="x") == f"{line['path']}: unknown backend 'x'; there is {', '.join(BACKENDS)}"
 
 
-def test_a_processor(
-    linear: Any, example: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Texts are answered by the model of another backend, as any API of texts asks."""
+@pytest.fixture
+def text_length(linear: Any, example: Callable[[str], Any], tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """The module of the processor, and a model that it is for."""
     module = example("Add a processor")
-    task = module.TextLengthProcessor.task
-    monkeypatch.setitem(PROCESSOR_OPTIONS, task, module.TextLengthOptions)
-    monkeypatch.setitem(PROCESSORS, task, module.TextLengthProcessor.create)
     linear_model(tmp_path / "price", [[2.0]], [0.5])
-    model = {"name": "price", "task": task, "path": str(tmp_path / "price"), "processor": {"unit": "words"}}
-    with LocalServer({"models": [model]}) as server, httpx.Client(base_url=server.url) as client:
+    processor = {"class": "example:TextLength", "unit": "words"}
+    return module, {"name": "price", "task": "text-length", "path": str(tmp_path / "price"), "processor": processor}
+
+
+def test_a_processor(text_length: tuple[Any, dict[str, Any]]) -> None:
+    """Texts are answered by the model of another backend, as any API of texts asks."""
+    with LocalServer({"models": [text_length[1]]}) as server, httpx.Client(base_url=server.url) as client:
         several = client.post("/v1/models/price/predict", json={"inputs": ["one two three", ""]})
         hugging_face = client.post("/models/price", json={"inputs": "one two"})
         nothing = client.post("/v1/models/price/predict", content=b"\x00", headers={"content-type": "image/png"})
@@ -237,3 +237,22 @@ def test_a_processor(
     assert (several.status_code, several.json()) == (200, [[6.5], [0.5]])
     assert (hugging_face.status_code, hugging_face.json()) == (200, [[4.5]])
     assert nothing.status_code == 415, nothing.text
+
+
+def test_a_processor_that_is_misspelt_is_one_line(text_length: tuple[Any, dict[str, Any]]) -> None:
+    """As the page shows it."""
+    model = text_length[1] | {"processor": {"class": "example:TextLength", "unti": "words"}}
+    with pytest.raises(ConfigError) as caught, LocalServer({"models": [model]}):
+        pass
+    (problem,) = caught.value.problems
+    assert problem == "model 'price': processor.unti: unknown key; did you mean unit?"
+    assert problem in _section("Add a processor")
+
+
+def test_a_processor_keeps_what_processors_promise(text_length: tuple[Any, dict[str, Any]]) -> None:
+    """And the checks would tell."""
+    module = text_length[0]
+    module.check_text_length()
+    module.expect_texts = lambda payload: payload
+    with pytest.raises(ProcessorNotConforming, match="a picture in place of sample 0 is answered with"):
+        module.check_text_length()

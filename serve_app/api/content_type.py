@@ -37,10 +37,25 @@ _MAGIC = {
 """First bytes of the formats that are usual."""
 
 
+_KINDS_OF_TASKS: Mapping[str, Kind] = {
+    "tensors": "tensors",
+    "depth-estimation": "image",
+    "keypoint-detection": "image",
+    "mask-generation": "image",
+    "object-detection": "image",
+    "zero-shot-image-classification": "image",
+    "zero-shot-object-detection": "image",
+    "automatic-speech-recognition": "audio",
+    "voice-activity-detection": "audio",
+    "zero-shot-audio-classification": "audio",
+}
+"""Hugging Face's tasks whose first word does not tell."""
+
+
 def kind_of(task: str) -> Kind:
     """What a model of this task takes, from Hugging Face's naming: ``image-...``, ``audio-...``, else text."""
-    if task == "tensors":
-        return "tensors"
+    if task in _KINDS_OF_TASKS:
+        return _KINDS_OF_TASKS[task]
     if task.startswith("image-"):
         return "image"
     if task.startswith("audio-"):

@@ -10,6 +10,7 @@ from serve_app.backends.samples import make_samples as samples_of
 from serve_app.composition.backend import read_options
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.config import ModelConfig
+from serve_app.config.processor import CustomOptions
 from serve_app.config.tensors import label_files
 from serve_app.config.warm_up import DecodeRequest
 from serve_app.errors import ConfigError
@@ -71,6 +72,8 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
 
 def named_files(model: ModelConfig) -> tuple[str, ...]:
     """Files that this configuration names, relative to the model's folder; they may lie elsewhere."""
+    if isinstance(model.processor, CustomOptions):
+        return () if model.processor.file is None else (model.processor.file,)
     return (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)))
 
 
@@ -92,9 +95,11 @@ def make_processor(model: ModelConfig, signature: ModelSignature, location: Mode
     """
     if model.processor is None:
         return None
-    options = model.processor.model_dump(exclude_unset=True)
+    custom = model.processor if isinstance(model.processor, CustomOptions) else None
+    options = model.processor.model_dump(exclude_unset=True) if custom is None else custom.keys
+    name = None if custom is None else custom.class_
     try:
-        return create_processor(model.task, signature, location.sidecars(), options)
+        return create_processor(model.task, signature, location.sidecars(), options, name)
     except ConfigError as error:
         raise ConfigError(tuple(f"model {model.name!r}: {problem}" for problem in error.problems)) from None
 

@@ -16,6 +16,7 @@ from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import ModelConfig
+from serve_app.config.processor import CustomOptions
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
 from serve_app.replica.runner import BatchTogether
@@ -119,6 +120,8 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         None if warm_up is None else warm_up.model_dump(mode="json"),
         model.task,
     ]
+    if isinstance(model.processor, CustomOptions):
+        facts.append(model.processor.model_dump(mode="json"))  # what it makes and pads is what was tried
     batching = model.batching
     return record_key(
         location.model_file,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -24,7 +26,7 @@ from serve_app.config.cache import ModelCacheConfig
 from serve_app.config.deprecations import with_moved
 from serve_app.config.names import checked_model_name, checked_variant_name, deployment_name
 from serve_app.config.problems import Location, nearest, short_repr, validation_error
-from serve_app.config.processor import PROCESSOR_OPTIONS, AudioOptions, ImageOptions
+from serve_app.config.processor import PROCESSOR_OPTIONS, AudioOptions, CustomOptions, ImageOptions, installed_tasks
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.tensors import (
     Format,
@@ -41,6 +43,9 @@ from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
 _MOVED = ("tensorrt", "tensorrt_fp16", "tensorrt_cache")
+_TASKS = (TENSORS, *PROCESSOR_OPTIONS)
+_TASK = re.compile(r"^[a-z0-9]+(-[a-z0-9]+)*$")
+"""The names that Hugging Face gives tasks look like this."""
 
 
 class HealthConfig(Section):
@@ -94,7 +99,10 @@ class ModelConfig(Section):
     """
 
     task: str = TENSORS
-    """`tensors`, or the Hugging Face task whose media it takes, e.g. `image-classification`."""
+    """`tensors`, or the Hugging Face task whose media it takes, e.g. `image-classification`.
+
+    Another name needs a processor for it: `processor.class`, or an installed package that has one for this task.
+    """
 
     path: str = Field(min_length=1)
     """Folder that holds `<version>/FILE`, or FILE itself, or a file: of a kind that a backend runs.
@@ -131,7 +139,10 @@ class ModelConfig(Section):
     """What each replica runs on."""
 
     processor: SerializeAsAny[BaseModel] | None = Field(default=None, validate_default=True)
-    """How media become tensors and tensors become answers; which keys there are depends on the task."""
+    """How media become tensors and tensors become answers; which keys there are depends on the task.
+
+    `class` names a class of your own that does it.
+    """
 
     autoscaling: AutoscalingConfig = AutoscalingConfig()
     """How many replicas there are."""
@@ -173,11 +184,11 @@ class ModelConfig(Section):
     @field_validator("task")
     @classmethod
     def _check_task(cls, task: str) -> str:
-        known = (TENSORS, *PROCESSOR_OPTIONS)
-        if task not in known:
-            guess = nearest(task, known)
-            hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}"
-            raise ValueError(f"unknown task {short_repr(task)}; {hint}")
+        if not _TASK.fullmatch(task):
+            hint = "a class belongs into processor.class" if ":" in task else f"known tasks: {', '.join(_TASKS)}"
+            raise ValueError(
+                f"must be lower-case letters, digits and '-', as in image-thumbnail, got {short_repr(task)}; {hint}"
+            )
         return task
 
     @field_validator("batching", mode="before")
@@ -205,12 +216,17 @@ class ModelConfig(Section):
             if given is not None:
                 raise ValueError(f"a model of task {TENSORS} has no processor; name the task it is for")
             return None
-        options: BaseModel = PROCESSOR_OPTIONS[task].model_validate({} if given is None else given, extra="forbid")
+        given = {} if given is None else given
+        if task not in PROCESSOR_OPTIONS or (isinstance(given, Mapping) and "class" in given):
+            return CustomOptions.model_validate(given, strict=True)
+        options: BaseModel = PROCESSOR_OPTIONS[task].model_validate(given, extra="forbid")
         return options
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
         faults: list[tuple[Location, str]] = []
+        if problem := self._task_problem():
+            faults.append((("task",), problem))
         seen: set[str] = set()
         for number, variant in enumerate(self.variants):
             if variant.name in seen:
@@ -233,6 +249,20 @@ class ModelConfig(Section):
             raise validation_error(faults)
         return self
 
+    def _task_problem(self) -> str | None:
+        """Why nobody makes tensors for this task, if so."""
+        custom = self.processor
+        if not isinstance(custom, CustomOptions) or custom.class_ is not None:
+            return None
+        known = (*_TASKS, *sorted(installed_tasks()))
+        if self.task in PROCESSOR_OPTIONS:
+            return "processor.class is empty: name a class, or leave it out"
+        if self.task in known:
+            return None
+        guess = nearest(self.task, known)
+        hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}; others need processor.class"
+        return f"unknown task {short_repr(self.task)}; {hint}"
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Tie the keys of ``processor`` to the task."""
@@ -243,11 +273,17 @@ class ModelConfig(Section):
         batching = schema["properties"]["batching"]
         described = {key: batching.pop(key) for key in ("description", "default") if key in batching}
         schema["properties"]["batching"] = {**described, "anyOf": [batching, {"const": "none"}]}
-        schema["properties"]["task"]["enum"] = [TENSORS, *PROCESSOR_OPTIONS]
+        task = schema["properties"]["task"]
+        described = {key: task.pop(key) for key in ("description", "default")}
+        schema["properties"]["task"] = {**described, "anyOf": [{"enum": _TASKS}, {**task, "pattern": _TASK.pattern}]}
+        template = "#/$defs/{model}"
+        custom = CustomOptions.model_json_schema(ref_template=template) | {"required": ["class"]}
         schema["allOf"] = [
             {
                 "if": {"properties": {"task": {"const": task}}, "required": ["task"]},
-                "then": {"properties": {"processor": options.model_json_schema(ref_template="#/$defs/{model}")}},
+                "then": {
+                    "properties": {"processor": {"anyOf": [options.model_json_schema(ref_template=template), custom]}}
+                },
             }
             for task, options in PROCESSOR_OPTIONS.items()
         ]
@@ -262,7 +298,7 @@ class ModelConfig(Section):
             variants=tuple(variant.name for variant in self.variants),
             breaker=self.breaker.settings(),
             # Every replica that has a picture or a sound decodes it, before anybody knows who runs it.
-            copies=1 if isinstance(self.processor, ImageOptions | AudioOptions) else COPIES,
+            copies=1 if isinstance(self.processor, ImageOptions | AudioOptions | CustomOptions) else COPIES,
         )
 
     @property

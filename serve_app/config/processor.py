@@ -6,9 +6,12 @@ signature. What is said wins over the files.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from serve_app.config.problems import short_repr
 
 MOST_PIXELS = 178_956_970
 """Above this Pillow itself refuses to decode, whatever the configuration says."""
@@ -116,6 +119,47 @@ class EmbeddingOptions(TextOptions):
 
 class TextClassificationOptions(TextOptions, ClassificationOptions):
     """Options of ``text-classification``."""
+
+
+class CustomOptions(BaseModel):
+    """What is said of a processor that is not the server's own: which options there are, its class knows."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, serialize_by_alias=True)
+
+    class_: str | None = Field(
+        None,
+        alias="class",
+        description="What makes tensors of media, and answers of tensors, instead of the task's own processor:"
+        " `module:Class`, of what is installed, or `file.py:Class`, of a file beside the model.",
+    )
+
+    @field_validator("class_")
+    @classmethod
+    def _check_class(cls, name: str | None) -> str | None:
+        module, _, attribute = (name or "a:B").rpartition(":")
+        if not module.strip() or not all(part.isidentifier() for part in attribute.split(".")):
+            raise ValueError(f"must be module:Class or file.py:Class, got {short_repr(name)}")
+        return name
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The options of its class, unchecked."""
+        return dict(self.model_extra or {})
+
+    @property
+    def file(self) -> str | None:
+        """The Python file that holds the class, relative to the model's folder or absolute; ``None``: a module does."""
+        module = (self.class_ or "").rpartition(":")[0]
+        return module if module.endswith(".py") else None
+
+
+ENTRY_POINTS: Final = "serve_app.processors"
+"""The group of entry points in which packages name their processors, by task."""
+
+
+def installed_tasks() -> frozenset[str]:
+    """Tasks for which an installed package has a processor. Imports none of them."""
+    return frozenset(entry_points(group=ENTRY_POINTS).names)
 
 
 PROCESSOR_OPTIONS: dict[str, type[BaseModel]] = {

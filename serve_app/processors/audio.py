@@ -63,8 +63,6 @@ class AudioProcessor:
         ranking: How logits become an answer.
     """
 
-    task = "audio-classification"
-
     def __init__(self, settings: AudioSettings, ranking: Ranking) -> None:
         self.settings = settings
         self.ranking = ranking

@@ -66,7 +66,6 @@ class ImageProcessor:
         ranking: How logits become an answer.
     """
 
-    task = "image-classification"
     buckets: tuple[int, ...] = (0,)
     bucket_invariant = True
 

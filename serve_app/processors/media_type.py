@@ -21,19 +21,20 @@ _SAYS_NOTHING = frozenset(
 )
 
 
-def expect_media(payload: Media | Texts, kind: str, also: Collection[str], examples: str) -> Media:
+def expect_media(payload: Media | Texts, kind: str, also: Collection[str] = (), examples: str = "") -> Media:
     """Refuse a payload that calls itself something else than ``kind``. Looks at the type only, not at the content.
 
     Args:
         payload: What the client sent.
         kind: Top-level media type: ``image`` or ``audio``.
         also: Full media types that are accepted beside ``kind/*``.
-        examples: What the message recommends instead.
+        examples: What the message recommends instead; by default ``kind/*``.
 
     Raises:
         UnsupportedMedia: It is text, or names another type.
         InvalidRequest: It is empty.
     """
+    examples = examples or f"{kind}/*"
     if not isinstance(payload, Media):
         raise UnsupportedMedia(f"this model takes {kind}, and got text: send {examples}")
     declared = payload.content_type

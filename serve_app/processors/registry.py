@@ -1,8 +1,7 @@
-"""Processors by the Hugging Face name of their task. Another one is a module of its own, and a row here."""
+"""The server's own processors by the Hugging Face name of their task, and how those of others are made beside them."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from serve_app.config.processor import PROCESSOR_OPTIONS
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature
 from serve_app.processors.audio import AudioProcessor
+from serve_app.processors.custom import find_class, make_custom
 from serve_app.processors.embedding import EmbeddingProcessor
 from serve_app.processors.image import ImageProcessor
 from serve_app.processors.model_folder import ModelFolder
@@ -31,30 +31,35 @@ PROCESSORS: dict[str, Callable[[ModelSignature, ModelFolder, Any], Processor]] =
 
 
 def create_processor(
-    task: str, signature: ModelSignature, folder: Path | ModelFolder, options: Mapping[str, Any]
+    task: str,
+    signature: ModelSignature,
+    folder: Path | ModelFolder,
+    options: Mapping[str, Any],
+    custom: str | type[Any] | None = None,
 ) -> Processor:
     """Make the processor of a model.
 
     Args:
-        task: The Hugging Face task name, a key of `PROCESSOR_OPTIONS`.
+        task: The Hugging Face task name, a key of `PROCESSOR_OPTIONS`, or one that an installed package has a
+            processor for.
         signature: The model's inputs and outputs.
         folder: Where the model's files lie, e.g. ``preprocessor_config.json`` and ``tokenizer.json``.
         options: What the configuration says under ``processor:``; wins over the files.
+        custom: A class that does it instead, or its name: ``module:Class`` or ``file.py:Class``.
 
     Raises:
         ConfigError: The task is unknown, an option is wrong, a file is missing or wrong, or they do not fit the
             model. One line per fault.
     """
+    files = ModelFolder(folder) if isinstance(folder, Path) else folder
     kind = PROCESSOR_OPTIONS.get(task)
-    if kind is None:
-        close = difflib.get_close_matches(task, PROCESSOR_OPTIONS, n=1)
-        known = f"did you mean {close[0]}?" if close else f"known are {', '.join(PROCESSOR_OPTIONS)}"
-        raise ConfigError((f"task: unknown task {task}; {known}",))
+    if kind is None or custom is not None:
+        cls = custom if isinstance(custom, type) else find_class(custom, task, files)
+        return make_custom(cls, signature, files, options)
     try:
         parsed = kind.model_validate(options)
     except ValidationError as error:
         raise ConfigError(_problems(error)) from None
-    files = ModelFolder(folder) if isinstance(folder, Path) else folder
     return PROCESSORS[task](signature, files, parsed)
 
 

@@ -21,8 +21,6 @@ class TextClassificationProcessor:
         ranking: How logits become an answer.
     """
 
-    task = "text-classification"
-
     def __init__(self, tokenizer: TextTokenizer, ranking: Ranking) -> None:
         self.tokenizer = tokenizer
         self.ranking = ranking

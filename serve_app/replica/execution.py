@@ -75,11 +75,19 @@ class Executor:
         self.progressed_at = 0.0
 
     def buckets(self, staged: Staged) -> list[int]:
-        """The cost bucket of every entry of a bundle; 0 where it has no tensors."""
+        """The cost bucket of every entry of a bundle; 0 where it has no tensors. One that has none fails."""
         processor = self._processor
         if processor is None:
             return [0] * len(staged.tensors)
-        return [0 if isinstance(each, Failure) else processor.bucket(each) for each in staged.tensors]
+        buckets = [0] * len(staged.tensors)
+        for index, tensors in enumerate(staged.tensors):
+            if isinstance(tensors, Failure):
+                continue
+            try:
+                buckets[index] = processor.bucket(tensors)
+            except ServeAppError as error:
+                staged.tensors[index] = Failure(error.code, error.message)
+        return buckets
 
     def assemble(self, staged: Staged) -> None:
         """Set a bundle's ``batch``, where all of its entries fit into one run."""
@@ -245,14 +253,19 @@ class Executor:
                     places.append((staged, index))
         if not places:
             return []
+        return self._run_places(variant, places)
+
+    def _run_places(self, variant: str, places: Sequence[Place]) -> list[Ran]:
         try:
             return [self._run_variant(variant, places)]
         except Exception:
-            # E.g. a router that still knows a variant which a redeploy has removed.
+            # E.g. a router that still knows a variant which a redeploy has removed, or a processor that cannot pad.
             logger.exception("%s could not run the entries for its variant %r", self._name, variant)
-            for staged, index in places:
-                staged.results[index] = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
-            return []
+        if len(places) > 1 and self._processor is not None and variant in self._backends:
+            return [ran for place in places for ran in self._run_places(variant, [place])]
+        for staged, index in places:
+            staged.results[index] = Failure(InferenceFailed.code, f"model {self._name} failed on this request")
+        return []
 
     def _run_variant(self, variant: str, places: Sequence[Place]) -> Ran:
         inputs = [cast("Tensors", staged.tensors[index]) for staged, index in places]

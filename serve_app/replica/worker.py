@@ -135,6 +135,7 @@ class Worker:
         if media:
             await self._pool.preprocess(staged, media)
         preprocessed = time.monotonic()
+        staged.buckets = self._executor.buckets(staged)
         staged.count_rows(self._joining)
         if staged.rows:
             self._assemble(staged)
@@ -194,7 +195,6 @@ class Worker:
 
     def _assemble(self, staged: Staged) -> None:
         """Put the bundle's rows together before its turn comes, where the time for it is to be had."""
-        staged.buckets = self._executor.buckets(staged)
         staged.bucket = max(staged.buckets, default=0)
         if not staged.valid:
             return

@@ -232,7 +232,7 @@ def _frame(header: bytes, buffers: Sequence[Buffer]) -> list[Part]:
 
 
 def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], list[Buffer], list[Any]] | None:
-    """Lay tensors out by column. ``None`` for what only pickle can carry: media, strings, different names."""
+    """Lay tensors out by column. ``None`` for what only pickle can carry: media, strings, answers, different names."""
     first_payload = payloads[0] if payloads else None
     if type(first_payload) is not dict:
         return None
@@ -245,6 +245,9 @@ def _pack(payloads: Sequence[Any], arena: Arena | None) -> tuple[list[Column], l
     kept: list[Any] = []
     for name, first in first_payload.items():
         arrays = [first] if len(payloads) == 1 else [payload[name] for payload in payloads]
+        for array in arrays:
+            if not isinstance(array, np.ndarray):
+                return None
         dtype, trailing = first.dtype, first.shape[1:]
         if dtype.hasobject:
             return None

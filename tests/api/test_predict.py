@@ -39,6 +39,10 @@ SENTENCES = "/v1/models/sentences/predict"
         ("feature-extraction", "text"),
         ("text-classification", "text"),
         ("zero-shot-classification", "text"),
+        ("image-thumbnail", "image"),
+        ("object-detection", "image"),
+        ("automatic-speech-recognition", "audio"),
+        ("thumbnail", "text"),
     ],
 )
 def test_what_a_task_takes(task: str, kind: str) -> None:

@@ -71,8 +71,8 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model(task="audio-classification", processor={"size": 28}),
-            "args.models[0].processor.size: unknown key; known here: activation, buckets, ignores_silence, labels,"
-            " max_seconds, normalize, output, sampling_rate, top_k, truncate",
+            "args.models[0].processor.size: unknown key; known here: activation, buckets, class, ignores_silence,"
+            " labels, max_seconds, normalize, output, sampling_rate, top_k, truncate",
             id="processor key of another task",
         ),
         pytest.param(
@@ -89,6 +89,29 @@ def with_model(**keys: Any) -> dict[str, Any]:
             with_model(task="image-clasification"),
             "args.models[0].task: unknown task 'image-clasification'; did you mean image-classification?",
             id="misspelt task",
+        ),
+        pytest.param(
+            with_model(task="thumbnail"),
+            "args.models[0].task: unknown task 'thumbnail'; known tasks: tensors, image-classification,"
+            " audio-classification, feature-extraction, text-classification, zero-shot-classification; others need"
+            " processor.class",
+            id="task without a processor",
+        ),
+        pytest.param(
+            with_model(task="my_package:Thumbnail"),
+            "args.models[0].task: must be lower-case letters, digits and '-', as in image-thumbnail, got"
+            " 'my_package:Thumbnail'; a class belongs into processor.class",
+            id="class as task",
+        ),
+        pytest.param(
+            with_model(task="image-thumbnail", processor={"class": "Thumbnail"}),
+            "args.models[0].processor.class: must be module:Class or file.py:Class, got 'Thumbnail'",
+            id="class without its module",
+        ),
+        pytest.param(
+            with_model(task="image-classification", processor={"class": None}),
+            "args.models[0].task: processor.class is empty: name a class, or leave it out",
+            id="class that is empty",
         ),
         pytest.param(
             with_model(name="bad/name"),

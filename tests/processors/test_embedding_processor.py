@@ -331,20 +331,6 @@ def test_what_does_not_fit_the_model_is_refused_at_the_start(
     assert raised.value.problems == (problem,)
 
 
-def test_examples_have_the_shape_of_padded_texts(text_folder: Path) -> None:
-    """Warming up runs the same inputs as requests."""
-    made = processor(text_folder)
-    real = made.pad(made.preprocess(Texts(["hello", "world"], {})), 32)
-
-    example = made.example(2, 32)
-
-    assert {name: (value.dtype, value.shape) for name, value in example.items()} == {
-        name: (value.dtype, value.shape) for name, value in real.items()
-    }
-    assert made.bucket(example) == 32
-    assert (made.labels, made.bucket_invariant) == ((), True)
-
-
 def test_texts_can_be_cut_at_their_beginning(text_folder: Path) -> None:
     """The special tokens stay where they were."""
     made = processor(text_folder, {"max_length": 5})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -328,19 +327,6 @@ def test_a_reducing_gap_that_would_enlarge_is_refused(tmp_path: Path, gap: float
         processor(tmp_path, {"reducing_gap": gap})
 
 
-def test_examples_have_the_shape_of_real_pictures(tmp_path: Path) -> None:
-    """Warming up runs the same shapes as requests."""
-    made = processor(tmp_path, {"size": 24}, (-1, 3, -1, -1))
-
-    example = made.example(4, 0)["x"]
-
-    assert example.shape == (4, 3, 24, 24)
-    assert example.dtype == made.preprocess(png(photo(9, 9)))["x"].dtype
-    assert made.bucket({"x": example}) == 0
-    assert made.pad({"x": example}, 0)["x"] is example
-    assert (made.buckets, made.bucket_invariant) == ((0,), True)
-
-
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_a_clients_own_tensors_are_no_larger_than_pictures(tmp_path: Path, layout: str) -> None:
     """A model that takes any size was measured for one."""
@@ -361,16 +347,3 @@ def test_a_clients_own_tensors_are_no_larger_than_pictures(tmp_path: Path, layou
         made.bucket({})
     with pytest.raises(InvalidRequest, match=rf"input 'x' has shape \[1, 3\]; expected {layout}"):
         made.bucket({"x": np.zeros((1, 3), np.float32)})
-
-
-def test_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """The same processor decodes in several threads at once."""
-    made = processor(tmp_path, {}, (-1, 3, 16, 16))
-    payloads = [png(photo(30 + number, 20)) for number in range(40)]
-    alone = [made.preprocess(payload)["x"] for payload in payloads]
-
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda payload: made.preprocess(payload)["x"], payloads))
-
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -28,7 +28,7 @@ def test_every_text_gets_its_list_of_labels(sentiment: Processor) -> None:
     payload = Texts(["hello", "hello world"], {})
     logits = np.log(np.array([[0.9, 0.1], [0.2, 0.8]], np.float32))
 
-    assert sentiment.postprocess(payload, {"logits": logits}) == [
+    assert sentiment.postprocess(payload, {"logits": logits}, {}) == [
         [{"label": "NEGATIVE", "score": pytest.approx(0.9)}],
         [{"label": "POSITIVE", "score": pytest.approx(0.8)}],
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -241,18 +240,6 @@ def test_any_text_is_tokenized_or_refused(text_folder: Path, texts: list[str]) -
     assert tensors["input_ids"].shape == tensors["attention_mask"].shape
     assert tensors["input_ids"].shape[0] == len(texts)
     assert 2 <= tensors["input_ids"].shape[1] <= 20
-
-
-def test_threads_share_one_tokenizer(text_folder: Path) -> None:
-    """The same text gives the same ids, whoever else tokenizes."""
-    made = tokenizer(text_folder)
-    texts = [["hello " * (number % 17), "world"] for number in range(100)]
-    alone = [made.tokenize(pair)["input_ids"].tolist() for pair in texts]
-
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda pair: made.tokenize(pair)["input_ids"].tolist(), texts))
-
-    assert together == alone
 
 
 def test_tokens_are_counted_with_special_tokens(text_folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from runtime_harness import acquired, batch_same_turn, run_to_the_end, tensor
 
 from serve_app.backends.onnx.backend import OnnxBackend
-from serve_app.errors import InvalidRequest
+from serve_app.errors import InferenceFailed, InvalidRequest
 from serve_app.payloads import (
     Bundle,
     BundleResult,
@@ -131,9 +131,8 @@ async def test_a_bundle_reports_only_the_runs_that_carried_it(make_worker: Calla
 
 
 class Doubling:
-    """A processor that makes the text's length the model's input and doubles its output."""
+    """A processor that makes the text's length the model's input and doubles its output. It cannot do 6 and 7."""
 
-    task = "test"
     labels: tuple[str, ...] = ()
     buckets = (4, 8)
     bucket_invariant = True
@@ -150,9 +149,13 @@ class Doubling:
         return {"x": np.full((1, len(payload.texts[0])), 1.0, dtype=np.float32)}
 
     def bucket(self, tensors: Tensors) -> int:
+        if tensors["x"].shape[1] == 7:
+            raise InferenceFailed("the model's processor failed to size this request")
         return 4 if tensors["x"].shape[1] <= 4 else 8
 
     def pad(self, tensors: Tensors, bucket: int) -> Tensors:
+        if tensors["x"].shape[1] == 6:
+            raise ZeroDivisionError("a secret")
         return {"x": np.pad(tensors["x"], ((0, 0), (0, bucket - tensors["x"].shape[1])))}
 
     def example(self, rows: int, bucket: int) -> Tensors:
@@ -198,6 +201,15 @@ async def test_what_a_processor_refuses_concerns_its_entry_alone(media_worker: W
         Failure("inference_failed", "model media failed to preprocess this request"),
         Success([[4.0, 4.0, 4.0, 4.0]]),
     ]
+
+
+async def test_what_a_processor_cannot_size_or_pad_fails_alone(media_worker: Worker) -> None:
+    """Its neighbours in the batch are run without it."""
+    result = await media_worker.run(Bundle([entry(Texts(["a" * length], {})) for length in (7, 6, 4, 5)]))
+    sized, padded, *answered = result.results
+    assert sized == Failure("inference_failed", "the model's processor failed to size this request")
+    assert padded == Failure("inference_failed", "model media failed on this request")
+    assert answered == [Success([[4.0] * 4]), Success([[4.0] * 5 + [2.0] * 3])]
 
 
 class Wedged:

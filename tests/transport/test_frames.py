@@ -116,6 +116,7 @@ def test_bundles_of_one_kind(count: int, payload: dict[str, Any]) -> None:
         st.one_of(
             st.builds(Success, tensors),
             st.just(Success([{"label": "a", "score": 0.5}])),
+            st.sampled_from([Success({}), Success({"x": 0.5}), Success({"x": [1, 2]}), Success({"x": {}, "y": "b"})]),
             st.builds(Failure, st.just("invalid_request"), st.text(max_size=9), st.sampled_from([None, 1.5])),
             st.builds(
                 Success, st.builds(Embeddings, npst.arrays("<f4", (2, 3), elements={"allow_nan": False}), st.just(4))
