@@ -30,14 +30,16 @@ def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> d
             configuration says of their backend what it does not know.
     """
     settings, kind = model.batching.joining(), locations[""].kind
-    read_options(model, kind)
-    exact = describe_build(kind, locations[""].model_file, model=model.name, settings=settings)
+    options = read_options(model, kind)
+    exact = describe_build(kind, locations[""].model_file, model=model.name, settings=settings, options=options)
     described = {"": exact}
     problems = []
     for variant, location in locations.items():
         if not variant:
             continue
-        other = describe_build(kind, location.model_file, model=model.name, settings=settings, exact=exact)
+        other = describe_build(
+            kind, location.model_file, model=model.name, settings=settings, exact=exact, options=options
+        )
         described[variant] = other
         if other.signature != exact.signature:
             problems.append(
