@@ -118,6 +118,7 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         model.backend_options,
         None if warm_up is None else warm_up.model_dump(mode="json"),
         model.task,
+        _further(location),
     ]
     batching = model.batching
     return record_key(
@@ -128,3 +129,10 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         batching.tolerance,
         sorted(build.layout.axes.items()),
     )
+
+
+def _further(location: ModelLocation) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of the files that the model's file needs."""
+    files = [location.folder / name for name in location.kind.further_files(location.model_file)]
+    states = [(file.name, file.stat()) for file in files if file.is_file()]
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]

@@ -75,8 +75,10 @@ class Declaration(NamedTuple):
 
     def prove(self, axes: Mapping[str, int]) -> RowProof:
         """What it says of its rows. It is checked on the loaded model before requests share runs."""
-        del axes
         if self.rows_independent:
+            for each in self.outputs:
+                if len(each.shape) <= axes.get(each.name, 0):
+                    return RowProof(False, f"output {each.name!r} has no dimension for rows", dependent=True)
             return RowProof(True, f"class {self.name} declares rows_independent")
         if self.rows_independent is None:
             return RowProof(

@@ -33,7 +33,8 @@ from serve_app.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _MADE: Final = "made"
-_ARROW: Final = "╰─▶"
+_SAID: Final = 400
+_BEGINS: Final = re.compile(r"╰─▶|Caused by:|error:|ERROR:")
 _ABOUT: Final = (
     "import platform, sys; print(sys.implementation.cache_tag, platform.python_version(), platform.platform())"
 )
@@ -177,7 +178,9 @@ def clean_environ() -> dict[str, str]:
 
 
 def _last_line(text: str) -> str:
-    """What a program said last: uv draws an arrow to it and breaks it into lines."""
+    """What a program said last, from where that begins: uv breaks it into lines."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = next((at for at in reversed(range(len(lines))) if lines[at].startswith(_ARROW)), len(lines) - 1)
-    return " ".join(lines[last:]).removeprefix(_ARROW).strip() or "it said nothing"
+    last = next((at for at in reversed(range(len(lines))) if _BEGINS.match(lines[at])), len(lines) - 1)
+    said = " ".join(lines[max(last, 0) :])
+    begins = _BEGINS.match(said)
+    return said[begins.end() if begins else 0 :].strip()[:_SAID] or "it said nothing"

@@ -251,7 +251,8 @@ class Model:
             raise Fault(f"{found}; {declared}: return {name}.astype({kind!r})")
         if array.ndim != len(shape) or any(size not in (-1, here) for size, here in zip(shape, array.shape)):  # noqa: B905 - Python 3.8
             raise Fault(f"{found}; {declared}")
-        if rows is not None and self._rows_at is not None and array.shape[self._rows_at[name]] != rows:
+        axis = 0 if self._rows_at is None else self._rows_at[name]
+        if rows is not None and array.shape[axis : axis + 1] != (rows,):
             raise Fault(f"{found} for {rows} rows; {declared}, with a row for each of the inputs")
         return array
 

@@ -179,7 +179,8 @@ class OwnProcess:
             )
         except SessionLost:
             self.close()
-            raise Fault(f"its process {self._ended}: {self._said or 'it said nothing'}") from None
+            hint = "; its environment must have numpy" if self._said.endswith("No module named 'numpy'") else ""
+            raise Fault(f"its process {self._ended}: {self._said or 'it said nothing'}{hint}") from None
         except BaseException:
             self.close()
             raise
@@ -212,6 +213,7 @@ class OwnProcess:
                 self._closed = True
                 self._ended = self._ended or "was closed"
                 self._process.wait()
+                self._attendant.join(_LAST_WORDS_S)
                 os.close(self._pid_fd)
                 self._free()
 
