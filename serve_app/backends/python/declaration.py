@@ -141,7 +141,7 @@ class _Reader:
             self._fault(f"is no Python: {error.msg}", error.lineno)
             return []
         except (ValueError, RecursionError, MemoryError) as error:
-            self._fault(f"is no Python: {error or type(error).__name__}")
+            self._fault(f"is no Python: {str(error) or type(error).__name__}")
             return []
         return [each for each in tree.body if isinstance(each, ast.ClassDef)]
 

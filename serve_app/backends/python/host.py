@@ -95,7 +95,8 @@ def dtype_of(kind: str) -> np.dtype[Any]:
             import ml_dtypes  # noqa: PLC0415 - the interpreter of a model need not have it
         except ImportError:
             raise Fault("bfloat16 needs the package ml_dtypes in the model's environment") from None
-        return np.dtype(ml_dtypes.bfloat16)
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
     return np.dtype(kind)
 
 
@@ -296,7 +297,7 @@ class Writer:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._size = 0
-        self._memory = None
+        self._memory: mmap.mmap | bytes = b""
 
     def write(self, tensors: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
         """Write tensors over those of before, and say where they are.
@@ -333,7 +334,7 @@ class Reader:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._size = 0
-        self._memory = None
+        self._memory: mmap.mmap | bytes = b""
 
     def read(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors that were written: read-only views of the memory, which the next ones overwrite.

@@ -282,6 +282,6 @@ class OwnProcess:
             while line := output.readline(_LINE_BYTES):
                 if text := line.decode("utf-8", "replace").rstrip():
                     self._said = text
-                    logger.info("%s: %s", self._name, text)
+                    logger.warning("%s: %s", self._name, text)  # which the configured level of a log rarely hides
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -201,6 +201,6 @@ def _without_index(folder: Path) -> str | None:
     if uv is None:
         return "there is no uv"
     (folder / "six.in").write_text("six==1.17.0")
-    command = [uv, "pip", "compile", "--quiet", "--no-cache", "--no-header", folder / "six.in"]
+    command = [uv, "pip", "compile", "--quiet", "--no-cache", "--no-header", str(folder / "six.in")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     return ended.stderr.strip().splitlines()[-1] if ended.returncode else None
