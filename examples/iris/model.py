@@ -1,5 +1,7 @@
 """Logistic regression for Fisher's iris flowers, with numpy: four measurements in centimetres become a species."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 

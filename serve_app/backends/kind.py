@@ -28,6 +28,10 @@ class BackendOptions(Section):
         del gpus
         return {}
 
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that it names, relative to the model's folder: they belong to the model."""
+        return ()
+
 
 OptionsT = TypeVar("OptionsT", bound=BackendOptions)
 

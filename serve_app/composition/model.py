@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serve_app.backends.description import Description, describe_build
+from serve_app.backends.registry import BACKENDS
 from serve_app.backends.samples import Samples
 from serve_app.backends.samples import make_samples as samples_of
 from serve_app.composition.backend import read_options
@@ -72,8 +73,14 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
 
 
 def named_files(model: ModelConfig) -> tuple[str, ...]:
-    """Files that this configuration names, relative to the model's folder; they may lie elsewhere."""
-    return (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)))
+    """Files that this configuration names, relative to the model's folder; they may lie elsewhere.
+
+    Raises:
+        ConfigError: It says of the backend what that does not know.
+    """
+    kind = BACKENDS.get(model.backend or "")
+    of_backend = () if kind is None else read_options(model, kind).files()
+    return (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)), *of_backend)
 
 
 def _files_beside(model: ModelConfig) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         model.backend_options,
         None if warm_up is None else warm_up.model_dump(mode="json"),
         model.task,
-        _further(location),
+        _code(location),
     ]
     batching = model.batching
     return record_key(
@@ -131,8 +131,9 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
     )
 
 
-def _further(location: ModelLocation) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of the files that the model's file needs."""
-    files = [location.folder / name for name in location.kind.further_files(location.model_file)]
-    states = [(file.name, file.stat()) for file in files if file.is_file()]
-    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+def _code(location: ModelLocation) -> list[tuple[str, int, int]]:
+    """Of a model that is a program, names, sizes and times of its files: any of them may decide what it answers."""
+    if not location.kind.runs_code:
+        return []
+    states = [(str(file.relative_to(location.root)), file.stat()) for file in location.files()]
+    return sorted((name, state.st_size, state.st_mtime_ns) for name, state in states)

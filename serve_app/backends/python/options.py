@@ -47,3 +47,8 @@ class PythonOptions(BackendOptions):
     environment: EnvironmentOptions | None = None
     """Run the class in a process of its own, with this interpreter and these packages; by default it runs in the
     server's."""
+
+    def files(self) -> tuple[str, ...]:
+        """The requirements."""
+        environment = self.environment
+        return () if environment is None or environment.requirements is None else (environment.requirements,)
