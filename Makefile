@@ -262,6 +262,10 @@ bench-joining: env models ## Measure what proving that requests may share runs c
 bench-start: env ## Measure how long thirty small models take to start (START="--models 50 --publish")
 	@$(BIN)/python -m benchmarks.start $(START)
 
+.PHONY: bench-environment
+bench-environment: env ## Measure what a process of its own costs a Python model
+	@$(BIN)/python -m benchmarks.environment --publish
+
 .PHONY: bench-memory
 bench-memory: env models ## Watch the server's memory over ten million requests (half an hour)
 	@$(BIN)/python -m benchmarks.memory

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
+
+
+class SessionLost(InferenceFailed):
+    """What ran the model has ended, and every further run would fail: its replica is to be replaced."""
 
 
 class Backend(Protocol):
@@ -38,6 +43,7 @@ class Backend(Protocol):
 
         Raises:
             InferenceFailed: The model failed on these inputs.
+            SessionLost: It cannot run anything any more.
             InvalidRequest: They hold what it cannot be told.
         """
 
@@ -45,7 +51,7 @@ class Backend(Protocol):
         """Run one request as it came, blocking: its tensors need have no rows, and nothing is cut or filled up.
 
         Raises:
-            InferenceFailed, InvalidRequest: As `run`.
+            InferenceFailed, SessionLost, InvalidRequest: As `run`.
         """
 
     def close(self) -> None:

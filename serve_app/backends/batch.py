@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.backend import Backend
+from serve_app.backends.backend import Backend, SessionLost
 from serve_app.backends.outputs import UnexpectedShape, not_finite
 from serve_app.errors import DeadlineExceeded, InferenceFailed, InvalidRequest, ServeAppError
 from serve_app.payloads import Execution, Tensors, joined
@@ -44,13 +44,15 @@ class BatchRun:
         executions: The runs of the backend that succeeded. Failed ones are left out: how long a model takes to fail
             says nothing about how long it takes.
         failed: Whether the model has failed on an entry.
+        lost: Whether its session has ended.
     """
 
-    __slots__ = ("_errors", "_outcomes", "_ran", "executions", "failed")
+    __slots__ = ("_errors", "_outcomes", "_ran", "executions", "failed", "lost")
 
     def __init__(self) -> None:
         self.executions: list[Execution] = []
         self.failed = False
+        self.lost = False
         self._ran: list[_Ran] = []
         self._errors: dict[int, ServeAppError] = {}
         self._outcomes: list[Outcome] | None = None
@@ -82,6 +84,7 @@ class BatchRun:
         self._errors[position] = error
         if isinstance(error, InferenceFailed):
             self.failed = True
+            self.lost = self.lost or isinstance(error, SessionLost)
 
     def refuse_non_finite(self) -> None:
         """Fail the entries whose outputs hold NaN or infinity."""
@@ -137,6 +140,14 @@ def pieces(rows: int, max_rows: int) -> Iterator[slice]:
     """Cut rows into slices of at most ``max_rows``."""
     for start in range(0, rows, max_rows):
         yield slice(start, min(start + max_rows, rows))
+
+
+def extended(piece: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """The piece with ``rows`` rows: its last one is repeated, since a row of zeros might be no valid input."""
+    missing = rows - len(piece)
+    if missing == 0:
+        return piece
+    return np.concatenate([piece, np.repeat(piece[-1:], missing, axis=0)])
 
 
 def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[int]]:

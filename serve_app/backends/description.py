@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from serve_app.backends.kind import AnyKind, ModelFile
+from serve_app.backends.kind import AnyKind, BackendOptions, ModelFile
 from serve_app.backends.layout import NO_ROWS, Layout, ServedSignature, declared_shape, served
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
@@ -36,6 +36,7 @@ def describe_build(
     model: str,
     settings: JoinSettings | None = None,
     exact: Description | None = None,
+    options: BackendOptions | None = None,
 ) -> Description:
     """Read a model's file, and decide by what it says whether requests may share runs.
 
@@ -45,13 +46,14 @@ def describe_build(
         model: The model's name, for messages.
         settings: What the configuration says.
         exact: Of the exact model, where this is a variant of it: clients see one and the same signature.
+        options: What the configuration says of the backend.
 
     Raises:
         ConfigError: The file cannot be loaded, a tensor is of a type that the protocol has no word for, or the
             configuration names an axis or a tensor that there is not.
     """
     settings = settings or JoinSettings()
-    file = kind.inspect(model_file, model)
+    file = kind.read(model_file, model, options)
     rows_at = Layout(axes=_axes(file.signature, settings.axes or 0, model))
     found = _judge(file, model, settings, rows_at)
     if exact is not None and found.rows and rows_at.axes and not exact.joinable.rows:

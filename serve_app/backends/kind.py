@@ -28,6 +28,10 @@ class BackendOptions(Section):
         del gpus
         return {}
 
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that it names, relative to the model's folder: they belong to the model."""
+        return ()
+
 
 OptionsT = TypeVar("OptionsT", bound=BackendOptions)
 
@@ -111,12 +115,15 @@ class BackendKind(Generic[OptionsT]):
         create: Makes the backend of one build, which `Backend.load` loads. Raises `ConfigError` for settings that it
             cannot have.
         options: What a configuration may say under ``backend_options``.
+        inspect_with: As ``inspect``, of a kind whose options say what of a file is served.
         further_files: Names of the files that a model's file needs beside it, relative to its folder. Raises
             `ConfigError` for a file that is no model.
         platform: As V2's metadata and Triton's clients name it.
         triton_name: As Triton's model configuration names the backend; empty where it is ``name``.
         distributions: The Python distributions, one of which runs it: ``serve-app doctor`` looks for them, and profiles
             and kept verdicts tell their versions.
+        runs_code: Whether its files are programs. They are run only where the configuration names the kind, whatever
+            lies in a model's folder.
     """
 
     name: str
@@ -125,10 +132,22 @@ class BackendKind(Generic[OptionsT]):
     inspect: Callable[[Path, str], ModelFile]
     create: Callable[[BuildSettings, OptionsT], Backend]
     options: type[OptionsT]
+    inspect_with: Callable[[Path, str, OptionsT], ModelFile] | None = None
     further_files: Callable[[Path], tuple[str, ...]] = _none
     platform: str = ""
     triton_name: str = ""
     distributions: tuple[str, ...] = ()
+    runs_code: bool = False
+
+    def read(self, model_file: Path, model: str, options: OptionsT | None = None) -> ModelFile:
+        """What a model's file says, with these options; ``None``: those of a configuration that says none.
+
+        Raises:
+            ConfigError: As ``inspect``.
+        """
+        if options is None or self.inspect_with is None:
+            return self.inspect(model_file, model)
+        return self.inspect_with(model_file, model, options)
 
     def recognises(self, file_name: str) -> bool:
         """Whether a file of this name is one that it runs."""

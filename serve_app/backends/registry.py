@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.onnx.kind import ONNX
+from serve_app.backends.python.kind import PYTHON
 from serve_app.config.problems import nearest, short_repr
 from serve_app.errors import ConfigError
 
-BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX,)}
+BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX, PYTHON)}
 """By name."""
 
 
 def kinds_of(name: str | None) -> tuple[AnyKind, ...]:
-    """The kind of this name, or all of them where none is named.
+    """The kind of this name; where none is named, all but those that run code.
 
     Raises:
         ConfigError: There is none of this name; says what there is.
     """
     if name is None:
-        return tuple(BACKENDS.values())
+        return tuple(kind for kind in BACKENDS.values() if not kind.runs_code)
     if name not in BACKENDS:
         guess = nearest(name, BACKENDS)
         hint = f"did you mean {guess}?" if guess else f"there is {', '.join(BACKENDS)}"

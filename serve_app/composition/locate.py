@@ -15,7 +15,8 @@ and of what lies beside the file only what the model needs belongs to it: files 
 processors look for. A remote one is copied again when it has changed. The file of a flat folder may also lie in one
 that is called as its backend (`onnx/model.onnx`), as in many repositories of Hugging Face.
 
-Which backend runs a model is told by the name of its file, unless the configuration names one.
+Which backend runs a model is told by the name of its file, unless the configuration names one. One that runs code must
+be named.
 """
 
 from __future__ import annotations
@@ -145,7 +146,10 @@ def resolve_model(
     files = [name for name in names if _is_model(name, kinds) and (place / name).is_file()]
     if not versions:
         nested = [kind for kind in kinds if (place / _nested(kind)).is_file()]
-        return _flat(place, *_choose_file(path, version, files, kinds, nested), beside)
+        code = [
+            kind for kind in BACKENDS.values() if any((place / name / kind.file).is_file() for name in ("", *names))
+        ]
+        return _flat(place, *_choose_file(path, version, files, kinds, nested, code), beside)
     _tell_ignored(path, files)
     chosen = _choose(path, version, versions)
     kind = _only(f"{path}, version {chosen}", inside[chosen])
@@ -354,6 +358,11 @@ def _suffixes(kinds: _Kinds) -> str:
     return _listed(kinds, lambda kind: (f"*{suffix}" for suffix in kind.suffixes))
 
 
+def _hint(kinds: _Kinds) -> str:
+    """What to write where only kinds that must be named run what is there."""
+    return "".join(f"; {kind.file} runs with backend: {kind.name}" for kind in kinds if kind.runs_code)
+
+
 def _sorted_versions(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted((name for name in names if name.isdecimal()), key=int))
 
@@ -372,16 +381,27 @@ def _choose(path: str, version: int | None, versions: tuple[str, ...]) -> str:
 
 
 def _choose_file(
-    path: str, version: int | None, files: list[str], kinds: _Kinds, nested: _Kinds
+    path: str, version: int | None, files: list[str], kinds: _Kinds, nested: _Kinds, others: _Kinds = ()
 ) -> tuple[str, AnyKind]:
-    """The one model of a folder without versions, and what runs it."""
+    """The one model of a folder without versions, and what runs it.
+
+    Args:
+        path: As configured.
+        version: As configured.
+        files: The models among the folder's files.
+        kinds: What may run it.
+        nested: Those of them whose model lies in a folder called as they are.
+        others: What would run what is there, but for that.
+    """
     usual = _listed(kinds, lambda kind: (kind.file,))
     if not files and nested:
         kind = _only(path, nested)
         return _without_versions(path, _nested(kind), version, kind)
     if not files:
         versioned = _listed(kinds, lambda kind: (f"<version>/{kind.file}",))
-        raise ConfigError((f"{path}: holds no {versioned}, no {usual} and no other file {_suffixes(kinds)}",))
+        raise ConfigError(
+            (f"{path}: holds no {versioned}, no {usual} and no other file {_suffixes(kinds)}{_hint(others)}",)
+        )
     called_so = [kind for kind in kinds if kind.file in files]
     if not called_so and len(files) > 1:
         listed = ", ".join(sorted(files))
@@ -397,7 +417,8 @@ def _checked_file(path: str, name: str, version: int | None, kinds: _Kinds) -> t
     if not fitting:
         names = _listed(kinds, lambda kind: () if kind.file.endswith(kind.suffixes) else (kind.file,))
         listed = " or ".join(part for part in (names, _suffixes(kinds)) if part)
-        raise ConfigError((f"{path}: is a file, and not a model ({listed})",))
+        others = [kind for kind in BACKENDS.values() if kind.recognises(name)]
+        raise ConfigError((f"{path}: is a file, and not a model ({listed}){_hint(others)}",))
     return _without_versions(path, name, version, _only(path, fitting))
 
 

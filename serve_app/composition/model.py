@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from serve_app.backends.description import Description, describe_build
+from serve_app.backends.registry import BACKENDS
 from serve_app.backends.samples import Samples
 from serve_app.backends.samples import make_samples as samples_of
 from serve_app.composition.backend import read_options
@@ -31,14 +32,16 @@ def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> d
             configuration says of their backend what it does not know.
     """
     settings, kind = model.batching.joining(), locations[""].kind
-    read_options(model, kind)
-    exact = describe_build(kind, locations[""].model_file, model=model.name, settings=settings)
+    options = read_options(model, kind)
+    exact = describe_build(kind, locations[""].model_file, model=model.name, settings=settings, options=options)
     described = {"": exact}
     problems = []
     for variant, location in locations.items():
         if not variant:
             continue
-        other = describe_build(kind, location.model_file, model=model.name, settings=settings, exact=exact)
+        other = describe_build(
+            kind, location.model_file, model=model.name, settings=settings, exact=exact, options=options
+        )
         described[variant] = other
         if other.signature != exact.signature:
             problems.append(
@@ -71,10 +74,18 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
 
 
 def named_files(model: ModelConfig) -> tuple[str, ...]:
-    """Files that this configuration names, relative to the model's folder; they may lie elsewhere."""
+    """Files that this configuration names, relative to the model's folder; they may lie elsewhere.
+
+    Raises:
+        ConfigError: It says of the backend what that does not know.
+    """
+    kind = BACKENDS.get(model.backend or "")
+    of_backend = () if kind is None else read_options(model, kind).files()
     if isinstance(model.processor, CustomOptions):
-        return () if model.processor.file is None else (model.processor.file,)
-    return (*label_files(model.labels), *label_files(getattr(model.processor, "labels", None)))
+        of_processor = () if model.processor.file is None else (model.processor.file,)
+    else:
+        of_processor = label_files(getattr(model.processor, "labels", None))
+    return (*label_files(model.labels), *of_processor, *of_backend)
 
 
 def _files_beside(model: ModelConfig) -> tuple[str, ...]:

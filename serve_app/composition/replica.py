@@ -119,6 +119,7 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         model.backend_options,
         None if warm_up is None else warm_up.model_dump(mode="json"),
         model.task,
+        _code(location),
     ]
     if isinstance(model.processor, CustomOptions):
         facts.append(model.processor.model_dump(mode="json"))  # what it makes and pads is what was tried
@@ -131,3 +132,11 @@ def _key(model: ModelConfig, location: ModelLocation, build: Description, backen
         batching.tolerance,
         sorted(build.layout.axes.items()),
     )
+
+
+def _code(location: ModelLocation) -> list[tuple[str, int, int]]:
+    """Of a model that is a program, names, sizes and times of its files: any of them may decide what it answers."""
+    if not location.kind.runs_code:
+        return []
+    states = [(str(file.relative_to(location.root)), file.stat()) for file in location.files()]
+    return sorted((name, state.st_size, state.st_mtime_ns) for name, state in states)

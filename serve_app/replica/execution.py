@@ -142,6 +142,8 @@ class Executor:
                 run.refuse_non_finite()
             if self._self_test is None:
                 continue
+            if run.lost:
+                self._self_test.give_up()
             if run.failed:
                 works = self._self_test.works(variant)
                 for staged, _ in places:

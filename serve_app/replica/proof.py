@@ -11,7 +11,7 @@ import numpy as np
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.joining.drawing import Draw, Varied
-from serve_app.backends.joining.experiment import Difference, try_joining, try_padding, untried
+from serve_app.backends.joining.experiment import GRAPH, Difference, claim_of, try_joining, try_padding, untried
 from serve_app.backends.joining.verdict_store import VerdictStore
 from serve_app.backends.samples import Samples
 from serve_app.errors import ServeAppError
@@ -90,7 +90,8 @@ def prove_replica(
         verdict = joinable[variant]
         if verdict.verdict == PROVEN:
             known = proofs.find(variant)
-            verdict = known or _tried(proofs, backend, processor, samples, examples.get(variant), len(backends))
+            claim, example = claim_of(verdict), examples.get(variant)
+            verdict = known or _tried(proofs, backend, processor, samples, example, len(backends), claim)
             if known is None and verdict.verdict != PROVEN:
                 proofs.keep(variant, verdict)
         build = f"{proofs.model}, variant {variant}" if variant else proofs.model
@@ -100,15 +101,24 @@ def prove_replica(
     return verdicts
 
 
-def try_requests(proofs: ProofContext, variant: str, backend: Backend, requests: Tensors) -> Joinable:
+def try_requests(
+    proofs: ProofContext, variant: str, backend: Backend, requests: Tensors, claim: str = GRAPH
+) -> Joinable:
     """The verdict on a build by rows of real requests, where no other input was known to run.
+
+    Args:
+        proofs: How.
+        variant: The build.
+        backend: It runs there. Loaded.
+        requests: The rows.
+        claim: What its file says, as `claim_of` tells it.
 
     Raises:
         ServeAppError: The model does not run them.
     """
     draw = Varied(partial(_repeated, requests), tuple(requests))
     verdict = try_joining(
-        backend, draw, max_rows=proofs.max_rows, tolerance=proofs.tolerance, budget_s=_BESIDE_REQUESTS_S
+        backend, draw, max_rows=proofs.max_rows, tolerance=proofs.tolerance, budget_s=_BESIDE_REQUESTS_S, claim=claim
     )
     proofs.keep(variant, verdict)
     return verdict
@@ -121,17 +131,23 @@ def _tried(
     samples: Samples,
     example: Tensors | None,
     builds: int,
+    claim: str,
 ) -> Joinable:
     try:
         draw = _drawing(backend, processor, samples, example)
         verdict = try_joining(
-            backend, draw, max_rows=proofs.max_rows, tolerance=proofs.tolerance, budget_s=proofs.budget_s / builds
+            backend,
+            draw,
+            max_rows=proofs.max_rows,
+            tolerance=proofs.tolerance,
+            budget_s=proofs.budget_s / builds,
+            claim=claim,
         )
         if processor is None or not processor.bucket_invariant or len(processor.buckets) < 2:
             return verdict
         found = _padded(backend, draw, processor, proofs.tolerance)
     except ServeAppError as error:
-        return untried(error)
+        return untried(error, claim)
     if found.allowed and found.relative > verdict.deviation:
         padded = f"padding to the size of others changes output {found.output!r} by {found.relative:.2g} of its largest"
         verdict = verdict._replace(deviation=found.relative, reason=f"{verdict.reason}; {padded} value")

@@ -55,6 +55,7 @@ class SelfTest:
         self._clock = clock
         self._verdicts: dict[str, tuple[float, bool]] = {}  # by variant: when, and what
         self._failures: dict[str, int] = {}  # by variant, in a row
+        self._given_up = False
 
     def start(self) -> None:
         """Drop the examples that do not run now: with them nothing could be told later."""
@@ -68,8 +69,12 @@ class SelfTest:
 
     @property
     def failing(self) -> bool:
-        """Whether some build has failed so many tests in a row that this replica must be replaced."""
-        return any(failures >= _GIVEN_UP_AFTER for failures in tuple(self._failures.values()))
+        """Whether a session has ended, or failed so many tests in a row that this replica must be replaced."""
+        return self._given_up or any(failures >= _GIVEN_UP_AFTER for failures in tuple(self._failures.values()))
+
+    def give_up(self) -> None:
+        """A session has ended: no test is needed to know that this replica must be replaced."""
+        self._given_up = True
 
     def works(self, variant: str) -> bool | None:
         """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""

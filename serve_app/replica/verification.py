@@ -19,7 +19,7 @@ import numpy as np
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.batch import fits, rows_of
-from serve_app.backends.joining.experiment import Difference, difference, finite, sensitivity
+from serve_app.backends.joining.experiment import Difference, claim_of, difference, finite, sensitivity
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Joinable, Tensors
 from serve_app.processors.processor import Processor
@@ -180,7 +180,8 @@ class Verification:
 
     def try_with(self, variant: str, requests: Tensors) -> Joinable:
         """Try a build with these rows."""
-        return try_requests(self._proofs, variant, self._backends[variant], requests)
+        claim = claim_of(self._joining.of(variant))
+        return try_requests(self._proofs, variant, self._backends[variant], requests, claim)
 
     @property
     def tolerance(self) -> float | None:

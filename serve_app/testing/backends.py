@@ -73,7 +73,9 @@ class Subject:
 
     def describe(self, *, join: bool = True) -> Description:
         """What its file says."""
-        return describe_build(self.kind, self.model_file, model=_MODEL, settings=JoinSettings(join=join))
+        options = self.kind.options.model_validate(self.options)
+        settings = JoinSettings(join=join)
+        return describe_build(self.kind, self.model_file, model=_MODEL, settings=settings, options=options)
 
     def create(self, **changes: Any) -> Backend:
         """Its backend, not loaded; as the file says where nothing is changed."""
@@ -143,7 +145,8 @@ def its_options_are_checked(subject: Subject) -> None:
 @_check
 def its_file_is_described(subject: Subject) -> None:
     """Without running it: tensors of the protocol's types, each named once, and files beside it that are there."""
-    signature = subject.kind.inspect(subject.model_file, _MODEL).signature
+    options = subject.kind.options.model_validate(subject.options)
+    signature = subject.kind.read(subject.model_file, _MODEL, options).signature
     specs = (*signature.inputs, *signature.outputs, *signature.optional)
     _require(bool(signature.outputs), "the model has no output")
     for spec in specs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import onnx_models
 import pytest
+import python_models
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.kind import BackendOptions, BuildSettings, ModelFile, RowProof
 from serve_app.backends.onnx.kind import ONNX, OnnxOptions
+from serve_app.backends.python.kind import PYTHON
 from serve_app.backends.registry import BACKENDS
 from serve_app.payloads import ModelSignature, Tensors
 from serve_app.testing.backends import CHECKS, Check, NotConforming, Subject, name_of
@@ -32,8 +35,20 @@ def _positive(rows: int, seed: int) -> Tensors:
     return {"x": np.random.default_rng(seed).random((rows, 3), np.float32)}
 
 
+def python_subject(model: str, options: dict[str, Any], folder: Path) -> Subject:
+    """A Python class, made."""
+    return Subject(PYTHON, python_models.make(folder / "1", model), options=options)
+
+
 SUBJECTS: Mapping[str, Mapping[str, Callable[[Path], Subject]]] = {
     "onnx": {model: partial(onnx_subject, model) for model in onnx_models.KINDS},
+    "python": {
+        **{model: partial(python_subject, model, {}) for model in python_models.MODELS},
+        **{
+            f"{model} in its own process": partial(python_subject, model, {"environment": {"python": sys.executable}})
+            for model in ("linear", "text")
+        },
+    },
 }
 """By the name of a kind of backend, models to check it with, made in a folder."""
 

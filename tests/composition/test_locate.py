@@ -15,6 +15,7 @@ import pytest
 from serve_app import processors
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.onnx.kind import ONNX
+from serve_app.backends.python.kind import PYTHON
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation, missing_models, resolve_model
 from serve_app.composition.model import find_files
@@ -388,3 +389,21 @@ def test_variants_are_run_by_the_backend_of_the_model(tmp_path: Path, torch: Any
     (config,) = parse_args({"models": [model]}).models
     assert missing_models([config], environ(tmp_path)) == ()
     assert {location.kind.name for location in find_files(config, environ(tmp_path)).values()} == {"torch"}
+
+
+def test_code_runs_only_where_the_configuration_names_its_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lies in a model's folder; what to write is told."""
+    monkeypatch.setitem(BACKENDS, PYTHON.name, PYTHON)
+    variables = environ(tmp_path)
+    touch(tmp_path / "flat" / "model.py", tmp_path / "m" / "1" / "model.py", tmp_path / "both" / "model.py")
+    onnx_models.make(tmp_path / "both" / "net.onnx", "add_one")
+    assert resolve_model("both", None, variables).kind is ONNX
+    for path in ("flat", "m"):
+        assert problem(path, None, variables).endswith(" *.onnx; model.py runs with backend: python")
+    assert problem("flat/model.py", None, variables) == (
+        "flat/model.py: is a file, and not a model (*.onnx); model.py runs with backend: python"
+    )
+    found = [resolve_model(path, None, variables, backend="python") for path in ("flat", "m", "both", "flat/model.py")]
+    assert [(each.file, each.kind, each.version) for each in found] == [("model.py", PYTHON, "1")] * 4

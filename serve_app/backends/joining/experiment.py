@@ -1,9 +1,9 @@
 """The experiment: are a request's answers the same alone and in a batch, on the session that will serve them?
 
-The graph proves that rows do not depend on each other (`serve_app.backends.kind.ModelFile`). What it cannot see are
-the kernels: they may add numbers up in another order for another number of rows, and a faulty one may do worse. So
-rows are run alone and together with others, in batches of several sizes, at both ends of them, beside neighbours that
-are ordinary, a hundred times larger, and no numbers at all, and the answers are compared.
+A graph proves that rows do not depend on each other, or a class says so (`serve_app.backends.kind.ModelFile`). What
+neither can see are the kernels: they may add numbers up in another order for another number of rows, and a faulty one
+may do worse. So rows are run alone and together with others, in batches of several sizes, at both ends of them, beside
+neighbours that are ordinary, a hundred times larger, and no numbers at all, and the answers are compared.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ A sum of k products in another order differs by about sqrt(k) roundings: 1e-5 of
 of FP64 has room to spare. FP16 and BF16 are summed in FP32 and rounded once: 2e-3 and 1.6e-2 are two of their
 roundings, one of each side.
 """
+
+GRAPH: Final = "the graph treats rows one by one"
+"""What a graph says that proves it."""
+
+_UNTRIED: Final = ", but there is no input to try it with: "
 
 _PAIRS: Final = ((1, 1), (1, 3), (2, 1), (5, 2), (3, 8), (5, 33))
 """Rows of a request and of its neighbours. A full batch follows where one is larger."""
@@ -86,16 +91,18 @@ def try_joining(
     tolerance: float | None,
     budget_s: float,
     clock: Callable[[], float] = perf_counter,
+    claim: str = GRAPH,
 ) -> Joinable:
     """Run rows alone and together, and say what came of it.
 
     Args:
-        backend: Loaded; the graph says that its rows do not depend on each other.
+        backend: Loaded; its file says that its rows do not depend on each other.
         draw: Makes inputs that it runs.
         max_rows: Most rows of a batch.
         tolerance: As in `difference`.
         budget_s: Time for all of it, seconds. The first two pairs are tried in any case.
         clock: Seconds, monotonic.
+        claim: The file's words, as `claim_of` tells them.
 
     Raises:
         ServeAppError: The model does not run these inputs.
@@ -134,10 +141,10 @@ def try_joining(
     sizes, beside = zip(*tried, strict=True)
     runs = f"{len(tried)} requests of 1 to {max(sizes)} rows, alone and beside {_range(beside)} others"
     if worst.relative == 0.0:
-        return Joinable("exact", f"the graph treats rows one by one; {runs}: the same bit for bit")
+        return Joinable("exact", f"{claim}; {runs}: the same bit for bit")
     return Joinable(
         "close",
-        f"the graph treats rows one by one; {runs}: output {worst.output!r} differs{_by(worst)}",
+        f"{claim}; {runs}: output {worst.output!r} differs{_by(worst)}",
         worst.relative,
     )
 
@@ -241,10 +248,11 @@ def finite(value: float) -> float:
     return value if np.isfinite(value) else 1.0
 
 
-def untried(error: ServeAppError) -> Joinable:
+def untried(error: ServeAppError, claim: str = GRAPH) -> Joinable:
     """The verdict where the model runs none of the inputs that there are: the first requests have to serve."""
-    return Joinable(
-        PROVEN,
-        f"the graph treats rows one by one, but there is no input to try it with: {error.message}; give some in"
-        " warm_up, or wait for the first requests",
-    )
+    return Joinable(PROVEN, f"{claim}{_UNTRIED}{error.message}; give some in warm_up, or wait for the first requests")
+
+
+def claim_of(verdict: Joinable) -> str:
+    """Why a model's file is said to prove it, of a verdict that no experiment has confirmed yet."""
+    return verdict.reason.partition(_UNTRIED)[0]

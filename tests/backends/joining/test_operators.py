@@ -10,7 +10,7 @@ import pytest
 from serve_app.backends.kind import RowProof
 from serve_app.backends.onnx.proof.proof import prove_rows_of
 
-PROVEN = RowProof(True, "every operator treats rows one by one")
+PROVEN = RowProof(True, "the graph treats rows one by one")
 
 
 def prove(graph: str, opset: int = 18) -> RowProof:

@@ -16,7 +16,7 @@ from onnxruntime.quantization import quantize_dynamic
 from serve_app.backends.kind import RowProof
 from serve_app.backends.onnx.proof.proof import prove_rows, prove_rows_of
 
-PROVEN = RowProof(True, "every operator treats rows one by one")
+PROVEN = RowProof(True, "the graph treats rows one by one")
 MODELS = Path(__file__).parents[3] / "models"
 
 

@@ -24,7 +24,7 @@ from serve_app.backends.onnx.proof.operators import NEWEST, OLDEST
 from serve_app.backends.onnx.proof.skeleton import read_skeleton
 from serve_app.backends.onnx.proof.values import Kind, Value
 
-PROVEN = "every operator treats rows one by one"
+PROVEN = "the graph treats rows one by one"
 
 
 def prove_rows(model_file: Path, *, axes: Mapping[str, int] | None = None) -> RowProof:

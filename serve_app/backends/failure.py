@@ -1,0 +1,15 @@
+"""What foreign code says about a failure, as a client may read it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_LIMIT: Final = 240
+_PATH: Final = re.compile(r"(?:[A-Za-z]:)?(?<![\w.])/[^\s:'\",;()]*/[^\s:'\",;()]+(?::\d+)?")
+
+
+def safe_line(text: str) -> str:
+    """The first line of a text, without paths of the server, at most 240 characters."""
+    line = " ".join(_PATH.sub("", text.strip().partition("\n")[0]).split())
+    return line if len(line) <= _LIMIT else line[: _LIMIT - 1].rstrip() + "…"

@@ -1,0 +1,172 @@
+"""The backend of models that are a Python class."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.backends.batch import extended, pieces, rows_of
+from serve_app.backends.device import resolve_device
+from serve_app.backends.failure import safe_line
+from serve_app.backends.kind import BuildSettings
+from serve_app.backends.layout import rows_from, rows_to, served
+from serve_app.backends.python.declaration import Declaration, read_declaration
+from serve_app.backends.python.environment import interpreter_of
+from serve_app.backends.python.host import Fault
+from serve_app.backends.python.options import PythonOptions
+from serve_app.backends.python.session import InProcess, LoadSettings, OwnProcess, PythonSession
+from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
+from serve_app.payloads import ModelSignature, Tensors, TensorSpec
+
+logger = logging.getLogger(__name__)
+
+
+class PythonBackend:
+    """Runs a Python class. See `serve_app.backends.backend.Backend` for the contract.
+
+    A class that declares a number of rows is asked in pieces of it, the last one filled up with copies of its last row.
+
+    Args:
+        build: How to run it.
+        options: What the configuration says of it.
+
+    Raises:
+        ConfigError: A GPU is asked for, and there is none.
+    """
+
+    def __init__(self, build: BuildSettings, options: PythonOptions) -> None:
+        self._build = build
+        self._options = options
+        self.device = str(resolve_device(build.device, build.gpu_available, build.model))
+        self.signature = ModelSignature((), ())
+        self._fixed_rows: int | None = None
+        self._texts: dict[str, str] = {}
+        self._session: PythonSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<PythonBackend {self._build.model} {'not loaded' if self._session is None else self.device}>"
+
+    def load(self) -> str | None:
+        """Make and set up the class, in this process or in one of its own.
+
+        Raises:
+            ConfigError: Its file, its class or its environment is not usable; one line for each fault.
+        """
+        build = self._build
+        declared = read_declaration(build.model_file, build.model, self._options.class_)
+        shown = served(declared.signature, build.layout, model=build.model)
+        self.signature, self._fixed_rows = shown.signature, shown.fixed_rows
+        self._texts = {each.name: each.kind for each in declared.inputs if each.kind in {"str", "bytes"}}
+        try:
+            self._session = self._made(declared)
+        except Fault as fault:
+            raise ConfigError((f"model {build.model!r}: {fault}",)) from None
+        return None
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Run one batch.
+
+        Raises:
+            InferenceFailed: The class raised, or returned something else than it declares.
+            SessionLost: Its process has ended.
+            InvalidRequest: An input is not of the shape that it declares, or holds something that is no text.
+        """
+        if not self._build.layout.rows:
+            return self.run_whole(inputs)
+        rows = rows_of(inputs)
+        if self._fixed_rows is None:
+            return self._ask(inputs, rows)
+        parts = []
+        for piece in pieces(max(rows, 1), self._fixed_rows):
+            cut = {name: extended(array[piece], self._fixed_rows) for name, array in inputs.items()}
+            parts.append(self._ask(cut, self._fixed_rows))
+        return {
+            spec.name: np.concatenate([part[spec.name] for part in parts])[:rows] for spec in self.signature.outputs
+        }
+
+    def run_whole(self, inputs: Tensors) -> Tensors:
+        """Run one request as it came.
+
+        Raises:
+            InferenceFailed, SessionLost, InvalidRequest: As `run`.
+        """
+        if self._fixed_rows is not None:
+            return self.run(inputs)
+        rows = None
+        if self._build.layout.rows:
+            counts = {len(array) for array in inputs.values() if array.ndim}
+            rows = counts.pop() if len(counts) == 1 else None
+        return self._ask(inputs, rows)
+
+    def close(self) -> None:
+        """Let the class free what it holds, and end its process."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _made(self, declared: Declaration) -> PythonSession:
+        build = self._build
+        axes = {each.name: build.layout.axes.get(each.name, 0) for each in declared.outputs}
+        load = LoadSettings(
+            model=build.model,
+            file=build.model_file,
+            declared=declared,
+            rows_at=axes if build.layout.rows else None,
+            device=self.device,
+            threads=build.threads,
+            parameters=self._options.parameters,
+        )
+        environment = self._options.environment
+        if environment is None:
+            return InProcess(load)
+        return OwnProcess(load, interpreter_of(environment, build.model_file.parent, build.model))
+
+    def _ask(self, inputs: Tensors, rows: int | None) -> Tensors:
+        """Ask the class, with the rows where it has them."""
+        session = self._session
+        if session is None:
+            raise RuntimeError(f"the backend of model {self._build.model!r} is not loaded")
+        batch = {spec.name: self._as_declared(spec, inputs) for spec in self.signature.inputs}
+        try:
+            outputs = session.predict(batch, rows)
+        except Fault as fault:
+            logger.error("model %r: %s", self._build.model, fault)  # noqa: TRY400 - the place in its file is told
+            raise InferenceFailed(safe_line(fault.message)) from None
+        return {spec.name: rows_from(outputs[spec.name], spec.axis) for spec in self.signature.outputs}
+
+    def _as_declared(self, spec: TensorSpec, inputs: Tensors) -> npt.NDArray[Any]:
+        array = inputs.get(spec.name)
+        if array is None:
+            raise InvalidRequest(f"input {spec.name!r} is missing")
+        if array.ndim != len(spec.shape) or any(
+            size not in {-1, found} for size, found in zip(spec.shape, array.shape, strict=True)
+        ):
+            raise InvalidRequest(
+                f"input {spec.name!r} has shape {list(array.shape)}, and the model takes {list(spec.shape)}"
+            )
+        kind = self._texts.get(spec.name)
+        return rows_to(array if kind is None else _texts(spec.name, array, kind), spec.axis)
+
+
+def _texts(name: str, array: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
+    """An array of `str` or of `bytes`, whichever the class declares."""
+    values = array.ravel().tolist()
+    wanted = str if kind == "str" else bytes
+    if all(type(value) is wanted for value in values):
+        return array
+    texts = np.empty(len(values), np.object_)
+    for index, value in enumerate(values):
+        if not isinstance(value, (str, bytes)):
+            raise InvalidRequest(f"input {name!r}: element {index} is neither text nor bytes")
+        try:
+            texts[index] = value if isinstance(value, wanted) else _converted(value)
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"input {name!r}: element {index} is not UTF-8") from None
+    return texts.reshape(array.shape)
+
+
+def _converted(value: str | bytes) -> str | bytes:
+    return value.decode() if isinstance(value, bytes) else value.encode()

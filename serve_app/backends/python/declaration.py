@@ -1,0 +1,284 @@
+"""What a model's class declares, read from its file without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from serve_app.backends.kind import RowProof
+from serve_app.config.problems import nearest, short_repr
+from serve_app.errors import ConfigError
+from serve_app.payloads import ModelSignature, TensorSpec
+
+DATATYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "bool": "BOOL",
+        "int8": "INT8",
+        "int16": "INT16",
+        "int32": "INT32",
+        "int64": "INT64",
+        "uint8": "UINT8",
+        "uint16": "UINT16",
+        "uint32": "UINT32",
+        "uint64": "UINT64",
+        "float16": "FP16",
+        "bfloat16": "BF16",
+        "float32": "FP32",
+        "float64": "FP64",
+        "str": "BYTES",
+        "bytes": "BYTES",
+    }
+)
+"""The types that a class may declare, and what the protocol calls them."""
+
+_ATTRIBUTES: Final = ("inputs", "outputs", "rows_independent", "files")
+_EXAMPLE: Final = '{"x": ("float32", [-1, 4])}'
+
+
+class Declared(NamedTuple):
+    """One tensor, as the class declares it: its name, its type, one of `DATATYPES`, and its shape."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+
+class Declaration(NamedTuple):
+    """What a class says of itself.
+
+    Attributes:
+        name: The class's.
+        inputs: What `predict` gets.
+        outputs: What it returns.
+        rows_independent: Whether it says that each row of the outputs depends on the same row of the inputs alone;
+            ``None``: it does not say.
+        files: Names of files that it needs, relative to its folder.
+    """
+
+    name: str
+    inputs: tuple[Declared, ...]
+    outputs: tuple[Declared, ...]
+    rows_independent: bool | None
+    files: tuple[str, ...]
+
+    @property
+    def signature(self) -> ModelSignature:
+        """Its tensors, with the shapes that it declares."""
+        inputs, outputs = (
+            tuple(TensorSpec(name, DATATYPES[kind], shape) for name, kind, shape in side)
+            for side in (self.inputs, self.outputs)
+        )
+        return ModelSignature(inputs, outputs)
+
+    def prove(self, axes: Mapping[str, int]) -> RowProof:
+        """What it says of its rows. It is checked on the loaded model before requests share runs."""
+        if self.rows_independent:
+            for each in self.outputs:
+                if len(each.shape) <= axes.get(each.name, 0):
+                    return RowProof(False, f"output {each.name!r} has no dimension for rows", dependent=True)
+            return RowProof(True, f"class {self.name} declares rows_independent")
+        if self.rows_independent is None:
+            return RowProof(
+                False,
+                f"class {self.name} does not say whether rows are independent of each other: declare"
+                " rows_independent = True if they are",
+            )
+        return RowProof(False, f"class {self.name} declares rows_independent = False", dependent=True)
+
+
+def read_declaration(model_file: Path, model: str, class_name: str | None = None) -> Declaration:
+    """Read what a class declares.
+
+    Args:
+        model_file: The Python file.
+        model: The model's name, for messages.
+        class_name: The class; ``None``: the only one that has `predict`.
+
+    Raises:
+        ConfigError: One line for each fault, with the place in the file.
+    """
+    reader = _Reader(model_file, model)
+    declared = reader.read(class_name)
+    if reader.problems:
+        raise ConfigError(tuple(reader.problems))
+    assert declared is not None
+    return declared
+
+
+def files_beside(model_file: Path) -> tuple[str, ...]:
+    """Names of the files that a model's file may need: modules that lie beside it, and those that its classes name.
+
+    Raises:
+        ConfigError: It is no Python file.
+    """
+    reader = _Reader(model_file, model_file.name)
+    named = [name for each in reader.classes() for name in reader.files(each)]
+    if reader.problems:
+        raise ConfigError(tuple(reader.problems))
+    modules = sorted(file.name for file in model_file.parent.glob("*.py") if file.is_file())
+    return tuple(dict.fromkeys(name for name in (*modules, *named) if name != model_file.name))
+
+
+class _Reader:
+    """Reads one file, and notes its faults."""
+
+    def __init__(self, model_file: Path, model: str) -> None:
+        self._file = model_file
+        self._model = model
+        self.problems: list[str] = []
+
+    def classes(self) -> list[ast.ClassDef]:
+        """The classes of the file; none where it cannot be read."""
+        try:
+            tree = ast.parse(self._file.read_bytes(), self._file.name)
+        except OSError as error:
+            self._fault(f"cannot be read: {error.strerror}")
+            return []
+        except SyntaxError as error:
+            self._fault(f"is no Python: {error.msg}", error.lineno)
+            return []
+        except (ValueError, RecursionError, MemoryError) as error:
+            self._fault(f"is no Python: {str(error) or type(error).__name__}")
+            return []
+        return [each for each in tree.body if isinstance(each, ast.ClassDef)]
+
+    def read(self, class_name: str | None) -> Declaration | None:
+        """What a class of the file declares; ``None`` where there is a fault."""
+        found = self.classes()
+        if self.problems:
+            return None
+        chosen = self._choose(found, class_name)
+        if chosen is None:
+            return None
+        self._check_predict(chosen)
+        values = dict(_assigned(chosen))
+        sides = [self._side(chosen, name, values.get(name)) for name in ("inputs", "outputs")]
+        independent = self._literal("rows_independent", values.get("rows_independent"), "True or False")
+        if independent is not None and not isinstance(independent, bool):
+            self._fault("rows_independent must be True or False", values["rows_independent"].lineno)
+        if not sides[1]:
+            self._fault(f"class {chosen.name} declares no output: write outputs = {_EXAMPLE}", chosen.lineno)
+        files = self.files(chosen)
+        return None if self.problems else Declaration(chosen.name, sides[0], sides[1], independent, files)
+
+    def files(self, chosen: ast.ClassDef) -> tuple[str, ...]:
+        """The files that a class names."""
+        node = dict(_assigned(chosen)).get("files")
+        if node is None:
+            return ()
+        names = self._literal("files", node, '["weights.npz"]')
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name for name in names):
+            self._fault('files must be a list of names, such as ["weights.npz"]', node.lineno)
+            return ()
+        for name in names:
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                self._fault(f"files: {short_repr(name)} is outside the model's folder", node.lineno)
+        return tuple(names)
+
+    def _choose(self, found: list[ast.ClassDef], class_name: str | None) -> ast.ClassDef | None:
+        """The class to serve."""
+        names = [each.name for each in found]
+        if class_name is not None:
+            for each in reversed(found):  # the last definition of a name is the one that counts
+                if each.name == class_name:
+                    return each
+            guess = nearest(class_name, names)
+            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(names) or 'none'}"
+            self._fault(f"has no class {short_repr(class_name)}, which backend_options.class names; {hint}")
+            return None
+        able = [each for each in found if _predict(each) is not None]
+        if len(able) == 1:
+            return able[0]
+        if able:
+            listed = ", ".join(each.name for each in able)
+            self._fault(f"has several classes with predict ({listed}): say which one by backend_options.class")
+        else:
+            self._fault("has no class with a method predict: write a class with def predict(self, batch)")
+        return None
+
+    def _check_predict(self, chosen: ast.ClassDef) -> None:
+        predict = _predict(chosen)
+        if predict is None:
+            if not chosen.bases:
+                self._fault(f"class {chosen.name} has no method predict: write def predict(self, batch)", chosen.lineno)
+        elif isinstance(predict, ast.AsyncFunctionDef):
+            self._fault("predict is run in a thread of its own: write def, and not async def", predict.lineno)
+        elif not predict.decorator_list:
+            taken = predict.args
+            places = [*taken.posonlyargs, *taken.args]
+            needed = len(places) - len(taken.defaults)
+            if needed > 2 or (len(places) < 2 and taken.vararg is None):
+                self._fault("predict takes the batch: write def predict(self, batch)", predict.lineno)
+
+    def _side(self, chosen: ast.ClassDef, attribute: str, node: ast.expr | None) -> tuple[Declared, ...]:
+        """The tensors of `inputs` or of `outputs`."""
+        if node is None:
+            self._fault(f"class {chosen.name} declares no {attribute}: write {attribute} = {_EXAMPLE}", chosen.lineno)
+            return ()
+        before = len(self.problems)
+        value = self._literal(attribute, node, _EXAMPLE)
+        if len(self.problems) > before:
+            return ()
+        if not isinstance(value, dict):
+            self._fault(f"{attribute} must be a dict, such as {_EXAMPLE}", node.lineno)
+            return ()
+        return tuple(
+            declared
+            for name, told in value.items()
+            if (declared := self._tensor(f"{attribute}[{name!r}]", name, told, node.lineno)) is not None
+        )
+
+    def _tensor(self, place: str, name: Any, told: Any, line: int) -> Declared | None:
+        if not isinstance(name, str) or not name:
+            self._fault(f"{place}: names of tensors are text", line)
+            return None
+        if not isinstance(told, (list, tuple)) or len(told) != 2:
+            self._fault(f'{place} must be a type and a shape, such as ("float32", [-1, 4])', line)
+            return None
+        kind, shape = told
+        if not isinstance(kind, str) or kind not in DATATYPES:
+            guess = nearest(kind, DATATYPES) if isinstance(kind, str) else None
+            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(DATATYPES)}"
+            self._fault(f"{place}: unknown type {short_repr(kind)}; {hint}", line)
+            return None
+        if not isinstance(shape, (list, tuple)) or not all(type(size) is int and size >= -1 for size in shape):
+            self._fault(f"{place}: a shape is a list of sizes, -1 for one that varies, such as [-1, 4]", line)
+            return None
+        return Declared(name, kind, tuple(shape))
+
+    def _literal(self, attribute: str, node: ast.expr | None, example: str) -> Any:
+        if node is None:
+            return None
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            self._fault(
+                f"{attribute} must be written out, such as {example}: the file is read without running it", node.lineno
+            )
+            return None
+
+    def _fault(self, problem: str, line: int | None = None) -> None:
+        place = str(self._file) if line is None else f"{self._file}:{line}"
+        self.problems.append(f"model {self._model!r}: {place}: {problem}")
+
+
+def _predict(each: ast.ClassDef) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    for item in reversed(each.body):
+        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == "predict":
+            return item
+    return None
+
+
+def _assigned(each: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """The attributes that a class's body sets, of those that are read here."""
+    for item in each.body:
+        targets = (
+            item.targets if isinstance(item, ast.Assign) else [item.target] if isinstance(item, ast.AnnAssign) else []
+        )
+        value = item.value if isinstance(item, (ast.Assign, ast.AnnAssign)) else None
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in _ATTRIBUTES and value is not None:
+                yield target.id, value

@@ -1,0 +1,439 @@
+"""A class that answers requests: how it is loaded, asked and checked, and the program that does so in another process.
+
+The server imports this file to run a class in its own process. An interpreter that has no serve_app runs it as a
+program, so it needs Python 3.8, numpy of any version, and nothing else:
+
+    python -I -u host.py SOCKET REQUESTS ANSWERS
+
+Messages are JSON on the Unix socket, one answer for each. Tensors are in shared memory: the server writes those of
+requests, the program those of answers, and either reads what the other has written.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import itertools
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    Spec = tuple[str, str, tuple[int, ...]]
+    """Name, type and shape of a tensor, as a class declares it; the shape of a text is that of the array."""
+
+TEXT = ("str", "bytes")
+"""Types whose arrays hold objects."""
+
+_LENGTH = struct.Struct("<I")
+_LENGTHS = "<u4"
+_ALIGNMENT = 64
+_GRAIN = 1 << 20
+_CODE_SUFFIXES = importlib.machinery.SOURCE_SUFFIXES
+_numbers = itertools.count(1)
+
+
+class Fault(Exception):
+    """What a class did wrong, in one line.
+
+    Args:
+        message: Without paths.
+        where: File and line of the class's code, where they are known.
+    """
+
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message, where)
+        self.message = message
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.where})" if self.where else self.message
+
+
+class Context:
+    """What `setup` is told.
+
+    Attributes:
+        folder: That of the model's file.
+        device: ``cpu`` or ``cuda``.
+        threads: Threads that one run is to compute with.
+        parameters: ``backend_options.parameters`` of the configuration.
+    """
+
+    def __init__(self, folder: str, device: str, threads: int, parameters: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.device = device
+        self.threads = threads
+        self.parameters = dict(parameters)
+
+    def __repr__(self) -> str:
+        return f"<Context {self.folder} {self.device}>"
+
+
+def dtype_of(kind: str) -> np.dtype[Any]:
+    """The dtype of arrays of a declared type.
+
+    Raises:
+        Fault: This interpreter has none.
+    """
+    if kind in TEXT:
+        return np.dtype(object)
+    if kind == "bfloat16":
+        try:
+            import ml_dtypes  # noqa: PLC0415 - the interpreter of a model need not have it
+        except ImportError:
+            raise Fault("bfloat16 needs the package ml_dtypes in the model's environment") from None
+        found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return found
+    return np.dtype(kind)
+
+
+# --- The class --------------------------------------------------------------------------------------------------------
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """Leaves no ``__pycache__`` in a model's folder, whose files tell one state of the model from another."""
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Write nothing."""
+
+
+class Model:
+    """An instance of a class, set up.
+
+    Its file is a module of a package of its own, which is the model's folder: `from .features import scale` imports
+    what lies beside it, and two models have two modules of one name.
+
+    Args:
+        file: The model's file.
+        class_name: The class in it.
+        outputs: What it declares.
+        rows_at: The axis of the rows of each output; ``None``: they have none.
+        context: For `setup`.
+
+    Raises:
+        Fault: The file cannot be imported, or the class cannot be made or set up.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        class_name: str,
+        outputs: Sequence[Spec],
+        rows_at: Mapping[str, int] | None,
+        context: Context,
+    ) -> None:
+        self._file = Path(file)
+        self._folder = str(self._file.parent)
+        self._package = f"served_model_{next(_numbers)}"
+        self._outputs = [(name, kind, dtype_of(kind), tuple(shape)) for name, kind, shape in outputs]
+        self._rows_at = rows_at
+        try:
+            self._instance = self._set_up(self._import(class_name), context)
+        except BaseException:
+            self._forget()
+            raise
+
+    def predict(self, batch: dict[str, Any], rows: int | None) -> dict[str, Any]:
+        """Ask the class, and check what it returns, which may be its own memory.
+
+        Args:
+            batch: Arrays by name; read-only.
+            rows: That the outputs must have; ``None``: any number.
+
+        Raises:
+            Fault: It raised, or returned something else than it declares.
+        """
+        returned = self._do(lambda: self._instance.predict(batch), "the model failed on this input")
+        if not isinstance(returned, dict):
+            names = ", ".join(f"{name!r}: ..." for name, *_ in self._outputs)
+            raise Fault(f"predict returned {_article(returned)}; it must return a dict of arrays: {{{names}}}")
+        declared = [name for name, *_ in self._outputs]
+        if missing := [name for name in declared if name not in returned]:
+            raise Fault(f"predict returned no output {missing[0]!r}, which the model declares; {_listed(returned)}")
+        if len(returned) > len(declared):
+            extra = next(name for name in returned if name not in declared)
+            raise Fault(f"predict returned output {extra!r}, which the model does not declare")
+        return {
+            name: self._checked(name, kind, dtype, shape, returned[name], rows)
+            for name, kind, dtype, shape in self._outputs
+        }
+
+    def close(self) -> None:
+        """Let the class free what it holds, and forget its modules. Idempotent.
+
+        Raises:
+            Fault: Its `close` raised.
+        """
+        instance, self._instance = self._instance, None
+        try:
+            if hasattr(instance, "close"):
+                self._do(instance.close, "close failed")
+        finally:
+            self._forget()
+
+    def _import(self, class_name: str) -> type:
+        package = types.ModuleType(self._package)
+        package.__path__ = [self._folder]
+        sys.modules[self._package] = package
+        sys.path_importer_cache[self._folder] = importlib.machinery.FileFinder(
+            self._folder,
+            (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+            (_Source, _CODE_SUFFIXES),
+        )
+        stem = self._file.stem if self._file.stem.isidentifier() else "model"
+        name = f"{self._package}.{stem}"
+        spec = importlib.util.spec_from_file_location(name, self._file, loader=_Source(name, str(self._file)))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        execute = spec.loader.exec_module
+        self._do(lambda: execute(module), f"{self._file.name} cannot be imported")
+        found = getattr(module, class_name, None)
+        if not isinstance(found, type):
+            raise Fault(f"{self._file.name} has no class {class_name}")
+        return found
+
+    def _set_up(self, found: type, context: Context) -> Any:
+        if not callable(getattr(found, "predict", None)):
+            raise Fault(f"class {found.__name__} has no method predict: write def predict(self, batch)")
+        instance = self._do(found, f"{found.__name__}() failed")
+        if hasattr(instance, "setup"):
+            self._do(lambda: instance.setup(context), f"{found.__name__}.setup failed")
+        return instance
+
+    def _do(self, call: Any, what: str) -> Any:
+        try:
+            return call()
+        except (Exception, SystemExit) as error:
+            raise Fault(f"{what}: {_described(error)}{self._advice(error)}", self._where(error)) from None
+
+    def _advice(self, error: BaseException) -> str:
+        """What to do about an error that others have had before."""
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            beside = error.name.partition(".")[0]
+            if any(Path(self._folder, beside + end).exists() for end in (".py", "/__init__.py")):
+                return f"; {beside} lies beside the model's file: write from . import {beside}"
+        if isinstance(error, ValueError) and "read-only" in str(error):
+            return "; inputs are read-only: copy an array before you change it"
+        return ""
+
+    def _where(self, error: BaseException) -> str:
+        """The last line of the model's own code that an error passed through."""
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(self._folder)
+        ]
+        return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+    def _checked(
+        self, name: str, kind: str, dtype: np.dtype[Any], shape: tuple[int, ...], value: Any, rows: int | None
+    ) -> Any:
+        declared = f"the model declares {kind} {list(shape)}"
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise Fault(f"output {name!r} is {_article(value)}, no numpy array; {declared}")
+        array = np.asarray(value)
+        found = f"output {name!r} is {array.dtype.name} {list(array.shape)}"
+        if kind in TEXT:
+            array = _texts(name, array)
+        elif array.dtype != dtype and array.dtype.name != dtype.name:  # another order of bytes is another dtype
+            raise Fault(f"{found}; {declared}: return {name}.astype({kind!r})")
+        if array.ndim != len(shape) or any(size not in (-1, here) for size, here in zip(shape, array.shape)):  # noqa: B905 - Python 3.8
+            raise Fault(f"{found}; {declared}")
+        axis = 0 if self._rows_at is None else self._rows_at[name]
+        if rows is not None and array.shape[axis : axis + 1] != (rows,):
+            raise Fault(f"{found} for {rows} rows; {declared}, with a row for each of the inputs")
+        return array
+
+    def _forget(self) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == self._package]:
+            del sys.modules[name]
+
+
+def _texts(name: str, array: Any) -> Any:
+    if array.dtype.kind in "US":
+        return array.astype(object)
+    if array.dtype.kind != "O" or not all(isinstance(value, (str, bytes)) for value in array.ravel().tolist()):
+        raise Fault(f"output {name!r} is {array.dtype.name}, not text; return an array of str or of bytes")
+    return array
+
+
+def _described(error: BaseException) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _article(value: Any) -> str:
+    kind = type(value).__name__
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def _listed(returned: Mapping[Any, Any]) -> str:
+    return f"it returned {', '.join(map(repr, returned))}" if returned else "it returned none"
+
+
+# --- What travels -----------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Shared memory that this side writes, and the other only reads.
+
+    Args:
+        fd: A file in memory. It grows with what is written.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._size = 0
+        self._memory: mmap.mmap | bytes = b""
+
+    def write(self, tensors: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
+        """Write tensors over those of before, and say where they are.
+
+        Args:
+            tensors: Name, type and array of each.
+        """
+        parts = []
+        told = []
+        end = 0
+        for name, kind, array in tensors:
+            shape = list(array.shape)
+            if kind in TEXT:
+                values = [value.encode() if isinstance(value, str) else value for value in array.ravel().tolist()]
+                lengths = np.array([len(value) for value in values], _LENGTHS)
+                array = np.frombuffer(lengths.tobytes() + b"".join(values), np.uint8)  # noqa: PLW2901
+            told.append([name, kind, shape, end, array.nbytes])
+            parts.append((end, np.dtype(np.uint8) if kind in TEXT else dtype_of(kind), array))
+            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if end > self._size:
+            self._size = -(-end // _GRAIN) * _GRAIN
+            os.ftruncate(self._fd, self._size)
+            self._memory = mmap.mmap(self._fd, self._size)
+        for start, dtype, array in parts:
+            if array.nbytes:
+                place = np.frombuffer(self._memory, dtype, array.size, start)
+                np.copyto(place.reshape(array.shape), array)
+        return {"tensors": told, "size": self._size}
+
+
+class Reader:
+    """Shared memory that the other side writes."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._size = 0
+        self._memory: mmap.mmap | bytes = b""
+
+    def read(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors that were written: read-only views of the memory, which the next ones overwrite.
+
+        Raises:
+            ValueError: They are not inside the memory.
+        """
+        if told["size"] > self._size:
+            self._size = told["size"]
+            self._memory = mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ)
+        found = {}
+        for name, kind, shape, start, nbytes in told["tensors"]:
+            if kind in TEXT:
+                found[name] = self._text(kind, shape, start, nbytes)
+                continue
+            dtype = dtype_of(kind)
+            count = nbytes // dtype.itemsize
+            flat = np.frombuffer(self._memory, dtype, count, start) if nbytes else np.empty(0, dtype)
+            found[name] = flat.reshape(shape)
+        return found
+
+    def _text(self, kind: str, shape: Sequence[int], start: int, nbytes: int) -> Any:
+        raw = np.frombuffer(self._memory, np.uint8, nbytes, start).tobytes() if nbytes else b""
+        count = 1
+        for size in shape:
+            count *= size
+        texts = np.empty(count, object)
+        at = 4 * count
+        for index, length in enumerate(np.frombuffer(raw, _LENGTHS, count).tolist()):
+            value = raw[at : at + length]
+            texts[index] = value.decode() if kind == "str" else value
+            at += length
+        return texts.reshape(shape)
+
+
+def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send a message."""
+    body = json.dumps(message).encode()
+    channel.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive(channel: socket.socket) -> dict[str, Any] | None:
+    """The next message; ``None`` where the other side has gone."""
+    received = b""
+    wanted = _LENGTH.size
+    while len(received) < wanted:
+        part = channel.recv(max(65536, wanted - len(received)))
+        if not part:
+            return None
+        received += part
+        if wanted == _LENGTH.size and len(received) >= wanted:
+            wanted += _LENGTH.unpack_from(received)[0]
+    message: dict[str, Any] = json.loads(received[_LENGTH.size : wanted])
+    return message
+
+
+# --- The program ------------------------------------------------------------------------------------------------------
+
+
+def _end_with_parent() -> None:
+    """Be killed when the process that started this one dies, whatever this one is doing then."""
+    try:
+        import ctypes  # noqa: PLC0415 - left out of some builds of Python
+    except ImportError:
+        return  # the end of the socket tells, too, between two runs
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
+def _main(channel_fd: int, requests_fd: int, answers_fd: int) -> None:
+    _end_with_parent()
+    for fd in (channel_fd, requests_fd, answers_fd):
+        os.set_inheritable(fd, False)
+    channel = socket.socket(fileno=channel_fd)
+    requests, answers = Reader(requests_fd), Writer(answers_fd)
+    model = None
+    kinds: dict[str, str] = {}
+    while True:
+        message = receive(channel)
+        if message is None:
+            return
+        try:
+            answer: dict[str, Any] = {}
+            if message["do"] == "load":
+                context = Context(**message["context"])
+                kinds = {name: kind for name, kind, _ in message["outputs"]}
+                model = Model(message["file"], message["class"], message["outputs"], message["rows_at"], context)
+            elif model is None or message["do"] == "close":
+                if model is not None:
+                    model.close()
+                model = None
+            else:
+                outputs = model.predict(requests.read(message), message["rows"])
+                answer = answers.write([(name, kinds[name], array) for name, array in outputs.items()])
+        except Fault as fault:
+            answer = {"fault": fault.message, "where": fault.where}
+        except Exception as error:  # of ours, such as no memory for an answer: the next request may fit
+            answer = {"fault": _described(error), "where": ""}
+        send(channel, answer)
+
+
+if __name__ == "__main__":
+    _main(*map(int, sys.argv[1:4]))

@@ -1,0 +1,40 @@
+"""Models that are a class in a Python file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from serve_app.backends.backend import Backend
+from serve_app.backends.kind import BackendKind, BuildSettings, ModelFile
+from serve_app.backends.python.backend import PythonBackend
+from serve_app.backends.python.declaration import files_beside, read_declaration
+from serve_app.backends.python.options import PythonOptions
+
+
+def _inspect(model_file: Path, model: str) -> ModelFile:
+    return _inspect_class(model_file, model, PythonOptions())
+
+
+def _inspect_class(model_file: Path, model: str, options: PythonOptions) -> ModelFile:
+    declared = read_declaration(model_file, model, options.class_)
+    return ModelFile(declared.signature, declared.prove)
+
+
+def _create(build: BuildSettings, options: PythonOptions) -> Backend:
+    return PythonBackend(build, options)
+
+
+PYTHON = BackendKind(
+    name="python",
+    file="model.py",
+    suffixes=(".py",),
+    inspect=_inspect,
+    create=_create,
+    options=PythonOptions,
+    inspect_with=_inspect_class,
+    further_files=files_beside,
+    platform="python",
+    distributions=("numpy",),
+    runs_code=True,
+)
+"""The kind ``python``."""
