@@ -102,6 +102,16 @@ endef
 	@ldconfig -p | grep -q 'libb64\.so' || echo "perf_analyzer needs libb64, and its tests skip without: apt-get install libb64-0d"
 	@touch $@
 
+# The server's environment with PyTorch, of which pip takes the CPU's wheel where it finds one (PIP_FIND_LINKS,
+# PIP_EXTRA_INDEX_URL). That needs nothing further: what its other wheels need is several GiB.
+.venv-torch/.made: requirements/dev.txt requirements/torch.txt pyproject.toml client/pyproject.toml | .venv-uv/.made
+	$(call make-environment,.venv-torch,$<)
+	@.venv-uv/bin/python -m pip --python .venv-torch/bin/python install --quiet --disable-pip-version-check \
+		--no-deps --no-compile --require-hashes --requirement requirements/torch.txt
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv-torch/bin/python \
+		--editable . --editable client
+	@touch $@
+
 .PHONY: clients
 clients: .venv-clients/.made .venv-perf-analyzer/.made ## Make the environments of the foreign clients that the tests use
 
@@ -178,6 +188,7 @@ layers: env
 .PHONY: test
 test: env models clients ## Run the tests, those that start a Ray cluster last and alone (TESTS=... chooses)
 ifeq ($(TESTS),)
+	@$(MAKE) test-torch
 	@$(PARALLEL) -m "not cluster"
 	@$(PYTEST) -m cluster
 else
@@ -187,6 +198,10 @@ endif
 .PHONY: test-fast
 test-fast: env models clients ## Run the tests that start no Ray cluster, in a process for each core
 	@$(PARALLEL) -m "not cluster"
+
+.PHONY: test-torch
+test-torch: .venv-torch/.made ## Run the tests of PyTorch's models, in an environment that has it
+	@.venv-torch/bin/python -m pytest -m torch tests/backends
 
 .PHONY: test-thorough
 test-thorough: env models clients ## Try ten times as many examples, all of onnx's cases, 100,000 requests to random graphs

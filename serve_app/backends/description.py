@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from serve_app.backends.kind import AnyKind, ModelFile
+from serve_app.backends.kind import AnyKind, BackendOptions, ModelFile
 from serve_app.backends.layout import NO_ROWS, Layout, ServedSignature, declared_shape, served
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
@@ -34,6 +34,7 @@ def describe_build(
     model_file: Path,
     *,
     model: str,
+    options: BackendOptions | None = None,
     settings: JoinSettings | None = None,
     exact: Description | None = None,
 ) -> Description:
@@ -43,15 +44,18 @@ def describe_build(
         kind: What runs it.
         model_file: The file.
         model: The model's name, for messages.
-        settings: What the configuration says.
+        options: What the configuration says of its backend; of the kind's type. ``None``: nothing.
+        settings: What it says of sharing runs.
         exact: Of the exact model, where this is a variant of it: clients see one and the same signature.
 
     Raises:
-        ConfigError: The file cannot be loaded, a tensor is of a type that the protocol has no word for, or the
-            configuration names an axis or a tensor that there is not.
+        ConfigError: What runs it is not installed, the file cannot be loaded, a tensor is of a type that the protocol
+            has no word for, or the configuration names an axis or a tensor that there is not.
     """
     settings = settings or JoinSettings()
-    file = kind.inspect(model_file, model)
+    if lacks := kind.lacks():
+        raise ConfigError((f"model {model!r}: {lacks}",))
+    file = kind.inspect(model_file, model, kind.options() if options is None else options)
     rows_at = Layout(axes=_axes(file.signature, settings.axes or 0, model))
     found = _judge(file, model, settings, rows_at)
     if exact is not None and found.rows and rows_at.axes and not exact.joinable.rows:

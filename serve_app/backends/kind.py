@@ -106,8 +106,8 @@ class BackendKind(Generic[OptionsT]):
         file: Name of a model's file in a folder, e.g. ``model.onnx``. It need not end with one of ``suffixes``.
         suffixes: How other files that it runs end, lower case and with the dot. Not one that files beside models have,
             such as ``.json``: they would be taken for models.
-        inspect: Reads a model's file without running it. Takes the file and the model's name, for messages, and raises
-            `ConfigError` for a file that cannot be read or served.
+        inspect: Reads a model's file without running it. Takes the file, the model's name, for messages, and the
+            options, and raises `ConfigError` for a file that cannot be read or served.
         create: Makes the backend of one build, which `Backend.load` loads. Raises `ConfigError` for settings that it
             cannot have.
         options: What a configuration may say under ``backend_options``.
@@ -117,18 +117,20 @@ class BackendKind(Generic[OptionsT]):
         triton_name: As Triton's model configuration names the backend; empty where it is ``name``.
         distributions: The Python distributions, one of which runs it: ``serve-app doctor`` looks for them, and profiles
             and kept verdicts tell their versions.
+        extra: The extra of serve-app that brings one of them; empty where serve-app needs one in any case.
     """
 
     name: str
     file: str
     suffixes: tuple[str, ...]
-    inspect: Callable[[Path, str], ModelFile]
+    inspect: Callable[[Path, str, OptionsT], ModelFile]
     create: Callable[[BuildSettings, OptionsT], Backend]
     options: type[OptionsT]
     further_files: Callable[[Path], tuple[str, ...]] = _none
     platform: str = ""
     triton_name: str = ""
     distributions: tuple[str, ...] = ()
+    extra: str = ""
 
     def recognises(self, file_name: str) -> bool:
         """Whether a file of this name is one that it runs."""
@@ -141,6 +143,12 @@ class BackendKind(Generic[OptionsT]):
             with suppress(importlib.metadata.PackageNotFoundError):
                 found[name] = importlib.metadata.version(name)
         return found
+
+    def lacks(self) -> str:
+        """What is to be installed before it runs anything, in one line; empty where nothing is."""
+        if not self.extra or self.versions():
+            return ""
+        return f"{self.distributions[0]} is not installed: pip install 'serve-app[{self.extra}]'"
 
 
 AnyKind = BackendKind[Any]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_LIMIT = 240
+from serve_app.backends.messages import one_line
+
 # The C++ function that failed, written out: "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) ".
 _FUNCTION = re.compile(r"(?:static )?[\w:]+[*&]? onnxruntime::[\w:]+\([^)]*\)(?: const)? ")
 _PREFIXES = (
@@ -16,7 +17,6 @@ _PREFIXES = (
 )
 # A fault of CUDA reads: what went wrong, then GPU, host name, source file, line and expression after semicolons.
 _CUDA_PLACE = re.compile(r"\s*; GPU=.*$")
-_PATH = re.compile(r"(?:[A-Za-z]:)?(?<![\w.])/[^\s:'\",;()]*/[^\s:'\",;()]+(?::\d+)?")
 
 
 def describe_failure(error: BaseException) -> str:
@@ -28,8 +28,4 @@ def describe_failure(error: BaseException) -> str:
     text = _FUNCTION.sub("", str(error).strip().partition("\n")[0])
     for prefix in _PREFIXES:
         text = prefix.sub("", text, count=1)
-    text = _PATH.sub("", _CUDA_PLACE.sub("", text))
-    text = " ".join(text.split())
-    if len(text) > _LIMIT:
-        text = text[: _LIMIT - 1].rstrip() + "…"
-    return text or type(error).__name__
+    return one_line(_CUDA_PLACE.sub("", text)) or type(error).__name__
