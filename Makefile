@@ -102,14 +102,19 @@ endef
 	@ldconfig -p | grep -q 'libb64\.so' || echo "perf_analyzer needs libb64, and its tests skip without: apt-get install libb64-0d"
 	@touch $@
 
-# The server's environment with PyTorch, of which pip takes the CPU's wheel where it finds one (PIP_FIND_LINKS,
-# PIP_EXTRA_INDEX_URL). That needs nothing further: what its other wheels need is several GiB.
-.venv-torch/.made: requirements/dev.txt requirements/torch.txt pyproject.toml client/pyproject.toml | .venv-uv/.made
+# The server's environment with PyTorch: the CPU's wheel, in pip's find-links (PIP_FIND_LINKS) or in an index of such wheels
+# (PIP_EXTRA_INDEX_URL). PyPI's needs some GiB of CUDA's libraries beside it on Linux, which are not installed here.
+PIP_TORCH := .venv-uv/bin/python -m pip --python .venv-torch/bin/python install --quiet --disable-pip-version-check \
+	--no-deps --no-compile --require-hashes --requirement requirements/torch/torch.txt
+.venv-torch/.made: requirements/dev.txt requirements/torch/needs.txt requirements/torch/torch.txt pyproject.toml \
+		client/pyproject.toml | .venv-uv/.made
 	$(call make-environment,.venv-torch,$<)
-	@.venv-uv/bin/python -m pip --python .venv-torch/bin/python install --quiet --disable-pip-version-check \
-		--no-deps --no-compile --require-hashes --requirement requirements/torch.txt
+	@$(UV) pip install --quiet --no-deps --require-hashes --python .venv-torch/bin/python --requirement requirements/torch/needs.txt
+	@$(PIP_TORCH) --no-index 2>/dev/null || $(PIP_TORCH)
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv-torch/bin/python \
 		--editable . --editable client
+	@.venv-torch/bin/python -c "import torch" || { echo "error: pip has to find the CPU's wheel of PyTorch:" \
+		"set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL"; exit 1; }
 	@touch $@
 
 .PHONY: clients
@@ -122,7 +127,7 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) pyproject.toml client/pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
 	@$(LOCK) --group models --output-file requirements/models.txt
 	@$(LOCK) --group train --output-file requirements/train.txt
-	@for own in requirements/{peers,clients}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
+	@for own in requirements/{peers,clients,torch}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
 
 # --- Generated files ------------------------------------------------------------------------------------------------
 
