@@ -102,6 +102,21 @@ endef
 	@ldconfig -p | grep -q 'libb64\.so' || echo "perf_analyzer needs libb64, and its tests skip without: apt-get install libb64-0d"
 	@touch $@
 
+# The server's environment with PyTorch: the CPU's wheel, in pip's find-links (PIP_FIND_LINKS) or in an index of such wheels
+# (PIP_EXTRA_INDEX_URL). PyPI's needs some GiB of CUDA's libraries beside it on Linux, which are not installed here.
+PIP_TORCH := .venv-uv/bin/python -m pip --python .venv-torch/bin/python install --quiet --disable-pip-version-check \
+	--no-deps --no-compile --require-hashes --requirement requirements/torch/torch.txt
+.venv-torch/.made: requirements/dev.txt requirements/torch/needs.txt requirements/torch/torch.txt pyproject.toml \
+		client/pyproject.toml | .venv-uv/.made
+	$(call make-environment,.venv-torch,$<)
+	@$(UV) pip install --quiet --no-deps --require-hashes --python .venv-torch/bin/python --requirement requirements/torch/needs.txt
+	@$(PIP_TORCH) --no-index 2>/dev/null || $(PIP_TORCH)
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python .venv-torch/bin/python \
+		--editable . --editable client
+	@.venv-torch/bin/python -c "import torch" || { echo "error: pip has to find the CPU's wheel of PyTorch:" \
+		"set PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL"; exit 1; }
+	@touch $@
+
 .PHONY: clients
 clients: .venv-clients/.made .venv-perf-analyzer/.made ## Make the environments of the foreign clients that the tests use
 
@@ -112,7 +127,7 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 	@$(LOCK) pyproject.toml client/pyproject.toml --group dev --constraint requirements/serve.txt --output-file requirements/dev.txt
 	@$(LOCK) --group models --output-file requirements/models.txt
 	@$(LOCK) --group train --output-file requirements/train.txt
-	@for own in requirements/{peers,clients}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
+	@for own in requirements/{peers,clients,torch}/*.in; do $(LOCK) "$$own" --output-file "$${own%.in}.txt"; done
 
 # --- Generated files ------------------------------------------------------------------------------------------------
 
@@ -178,6 +193,7 @@ layers: env
 .PHONY: test
 test: env models clients ## Run the tests, those that start a Ray cluster last and alone (TESTS=... chooses)
 ifeq ($(TESTS),)
+	@$(MAKE) test-torch
 	@$(PARALLEL) -m "not cluster"
 	@$(PYTEST) -m cluster
 else
@@ -187,6 +203,10 @@ endif
 .PHONY: test-fast
 test-fast: env models clients ## Run the tests that start no Ray cluster, in a process for each core
 	@$(PARALLEL) -m "not cluster"
+
+.PHONY: test-torch
+test-torch: .venv-torch/.made ## Run the tests of PyTorch's models, in an environment that has it
+	@.venv-torch/bin/python -m pytest -m torch tests/backends
 
 .PHONY: test-thorough
 test-thorough: env models clients ## Try ten times as many examples, all of onnx's cases, 100,000 requests to random graphs

@@ -142,14 +142,6 @@ def pieces(rows: int, max_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + max_rows, rows))
 
 
-def extended(piece: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
-    """The piece with ``rows`` rows: its last one is repeated, since a row of zeros might be no valid input."""
-    missing = rows - len(piece)
-    if missing == 0:
-        return piece
-    return np.concatenate([piece, np.repeat(piece[-1:], missing, axis=0)])
-
-
 def group(entries: Sequence[tuple[int, Tensors]], max_rows: int) -> list[list[int]]:
     """Decide which entries run together.
 

@@ -34,9 +34,9 @@ def describe_build(
     model_file: Path,
     *,
     model: str,
+    options: BackendOptions | None = None,
     settings: JoinSettings | None = None,
     exact: Description | None = None,
-    options: BackendOptions | None = None,
 ) -> Description:
     """Read a model's file, and decide by what it says whether requests may share runs.
 
@@ -44,16 +44,18 @@ def describe_build(
         kind: What runs it.
         model_file: The file.
         model: The model's name, for messages.
-        settings: What the configuration says.
+        options: What the configuration says of its backend; of the kind's type. ``None``: nothing.
+        settings: What it says of sharing runs.
         exact: Of the exact model, where this is a variant of it: clients see one and the same signature.
-        options: What the configuration says of the backend.
 
     Raises:
-        ConfigError: The file cannot be loaded, a tensor is of a type that the protocol has no word for, or the
-            configuration names an axis or a tensor that there is not.
+        ConfigError: What runs it is not installed, the file cannot be loaded, a tensor is of a type that the protocol
+            has no word for, or the configuration names an axis or a tensor that there is not.
     """
     settings = settings or JoinSettings()
-    file = kind.read(model_file, model, options)
+    if lacks := kind.lacks():
+        raise ConfigError((f"model {model!r}: {lacks}",))
+    file = kind.inspect(model_file, model, kind.options() if options is None else options)
     rows_at = Layout(axes=_axes(file.signature, settings.axes or 0, model))
     found = _judge(file, model, settings, rows_at)
     if exact is not None and found.rows and rows_at.axes and not exact.joinable.rows:

@@ -9,7 +9,12 @@ _LIMIT: Final = 240
 _PATH: Final = re.compile(r"(?:[A-Za-z]:)?(?<![\w.])/[^\s:'\",;()]*/[^\s:'\",;()]+(?::\d+)?")
 
 
-def safe_line(text: str) -> str:
-    """The first line of a text, without paths of the server, at most 240 characters."""
-    line = " ".join(_PATH.sub("", text.strip().partition("\n")[0]).split())
+def one_line(text: str) -> str:
+    """The text on one line, without paths of the server, at most 240 characters."""
+    line = " ".join(_PATH.sub("", text).split())
     return line if len(line) <= _LIMIT else line[: _LIMIT - 1].rstrip() + "…"
+
+
+def safe_line(text: str) -> str:
+    """The first line of a text, as `one_line`."""
+    return one_line(text.strip().partition("\n")[0])

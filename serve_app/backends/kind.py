@@ -110,12 +110,11 @@ class BackendKind(Generic[OptionsT]):
         file: Name of a model's file in a folder, e.g. ``model.onnx``. It need not end with one of ``suffixes``.
         suffixes: How other files that it runs end, lower case and with the dot. Not one that files beside models have,
             such as ``.json``: they would be taken for models.
-        inspect: Reads a model's file without running it. Takes the file and the model's name, for messages, and raises
-            `ConfigError` for a file that cannot be read or served.
+        inspect: Reads a model's file without running it. Takes the file, the model's name, for messages, and the
+            options, and raises `ConfigError` for a file that cannot be read or served.
         create: Makes the backend of one build, which `Backend.load` loads. Raises `ConfigError` for settings that it
             cannot have.
         options: What a configuration may say under ``backend_options``.
-        inspect_with: As ``inspect``, of a kind whose options say what of a file is served.
         further_files: Names of the files that a model's file needs beside it, relative to its folder. Raises
             `ConfigError` for a file that is no model.
         platform: As V2's metadata and Triton's clients name it.
@@ -124,30 +123,21 @@ class BackendKind(Generic[OptionsT]):
             and kept verdicts tell their versions.
         runs_code: Whether its files are programs. They are run only where the configuration names the kind, whatever
             lies in a model's folder.
+        extra: The extra of serve-app that brings one of them; empty where serve-app needs one in any case.
     """
 
     name: str
     file: str
     suffixes: tuple[str, ...]
-    inspect: Callable[[Path, str], ModelFile]
+    inspect: Callable[[Path, str, OptionsT], ModelFile]
     create: Callable[[BuildSettings, OptionsT], Backend]
     options: type[OptionsT]
-    inspect_with: Callable[[Path, str, OptionsT], ModelFile] | None = None
     further_files: Callable[[Path], tuple[str, ...]] = _none
     platform: str = ""
     triton_name: str = ""
     distributions: tuple[str, ...] = ()
     runs_code: bool = False
-
-    def read(self, model_file: Path, model: str, options: OptionsT | None = None) -> ModelFile:
-        """What a model's file says, with these options; ``None``: those of a configuration that says none.
-
-        Raises:
-            ConfigError: As ``inspect``.
-        """
-        if options is None or self.inspect_with is None:
-            return self.inspect(model_file, model)
-        return self.inspect_with(model_file, model, options)
+    extra: str = ""
 
     def recognises(self, file_name: str) -> bool:
         """Whether a file of this name is one that it runs."""
@@ -160,6 +150,12 @@ class BackendKind(Generic[OptionsT]):
             with suppress(importlib.metadata.PackageNotFoundError):
                 found[name] = importlib.metadata.version(name)
         return found
+
+    def lacks(self) -> str:
+        """What is to be installed before it runs anything, in one line; empty where nothing is."""
+        if not self.extra or self.versions():
+            return ""
+        return f"{self.distributions[0]} is not installed: pip install 'serve-app[{self.extra}]'"
 
 
 AnyKind = BackendKind[Any]

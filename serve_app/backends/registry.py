@@ -5,10 +5,11 @@ from __future__ import annotations
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.onnx.kind import ONNX
 from serve_app.backends.python.kind import PYTHON
+from serve_app.backends.pytorch.kind import TORCH_EXPORT, TORCH_SCRIPT
 from serve_app.config.problems import nearest, short_repr
 from serve_app.errors import ConfigError
 
-BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX, PYTHON)}
+BACKENDS: dict[str, AnyKind] = {kind.name: kind for kind in (ONNX, TORCH_SCRIPT, TORCH_EXPORT, PYTHON)}
 """By name."""
 
 

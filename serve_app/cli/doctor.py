@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rich.markup import escape
+
 from serve_app import __version__
 from serve_app.backends.registry import BACKENDS
 from serve_app.cli.check import check_file
@@ -44,7 +46,7 @@ class Finding:
 
     def line(self) -> str:
         """One line, with rich's markup."""
-        return f"[{_COLOURS[self.level]}]{self.level:<5}[/]  {self.subject:<16} {self.detail}"
+        return f"[{_COLOURS[self.level]}]{self.level:<5}[/]  {self.subject:<16} {escape(self.detail)}"
 
 
 def examine(config: Path | None) -> list[Finding]:
@@ -86,7 +88,7 @@ def _pinned(requirement: str) -> str | None:
 
 def _runtimes() -> Iterator[Finding]:
     """What the backends need."""
-    for kind in BACKENDS.values():
+    for kind in {kind.distributions: kind for kind in BACKENDS.values()}.values():
         installed = kind.versions()
         if len(installed) > 1:
             yield Finding(
@@ -96,7 +98,9 @@ def _runtimes() -> Iterator[Finding]:
                 f" uninstall both, then install serve-app again",
             )
         yield from (Finding("ok", name, version) for name, version in installed.items())
-        if kind.distributions and not installed:
+        if lacks := kind.lacks():
+            yield Finding("note", kind.distributions[0], f"{lacks}, if there are to be models of it")
+        elif kind.distributions and not installed:
             yield Finding("error", kind.distributions[0], "not installed; install serve-app again")
 
 

@@ -15,8 +15,8 @@ and of what lies beside the file only what the model needs belongs to it: files 
 processors look for. A remote one is copied again when it has changed. The file of a flat folder may also lie in one
 that is called as its backend (`onnx/model.onnx`), as in many repositories of Hugging Face.
 
-Which backend runs a model is told by the name of its file, unless the configuration names one. One that runs code must
-be named.
+Which backend runs a model is told by the name of its file, unless the configuration names one. Among files of several
+backends, those count whose backend is installed. One that runs code must be named.
 """
 
 from __future__ import annotations
@@ -344,10 +344,16 @@ def _what(path: str, kinds: _Kinds) -> str:
 
 def _only(place: str, kinds: _Kinds) -> AnyKind:
     """The one kind that runs what is there."""
+    kinds = _installed(kinds)
     if len(kinds) > 1:
         names = " and ".join(kind.name for kind in kinds)
         raise ConfigError((f"{place}: {names} could run it: say which of them by backend",))
     return kinds[0]
+
+
+def _installed(kinds: _Kinds) -> _Kinds:
+    """Those that can run something here; all of them where none can, so that one of them says what it lacks."""
+    return [kind for kind in kinds if not kind.lacks()] or kinds
 
 
 def _listed(kinds: _Kinds, of: Callable[[AnyKind], Iterable[str]]) -> str:
@@ -402,6 +408,7 @@ def _choose_file(
         raise ConfigError(
             (f"{path}: holds no {versioned}, no {usual} and no other file {_suffixes(kinds)}{_hint(others)}",)
         )
+    files = [name for name in files if _is_model(name, _installed(kinds))] or files
     called_so = [kind for kind in kinds if kind.file in files]
     if not called_so and len(files) > 1:
         listed = ", ".join(sorted(files))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from serve_app.backends.description import Description, describe_build
 from serve_app.backends.registry import BACKENDS
@@ -33,15 +34,14 @@ def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> d
     """
     settings, kind = model.batching.joining(), locations[""].kind
     options = read_options(model, kind)
-    exact = describe_build(kind, locations[""].model_file, model=model.name, settings=settings, options=options)
+    describe = partial(describe_build, kind, model=model.name, options=options, settings=settings)
+    exact = describe(locations[""].model_file)
     described = {"": exact}
     problems = []
     for variant, location in locations.items():
         if not variant:
             continue
-        other = describe_build(
-            kind, location.model_file, model=model.name, settings=settings, exact=exact, options=options
-        )
+        other = describe(location.model_file, exact=exact)
         described[variant] = other
         if other.signature != exact.signature:
             problems.append(

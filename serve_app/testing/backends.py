@@ -29,7 +29,7 @@ from serve_app.backends.batch import run_entries
 from serve_app.backends.description import Description, describe_build
 from serve_app.backends.joining.drawing import Varied
 from serve_app.backends.joining.experiment import difference, try_joining
-from serve_app.backends.kind import AnyKind, BuildSettings
+from serve_app.backends.kind import AnyKind, BuildSettings, ModelFile
 from serve_app.backends.profiler import resident_bytes
 from serve_app.backends.samples import Samples, make_samples
 from serve_app.backends.warm_up import first_that_runs, try_warm_up
@@ -73,9 +73,13 @@ class Subject:
 
     def describe(self, *, join: bool = True) -> Description:
         """What its file says."""
-        options = self.kind.options.model_validate(self.options)
         settings = JoinSettings(join=join)
-        return describe_build(self.kind, self.model_file, model=_MODEL, settings=settings, options=options)
+        return describe_build(self.kind, self.model_file, model=_MODEL, options=self._read(), settings=settings)
+
+    def inspect(self, model_file: Path) -> ModelFile:
+        """What a file says by itself."""
+        found: ModelFile = self.kind.inspect(model_file, _MODEL, self._read())
+        return found
 
     def create(self, **changes: Any) -> Backend:
         """Its backend, not loaded; as the file says where nothing is changed."""
@@ -87,8 +91,11 @@ class Subject:
             max_rows=self.max_rows,
             layout=self.describe().layout,
         )
-        made: Backend = self.kind.create(replace(build, **changes), self.kind.options.model_validate(self.options))
+        made: Backend = self.kind.create(replace(build, **changes), self._read())
         return made
+
+    def _read(self) -> Any:
+        return self.kind.options.model_validate(self.options)
 
 
 Check: TypeAlias = Callable[[Subject], None]
@@ -145,8 +152,7 @@ def its_options_are_checked(subject: Subject) -> None:
 @_check
 def its_file_is_described(subject: Subject) -> None:
     """Without running it: tensors of the protocol's types, each named once, and files beside it that are there."""
-    options = subject.kind.options.model_validate(subject.options)
-    signature = subject.kind.read(subject.model_file, _MODEL, options).signature
+    signature = subject.inspect(subject.model_file).signature
     specs = (*signature.inputs, *signature.outputs, *signature.optional)
     _require(bool(signature.outputs), "the model has no output")
     for spec in specs:
@@ -171,7 +177,7 @@ def a_file_that_is_no_model_is_refused(subject: Subject) -> None:
             file.parent.mkdir()
             if content is not None:
                 file.write_bytes(content)
-            _raises_config_error(partial(subject.kind.inspect, file, _MODEL), f"inspect, of a file that {what},")
+            _raises_config_error(partial(subject.inspect, file), f"inspect, of a file that {what},")
             load = partial(_load_and_close, subject, model_file=file, layout=layout)
             _raises_config_error(load, f"load, of a file that {what},")
 

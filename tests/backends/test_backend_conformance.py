@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_models
@@ -40,8 +40,31 @@ def python_subject(model: str, options: dict[str, Any], folder: Path) -> Subject
     return Subject(PYTHON, python_models.make(folder / "1", model), options=options)
 
 
+def torch_subject(kind: Literal["torchscript", "torch_export"], model: str, folder: Path) -> Subject:
+    """A model of PyTorch, made."""
+    import torch_models  # skips where there is no PyTorch
+
+    options = torch_models.model(model).options() if kind == "torchscript" else {}
+    return Subject(torch_models.KINDS[kind], torch_models.make(folder, kind, model), options)
+
+
+TORCH_MODELS = (
+    "dense",
+    "convolution",
+    "attention",
+    "several",
+    "half",
+    "bfloat16",
+    "fixed",
+    "total",
+    "scalar",
+    "in_place",
+    "same",
+)
 SUBJECTS: Mapping[str, Mapping[str, Callable[[Path], Subject]]] = {
     "onnx": {model: partial(onnx_subject, model) for model in onnx_models.KINDS},
+    "torchscript": {model: partial(torch_subject, "torchscript", model) for model in TORCH_MODELS},
+    "torch_export": {model: partial(torch_subject, "torch_export", model) for model in (*TORCH_MODELS, "bounded")},
     "python": {
         **{model: partial(python_subject, model, {}) for model in python_models.MODELS},
         **{
@@ -54,7 +77,14 @@ SUBJECTS: Mapping[str, Mapping[str, Callable[[Path], Subject]]] = {
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
-@pytest.mark.parametrize(("kind", "model"), [(kind, model) for kind in BACKENDS for model in SUBJECTS[kind]])
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        pytest.param(kind, model, marks=[pytest.mark.torch] if BACKENDS[kind].extra == "torch" else [])
+        for kind in BACKENDS
+        for model in SUBJECTS[kind]
+    ],
+)
 def test_a_kind_of_backend(kind: str, model: str, check: Check, tmp_path: Path) -> None:
     """All that there are, each with several models."""
     check(SUBJECTS[kind][model](tmp_path))
@@ -285,16 +315,16 @@ class NeedsRows(Wrapped):
         return outputs if self.build.layout.rows else {name: array[0] for name, array in outputs.items()}
 
 
-def _trusting(model_file: Path, model: str) -> ModelFile:
+def _trusting(model_file: Path, model: str, options: OnnxOptions) -> ModelFile:
     try:
-        return ONNX.inspect(model_file, model)
+        return ONNX.inspect(model_file, model, options)
     except Exception:
         return ModelFile(ModelSignature((), ()), lambda _: RowProof(False, ""))
 
 
-def _raising(model_file: Path, model: str) -> ModelFile:
+def _raising(model_file: Path, model: str, options: OnnxOptions) -> ModelFile:
     model_file.read_bytes()
-    return ONNX.inspect(model_file, model)
+    return ONNX.inspect(model_file, model, options)
 
 
 class AnyOption(BackendOptions, extra="allow"):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-import numpy as np
 import onnxruntime
 
-from serve_app.backends.batch import extended, pieces
+from serve_app.backends.filling import run_filled
 from serve_app.backends.layout import ServedSignature, rows_from, rows_to
 from serve_app.backends.onnx.bfloat16 import run_bfloat16, takes_or_gives_bfloat16
 from serve_app.backends.onnx.failure import describe_failure
@@ -202,12 +201,9 @@ class OnnxBackend:
     def _run_filled(self, inputs: Tensors) -> Tensors:
         """Run in pieces of the largest size, each filled up to the smallest size that holds it."""
         sizes = tuple(self._sessions)
-        rows = len(next(iter(inputs.values())))
-        parts = []
-        for piece in pieces(max(rows, 1), sizes[-1]):
-            size = sizes[bisect_left(sizes, piece.stop - piece.start)]
-            filled = {name: extended(array[piece], size) for name, array in inputs.items()}
-            parts.append(self._run_once(self._sessions[size], filled))
-        if len(parts) == 1:
-            return {name: array[:rows] for name, array in parts[0].items()}
-        return {name: np.concatenate([part[name] for part in parts])[:rows] for name in self._output_names}
+        return run_filled(
+            inputs,
+            sizes[-1],
+            lambda rows: sizes[bisect_left(sizes, rows)],
+            lambda filled, size: self._run_once(self._sessions[size], filled),
+        )

@@ -82,7 +82,7 @@ def _create(build: BuildSettings, options: OnnxOptions) -> Backend:
     return OnnxBackend(onnx_settings(build, options))
 
 
-def _inspect(model_file: Path, model: str) -> ModelFile:
+def _inspect(model_file: Path, model: str, _: OnnxOptions) -> ModelFile:
     declared = declared_by(open_to_inspect(model_file, model=model), model=model)
     return ModelFile(_with_ranks(declared, model_file), partial(_prove, model_file))
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serve_app.backends.batch import extended, pieces, rows_of
+from serve_app.backends.batch import rows_of
 from serve_app.backends.device import resolve_device
 from serve_app.backends.failure import safe_line
+from serve_app.backends.filling import run_filled
 from serve_app.backends.kind import BuildSettings
 from serve_app.backends.layout import rows_from, rows_to, served
 from serve_app.backends.python.declaration import Declaration, read_declaration
@@ -79,13 +80,8 @@ class PythonBackend:
         rows = rows_of(inputs)
         if self._fixed_rows is None:
             return self._ask(inputs, rows)
-        parts = []
-        for piece in pieces(max(rows, 1), self._fixed_rows):
-            cut = {name: extended(array[piece], self._fixed_rows) for name, array in inputs.items()}
-            parts.append(self._ask(cut, self._fixed_rows))
-        return {
-            spec.name: np.concatenate([part[spec.name] for part in parts])[:rows] for spec in self.signature.outputs
-        }
+        fixed = self._fixed_rows
+        return run_filled(inputs, fixed, lambda _: fixed, self._ask)
 
     def run_whole(self, inputs: Tensors) -> Tensors:
         """Run one request as it came.

@@ -11,11 +11,7 @@ from serve_app.backends.python.declaration import files_beside, read_declaration
 from serve_app.backends.python.options import PythonOptions
 
 
-def _inspect(model_file: Path, model: str) -> ModelFile:
-    return _inspect_class(model_file, model, PythonOptions())
-
-
-def _inspect_class(model_file: Path, model: str, options: PythonOptions) -> ModelFile:
+def _inspect(model_file: Path, model: str, options: PythonOptions) -> ModelFile:
     declared = read_declaration(model_file, model, options.class_)
     return ModelFile(declared.signature, declared.prove)
 
@@ -31,7 +27,6 @@ PYTHON = BackendKind(
     inspect=_inspect,
     create=_create,
     options=PythonOptions,
-    inspect_with=_inspect_class,
     further_files=files_beside,
     platform="python",
     distributions=("numpy",),

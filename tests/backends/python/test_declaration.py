@@ -70,7 +70,7 @@ def test_a_class_is_chosen_by_its_name(tmp_path: Path) -> None:
     derived = _SOUND.replace("class Model", "class Light(Model)").replace(_PREDICT, "").replace("2]", "3]")
     file = python_models.write(tmp_path, _SOUND + derived)
     options = PythonOptions.model_validate({"class": "Light"})
-    assert PYTHON.read(file, "m", options).signature.outputs[0].shape == (-1, 3)
+    assert PYTHON.inspect(file, "m", options).signature.outputs[0].shape == (-1, 3)
     with pytest.raises(ConfigError, match=r"has no class 'Ligth', which .* did you mean Light"):
         read_declaration(file, "m", "Ligth")
 

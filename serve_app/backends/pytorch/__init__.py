@@ -1,0 +1,1 @@
+"""Models of PyTorch: TorchScript, and programs of ``torch.export``."""

@@ -1,0 +1,162 @@
+"""The backend of PyTorch's models."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from serve_app.backends.device import resolve_device
+from serve_app.backends.failure import one_line
+from serve_app.backends.filling import run_filled
+from serve_app.backends.kind import BuildSettings
+from serve_app.backends.layout import ServedSignature, rows_from, rows_to, served
+from serve_app.backends.outputs import DeclaredShapes, rows_missing
+from serve_app.backends.pytorch.failure import describe_failure
+from serve_app.backends.pytorch.opened import Opened, RowRange
+from serve_app.backends.pytorch.tensors import import_torch, to_numpy, to_torch
+from serve_app.errors import ConfigError, InferenceFailed
+from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
+
+
+class TorchBackend:
+    """Runs a model of PyTorch on the CPU. See `serve_app.backends.backend.Backend` for the contract.
+
+    PyTorch has one pool of threads for a process: loading sets its size to what the build says.
+
+    Args:
+        build: How to run it.
+        open_model: Opens its file, and raises `ConfigError` where that is no model, or one that it cannot serve.
+
+    Raises:
+        ConfigError: The build insists on a GPU.
+    """
+
+    device = "cpu"
+
+    def __init__(self, build: BuildSettings, open_model: Callable[[], Opened]) -> None:
+        self._wanted = resolve_device(build.device, build.gpu_available, build.model)
+        if build.device == "cuda":
+            raise ConfigError((f"model {build.model!r}: models of PyTorch run on the CPU: leave device out",))
+        self._build = build
+        self._open_model = open_model
+        self._torch: Any = None
+        self._opened: Opened | None = None
+        self._served = ServedSignature(ModelSignature((), ()), None)
+        self._declared = DeclaredShapes(build.model, self._served.signature)
+        self._sizes: tuple[int, ...] = ()
+        self._range = RowRange()
+
+    @property
+    def signature(self) -> ModelSignature:
+        """The tensors that the model takes and gives; where it has rows, dimension 0 is ``-1``. Valid after `load`."""
+        return self._served.signature
+
+    def load(self) -> str | None:
+        """Read the file. Returns that a GPU is not used, where there is one.
+
+        Raises:
+            ConfigError: The file is not usable; says which model and why.
+        """
+        build = self._build
+        try:
+            self._torch = import_torch()
+        except (ImportError, OSError) as error:
+            reason = one_line(str(error)) or type(error).__name__
+            raise ConfigError((f"model {build.model!r}: PyTorch cannot be imported: {reason}",)) from error
+        self._torch.set_num_threads(build.threads)
+        opened = self._open_model()
+        self._served = served(opened.declared, build.layout, model=build.model)
+        self._declared = DeclaredShapes(build.model, self._served.signature)
+        self._range = opened.rows(build.layout.axes) if build.layout.rows else RowRange()
+        self._sizes = self._row_sizes()
+        self._opened = opened
+        if self._wanted == "cuda":
+            return f"model {build.model!r}: a GPU was given, but models of PyTorch run on the CPU"
+        return None
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Run one batch, blocking.
+
+        Raises:
+            InferenceFailed: The model failed.
+            UnexpectedShape: It gave an output whose axis 0 is not the rows, or of another shape than it declares.
+        """
+        if not self._build.layout.rows:
+            return self.run_whole(inputs)
+        least, most = self._range
+        if sizes := self._sizes:
+            return run_filled(inputs, sizes[-1], lambda rows: sizes[bisect_left(sizes, rows)], self._run_rows)
+        if least > 1 or most is not None:
+            rows = len(next(iter(inputs.values())))
+            return run_filled(inputs, most or max(rows, 1), lambda piece: max(piece, least), self._run_rows)
+        return self._run_rows(inputs, len(next(iter(inputs.values()))))
+
+    def run_whole(self, inputs: Tensors) -> Tensors:
+        """Run one request as it came, blocking.
+
+        Raises:
+            InferenceFailed: The model failed.
+        """
+        if not self._build.layout.rows:
+            return self._run_once(inputs)
+        if (self._sizes or self._range != RowRange()) and _same_rows(inputs):
+            return self.run(inputs)  # it takes other numbers of rows than the request may have
+        return self._declared.tell(self._run_once(inputs))
+
+    def close(self) -> None:
+        """Free the model and its memory. Idempotent."""
+        self._opened = None
+
+    def _row_sizes(self) -> tuple[int, ...]:
+        """The numbers of rows that batches are filled up to, ascending; none where they are run as they come."""
+        build = self._build
+        if self._served.fixed_rows is not None:
+            return (self._served.fixed_rows,)
+        if not build.layout.rows or isinstance(build.row_sizes, str):
+            return ()
+        least, most = self._range
+        return tuple(sorted({min(max(size, least), most or size) for size in build.row_sizes}))
+
+    def _run_rows(self, inputs: Tensors, rows: int) -> Tensors:
+        outputs = self._run_once(inputs)
+        for name, array in outputs.items():
+            if array.ndim == 0 or len(array) != rows:
+                raise rows_missing(name, array.shape, rows)
+        return self._declared.check(outputs)
+
+    def _run_once(self, inputs: Tensors) -> Tensors:
+        if self._opened is None:
+            raise RuntimeError(f"the backend of model {self._build.model!r} is not loaded")
+        torch, opened, axes = self._torch, self._opened, self._build.layout.axes
+        given = {name: rows_to(array, axes.get(name, 0)) for name, array in inputs.items()}
+        for spec in opened.declared.inputs:
+            _check_shape(spec, given[spec.name].shape)
+        try:
+            with torch.inference_mode():
+                tensors = opened.run({name: to_torch(torch, each, copy=opened.writes) for name, each in given.items()})
+                arrays = [to_numpy(torch, tensor) for tensor in tensors]
+        except Exception as error:  # a model may raise anything
+            raise InferenceFailed(f"the model failed on this input: {describe_failure(error)}") from error
+        outputs = {}
+        for spec, array in zip(opened.declared.outputs, arrays, strict=True):
+            if array.dtype != DTYPES[spec.datatype]:
+                raise InferenceFailed(
+                    f"output {spec.name!r} of the model is of type {array.dtype}, and {spec.datatype} is declared"
+                )
+            outputs[spec.name] = rows_from(array, axes.get(spec.name, 0))
+        return outputs
+
+
+def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    """Raise where an input is not as declared: most of PyTorch's operators would take it."""
+    if len(shape) != len(spec.shape) or any(
+        size not in {-1, found} for size, found in zip(spec.shape, shape, strict=True)
+    ):
+        raise InferenceFailed(f"input {spec.name!r} has shape {list(shape)}, and {list(spec.shape)} is declared")
+
+
+def _same_rows(inputs: Tensors) -> bool:
+    return len({len(array) if np.ndim(array) else None for array in inputs.values()}) == 1

@@ -1,0 +1,145 @@
+"""TorchScript: programs that a file holds whole. It says what `forward`'s arguments are called, not what they hold."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from serve_app.backends.kind import ModelFile, RowProof
+from serve_app.backends.pytorch.archive import opened
+from serve_app.backends.pytorch.failure import describe_failure
+from serve_app.backends.pytorch.opened import Opened, RowRange
+from serve_app.backends.pytorch.settings import TensorOptions, TorchScriptOptions
+from serve_app.backends.pytorch.tensors import DATATYPES, import_torch
+from serve_app.errors import ConfigError
+from serve_app.payloads import ModelSignature, TensorSpec
+
+_SOURCES = ("/constants.pkl", "/code/")
+
+
+def inspect_script(model_file: Path, model: str, options: TorchScriptOptions) -> ModelFile:
+    """Look at a file without PyTorch; its tensors are what the options say.
+
+    Raises:
+        ConfigError: The file is no TorchScript, or the options name no output.
+    """
+    with opened(model_file, model=model) as archive:
+        names = [f"/{name.partition('/')[2]}" for name in archive.namelist()]
+    if not all(any(name.startswith(source) for name in names) for source in _SOURCES):
+        hint = "weights without a program, as torch.save writes them, cannot be served: use torch.export or torch.jit"
+        raise ConfigError((f"model {model!r}: {model_file} is no TorchScript; {hint}",))
+    if not options.outputs:
+        hint = "backend_options must, e.g. outputs: {y: {dtype: float32, shape: [-1, 4]}}, and inputs likewise"
+        raise ConfigError((f"model {model!r}: a TorchScript file does not say what its tensors are: {hint}",))
+    return ModelFile(_signature(options), _prove)
+
+
+def open_script(model_file: Path, model: str, options: TorchScriptOptions) -> Opened:
+    """Load a model, for the CPU.
+
+    Raises:
+        ConfigError: As `inspect_script`; PyTorch cannot load it, or its `forward` does not take and give what the
+            options say.
+    """
+    declared = inspect_script(model_file, model, options).signature
+    torch = import_torch()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of all that is TorchScript
+            module = torch.jit.load(str(model_file), map_location="cpu").eval()
+        schema, writes = module.forward.schema, _writes(module.forward.inlined_graph)
+    except Exception as error:  # PyTorch's errors share no base but Exception
+        raise ConfigError((f"model {model!r}: {model_file} cannot be loaded: {describe_failure(error)}",)) from error
+    try:
+        passed = _passed([spec.name for spec in declared.inputs], schema.arguments[1:])
+        _check_returned([spec.name for spec in declared.outputs], schema.returns[0].type)
+    except ValueError as error:
+        raise ConfigError((f"model {model!r}: backend_options.{error}",)) from error
+    names = [spec.name for spec in declared.outputs]
+    return Opened(declared, partial(_run, module, passed, names), lambda _: RowRange(), writes)
+
+
+def _signature(options: TorchScriptOptions) -> ModelSignature:
+    def specs(tensors: Mapping[str, TensorOptions]) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, DATATYPES[each.dtype], each.shape) for name, each in tensors.items())
+
+    return ModelSignature(specs(options.inputs), specs(options.outputs))
+
+
+def _prove(_: Mapping[str, int]) -> RowProof:
+    return RowProof(False, "the rows of a TorchScript model are not proven to be independent: torch.export's can be")
+
+
+def _passed(names: Sequence[str], arguments: Sequence[Any]) -> dict[str, str]:
+    """By the name of an argument, the input that is passed for it.
+
+    Raises:
+        ValueError: They do not fit.
+    """
+    taken = [argument.name for argument in arguments]
+    takes = f"forward takes {', '.join(map(_shown, arguments)) or 'nothing'}"
+    strange = [name for name in names if name not in taken]
+    if strange and len(strange) < len(names):
+        raise ValueError(f"inputs: {', '.join(strange)}: no argument of that name, while others have one; {takes}")
+    if len(names) > len(taken):
+        raise ValueError(f"inputs: there are more than arguments; {takes}")
+    passed = dict(zip(taken, names, strict=False)) if strange else {name: name for name in names}
+    for argument in arguments:
+        if argument.name in passed:
+            if str(argument.type) not in {"Tensor", "Optional[Tensor]"}:
+                raise ValueError(f"inputs: {passed[argument.name]}: the argument is no tensor; {takes}")
+        elif not argument.has_default_value():
+            raise ValueError(f"inputs: there is none for {argument.name}; {takes}")
+    return passed
+
+
+def _shown(argument: Any) -> str:
+    default = f" = {argument.default_value}" if argument.has_default_value() else ""
+    return f"{argument.name}: {argument.type}{default}"
+
+
+def _check_returned(names: Sequence[str], returned: Any) -> None:
+    """Compare with what `forward` returns, as far as its type tells.
+
+    Raises:
+        ValueError: They do not fit.
+    """
+    kind = returned.kind()
+    if kind == "TupleType":
+        parts = returned.elements()
+    elif kind in {"DictType", "ListType"}:
+        parts = [returned.getValueType() if kind == "DictType" else returned.getElementType()]
+    else:
+        parts = [returned]
+    if any(part.kind() != "TensorType" for part in parts):
+        raise ValueError(f"outputs: forward returns {returned}, and not tensors, or a tuple, list or dict of them")
+    if kind in {"TupleType", "TensorType"} and len(parts) != len(names):
+        raise ValueError(f"outputs: there are {len(names)}, and forward returns {len(parts)}")
+
+
+def _run(module: Any, passed: Mapping[str, str], names: Sequence[str], inputs: Mapping[str, Any]) -> Sequence[Any]:
+    answer = module(**{argument: inputs[name] for argument, name in passed.items()})
+    if isinstance(answer, dict):
+        if missing := [name for name in names if name not in answer]:
+            raise ValueError(f"it returned no {', '.join(missing)}, only {', '.join(map(str, answer))}")
+        return [answer[name] for name in names]
+    if not isinstance(answer, list | tuple):
+        return [answer]
+    if len(answer) != len(names):
+        raise ValueError(f"it returned {len(answer)} tensors, and {len(names)} are declared")
+    return answer
+
+
+def _writes(block: Any) -> bool:
+    """Whether anything in a graph may write to memory that it did not make: all that is not known to only read."""
+    return any(not _only_reads(node) or any(map(_writes, node.blocks())) for node in block.nodes())
+
+
+def _only_reads(node: Any) -> bool:
+    namespace, _, name = node.kind().partition("::")
+    if namespace == "aten":
+        return "!" not in node.schema()  # marks what an operator writes to
+    return namespace == "prim" and name not in {"CallFunction", "CallMethod", "fork", "PythonOp"}

@@ -1,0 +1,20 @@
+"""Sizes of tensors in the graph of a program: numbers, symbols, and what is made of symbols."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_SYMBOL = re.compile(r"Symbol\('([A-Za-z_]\w*)'[^()]*\)|([A-Za-z_]\w*)")
+
+
+def text_of(size: Mapping[str, Any]) -> str:
+    """A size as text: decimal digits, or an expression."""
+    return str(size["as_int"]) if "as_int" in size else str(size["as_expr"]["expr_str"])
+
+
+def symbol_of(text: str) -> str | None:
+    """The symbol that a size consists of: it may vary freely. ``None`` where it is fixed, or made of others."""
+    found = _SYMBOL.fullmatch(text)
+    return None if found is None else found[1] or found[2]
