@@ -24,7 +24,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -103,6 +103,7 @@ def resolve_model(
     environ: Mapping[str, str] | None = None,
     beside: Iterable[str] = (),
     backend: str | None = None,
+    file: str | None = None,
 ) -> ModelLocation:
     """Find a model's files, copying them here first where they are remote.
 
@@ -113,6 +114,7 @@ def resolve_model(
         environ: Environment variables; by default those of this process.
         beside: Files that belong to the model besides those that processors look for.
         backend: What runs it; ``None``: whatever runs files of such a name.
+        file: Name of its file in the folder, or in each version; ``None``: as its backend calls it.
 
     Raises:
         ConfigError: There is no such backend, or what the path names, or the version in it, is not there or cannot be
@@ -124,6 +126,10 @@ def resolve_model(
         kinds = kinds_of(backend)
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
+    if file is not None:
+        named = file  # known to be a text in what follows
+        fitting = [kind for kind in kinds if kind.recognises(PurePosixPath(named).name)]
+        kinds = tuple(replace(kind, file=named) for kind in fitting or kinds)
     if is_remote(path):
         return _resolve_remote(path, version, environ, beside, kinds)
     place = home(environ) / path
@@ -170,7 +176,7 @@ def _missing(model: ModelConfig, environ: Mapping[str, str] | None) -> Iterator[
         if is_remote(path):
             continue
         try:
-            found = resolve_model(path, version, environ, backend=backend)
+            found = resolve_model(path, version, environ, backend=backend, file=model.file if key == "path" else None)
         except ConfigError as error:
             yield from (f"{key}: {problem}" for problem in error.problems)
         else:

@@ -54,7 +54,7 @@ def made(folder: Path, warm_up: Any, rows: int = 3) -> Any:
             {"samples": ["a.txt"]},
             "args.models[0].warm_up.samples: 'a.txt' must end with .npz (arrays) or .json (a V2 infer request)",
         ),
-        ({"inputs": {"ids": {}}}, "args.models[0].warm_up.inputs.ids: needs range, values or shape"),
+        ({"inputs": {"ids": {}}}, "args.models[0].warm_up.inputs.ids: needs range, values, file or shape"),
         (
             {"inputs": {"ids": {"range": [5, 1]}}},
             "args.models[0].warm_up.inputs.ids.range: the lowest value comes first, got [5, 1]",
