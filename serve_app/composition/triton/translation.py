@@ -16,6 +16,7 @@ from serve_app.composition.triton.queues import QueueWishes, read_queues
 from serve_app.composition.triton.tensors import read_tensors, triton_type
 from serve_app.config.problems import short_repr
 from serve_app.domain.settings import JoinSettings
+from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature, TensorSpec
 
 _UNSUPPORTED: Final = {
@@ -170,9 +171,16 @@ class _Translation:
             self._keys["version"] = version
             if len(set(listed)) > 1:
                 specific.note("versions", f"one version is served, the highest of them: {version}")
-        location = resolve_model(
-            self._path, version, self._environ, backend=self._keys.get("backend"), file=self._keys.get("file")
-        )
+        backend, named = self._keys.get("backend"), self._keys.get("file")
+        try:
+            location = resolve_model(self._path, version, self._environ, backend=backend, file=named)
+        except ConfigError as error:
+            if specific is None or version is None:
+                raise
+            for problem in error.problems:
+                specific.fault("versions", problem)
+            faults = (remark.line() for remark in self._document.remarks if remark.level == "fault")
+            raise ConfigError(tuple(faults)) from None
         if policy is None or specific is not None:
             return location
         latest = policy.below("latest")
