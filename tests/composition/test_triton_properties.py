@@ -61,6 +61,10 @@ FOLLOWED = {
     "optimization.execution_accelerators.gpu_execution_accelerator.name",
     "optimization.execution_accelerators.gpu_execution_accelerator.parameters",
     "parameters.string_value",
+    # Of one version, which is all that there are, and of one run.
+    "version_policy.latest.num_versions",
+    "version_policy.all",
+    "model_warmup.count",
     # Names that change nothing, there or here, and sizes of which every one is warmed up.
     "instance_group.name",
     "model_warmup.name",

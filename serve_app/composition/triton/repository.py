@@ -108,7 +108,8 @@ def read_repository(
         try:
             ModelConfig.model_validate(model.keys)
         except ValidationError as error:
-            problems += problems_of(error, model.keys, ModelConfig.model_json_schema(), f"{model.path}/{FILE}: here")
+            found_here = problems_of(error, model.keys, ModelConfig.model_json_schema())
+            problems += [f"{model.path}: {problem}" for problem in found_here]
     if problems:
         raise ConfigError(tuple(problems))
     return Repository(
