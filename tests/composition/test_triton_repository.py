@@ -10,6 +10,7 @@ import onnx_models
 import pytest
 from triton_repositories import SUM_DIFF, add_model
 
+from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args
 from serve_app.composition.triton import read_repository
 from serve_app.config import AppArgs, parse_args
@@ -18,6 +19,13 @@ from serve_app.errors import ConfigError
 
 LEVELS = "dynamic_batching {{ priority_levels: {} default_priority_level: {} }}"
 POLICY = "dynamic_batching {{ default_queue_policy {{ {} }} }}"
+
+
+@pytest.fixture(autouse=True)
+def only_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of backend, so that messages name what a test knows, whatever others there are."""
+    for name in set(BACKENDS) - {"onnx"}:
+        monkeypatch.delitem(BACKENDS, name)
 
 
 def read(folder: Path, **keys: Any) -> AppArgs:

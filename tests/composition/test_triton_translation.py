@@ -9,6 +9,7 @@ import onnx_models
 import pytest
 from triton_repositories import SUM_DIFF, add_model
 
+from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args
 from serve_app.composition.triton import RepositoryModel, read_repository
 from serve_app.config.repository import RepositoryConfig
@@ -20,6 +21,13 @@ max_batch_size: 4
 input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 32, 32 ] INPUT }
 output { name: "logits" data_type: TYPE_FP32 dims: [ 4 ] OUTPUT }
 """
+
+
+@pytest.fixture(autouse=True)
+def only_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of backend, so that messages name what a test knows, whatever others there are."""
+    for name in set(BACKENDS) - {"onnx"}:
+        monkeypatch.delitem(BACKENDS, name)
 
 
 def translated(folder: Path, text: str | None, kind: onnx_models.Kind = "sum_diff", **keys: Any) -> RepositoryModel:
@@ -320,6 +328,10 @@ def test_what_is_not_served(tmp_path: Path, text: str, told: str) -> None:
     ("text", "told"),
     [
         ('name: "n"', "1:1: name: is 'n', but the folder is 'm'"),
+        (
+            'backend: "onnxruntime" platform: "tensorrt_plan"',
+            "1:24: platform: must be onnxruntime_onnx with backend onnxruntime, or be left out",
+        ),
         ("max_batch_size: -1", "1:1: max_batch_size: must be at least 0, got -1"),
         ('input { name: "INPUT" }', "1:9: input[0].name: the file has no input 'INPUT'; did you mean INPUT1?"),
         (

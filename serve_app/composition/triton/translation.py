@@ -32,6 +32,8 @@ _UNSUPPORTED_LISTS: Final = {
 _ZEROS: Final[Mapping[str, Any]] = {"BYTES": "", "BOOL": False}
 _NO_TYPE: Final = "TYPE_INVALID"
 _WARM_UP_FOLDER: Final = "warmup"
+_PYTHON_BACKEND: Final = "python"
+_PYTHON: Final = "model.py is written for the interface of Triton's Python backend, which is none here"
 
 
 class Translated(NamedTuple):
@@ -68,6 +70,8 @@ def translate(
     """
     if document is None:
         location = resolve_model(path, environ=environ)
+        if _is_python(location.kind):
+            raise ConfigError((f"{path}: {_PYTHON}",))
         location.kind.inspect(location.model_file, name)
         return Translated({"name": name, "path": path}, Instances(), QueueWishes())
     found = _Translation(document, name, path, folder, environ).run()
@@ -91,6 +95,9 @@ class _Translation:
         if any(remark.level != "note" for remark in self._document.remarks):
             return None
         location = self._locate(kind)
+        if _is_python(location.kind):
+            fields.refuse("", _PYTHON)
+            return None
         signature = location.kind.inspect(location.model_file, self._name).signature
         batched = self._batching(signature)
         self._keys |= read_tensors(fields, signature, location.sidecars(), batched=batched)
@@ -132,10 +139,8 @@ class _Translation:
             given = fields.value(key)
             if not given:
                 continue
-            if key == "backend" and given == "python":
-                fields.refuse(
-                    key, "model.py is written for the interface of Triton's Python backend, which is none here"
-                )
+            if given == _PYTHON_BACKEND:
+                fields.refuse(key, _PYTHON)
                 return None
             fitting = [
                 kind
@@ -147,9 +152,11 @@ class _Translation:
                 if not (key == "platform" and fields.has("ensemble_scheduling")):
                     fields.refuse(key, f"nothing here runs {short_repr(given)}; there is {known}")
                 return None
-            fields.value("platform")  # says the same again where both are given
-            self._keys["backend"] = fitting[0].name
-            return fitting[0]
+            kind = fitting[0]
+            if key == "backend" and fields.value("platform") not in {"", kind.platform}:
+                fields.fault("platform", f"must be {kind.platform} with backend {given}, or be left out")
+            self._keys["backend"] = kind.name
+            return kind
         return None
 
     def _locate(self, kind: AnyKind | None) -> ModelLocation:
@@ -275,3 +282,8 @@ class _Translation:
             else:
                 each.fault("input_data_file", f"there is no file {_WARM_UP_FOLDER}/{file} in the model's folder")
         return rule
+
+
+def _is_python(kind: AnyKind) -> bool:
+    """Whether a file is taken for a model of ours in Python, which a file of Triton's is not."""
+    return (kind.triton_name or kind.name) == _PYTHON_BACKEND
