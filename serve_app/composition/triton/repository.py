@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,8 +11,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from serve_app.composition.triton.classes import Wishing, merge_classes
 from serve_app.composition.triton.fields import FILE, Document
-from serve_app.composition.triton.queues import CLASSES, ClassWish, priorities_of
 from serve_app.composition.triton.translation import Translated, translate
 from serve_app.config import ModelConfig
 from serve_app.config.files import home, is_remote
@@ -85,9 +84,13 @@ def read_repository(
     root = home(environ) / config.path
     if is_remote(config.path) or not root.is_dir():
         raise ConfigError((f"repository.path: {config.path}: is no folder of this machine (looked for {root})",))
+    try:
+        folders = sorted(root.iterdir(), key=lambda item: item.name)
+    except OSError as error:
+        raise ConfigError((f"repository.path: {config.path}: cannot be read: {error.strerror}",)) from None
     found: dict[str, _Model] = {}
     problems: list[str] = []
-    for folder in sorted(root.iterdir(), key=lambda item: item.name):
+    for folder in folders:
         if folder.name.startswith(".") or not folder.is_dir():
             continue
         model = _Model(folder.name, str(PurePosixPath(config.path) / folder.name))
@@ -103,7 +106,8 @@ def read_repository(
             problems += error.problems
     served = [model for model in found.values() if model.translated is not None]
     _share_gpus(served)
-    merged = _merge_classes(served, {} if classes is None else classes)
+    wishing = [Wishing(model.document, model.translated.queues) for model in served if model.translated is not None]
+    merged = merge_classes(wishing, {} if classes is None else classes)
     for model in served:
         try:
             ModelConfig.model_validate(model.keys)
@@ -167,10 +171,6 @@ class _Model:
         if self.translated is not None and self.document is not None:
             yield from (remark.line() for remark in self.document.remarks)
 
-    def tell(self, wish: ClassWish, text: str) -> None:
-        assert self.document is not None
-        self.document.tell("note", wish.path, text)
-
 
 def _share_gpus(models: list[_Model]) -> None:
     """Give every replica that may run on a GPU an equal share, so that one GPU has room for what it has in Triton."""
@@ -180,52 +180,3 @@ def _share_gpus(models: list[_Model]) -> None:
         if instances[model.name]:
             share = max(1, math.floor(_SHARES / total)) / _SHARES
             model.keys["resources"] = {**model.keys.get("resources", {}), "gpus": share}
-
-
-def _merge_classes(models: list[_Model], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What all models say alike of the classes. The rest is told, and so is what the configuration says otherwise."""
-    merged: dict[str, Any] = {}
-    levels = {
-        model.name: model.translated.queues
-        for model in models
-        if model.translated is not None and model.translated.queues.default_level is not None
-    }
-    defaults = {queues.default_level for queues in levels.values()}
-    named = given.get("priorities")
-    if len(defaults) == 1 and named is None:
-        (default,) = defaults
-        merged["priorities"] = priorities_of(default or 1)
-    else:
-        why = (
-            "classes.priorities of the configuration counts"
-            if named is not None
-            else ("models of the repository have other default levels, and all share classes.priorities: 2 is normal")
-        )
-        for model in models:
-            if model.name in levels and model.document is not None:
-                model.document.tell("note", levels[model.name].levels, why)
-    wishes: dict[tuple[str, str], list[tuple[_Model, ClassWish]]] = defaultdict(list)
-    for model in models:
-        for wish in () if model.translated is None else model.translated.queues.classes:
-            wishes[wish.name, wish.key].append((model, wish))
-    told: set[tuple[str, Any]] = set()
-    for (name, key), each in sorted(wishes.items(), key=lambda item: (CLASSES.index(item[0][0]), item[0][1])):
-        section = given.get(name)
-        values = {wish.value for _, wish in each}
-        if isinstance(section, Mapping) and key in section:
-            why = f"classes.{name}.{key} of the configuration counts"
-        elif len(each) < len(models):
-            why = f"a class is shared by all models, and not all of the repository have this: set {key} under classes"
-        elif key == "queue":
-            merged.setdefault(name, {})[key] = int(sum(wish.value for _, wish in each))
-            continue
-        elif len(values) == 1:
-            merged.setdefault(name, {})[key] = values.pop()
-            continue
-        else:
-            why = f"a class is shared by all models, and those of the repository differ in it: set {key} under classes"
-        for model, wish in each:
-            if (model.name, wish.path) not in told:  # a policy of several classes is told once
-                told.add((model.name, wish.path))
-                model.tell(wish, why)
-    return merged

@@ -72,7 +72,6 @@ def translate(
         location = resolve_model(path, environ=environ)
         if _is_python(location.kind):
             raise ConfigError((f"{path}: {_PYTHON}",))
-        location.kind.inspect(location.model_file, name)
         return Translated({"name": name, "path": path}, Instances(), QueueWishes())
     found = _Translation(document, name, path, folder, environ).run()
     if found is not None:
