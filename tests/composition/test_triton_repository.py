@@ -213,6 +213,17 @@ dynamic_batching {
     ]
 
 
+def test_a_default_policy_of_no_class_is_told(tmp_path: Path) -> None:
+    """Where levels of every class have their own."""
+    listed = "".join(f"priority_queue_policy {{ key: {level} value {{ max_queue_size: 5 }} }}" for level in (1, 2, 3))
+    text = f"dynamic_batching {{ priority_levels: 4 default_priority_level: 2 {listed} default_queue_policy {{}} }}"
+    add_model(tmp_path, "m", SUM_DIFF + text)
+    assert [line.partition("dynamic_batching.")[2] for line in told(tmp_path)] == [
+        "default_queue_policy: counts for nothing: levels of every class have a policy of their own"
+    ]
+    assert [each.queue for each in read(tmp_path).classes.by_priority().values()] == [5, 5, 5]
+
+
 def test_faults_of_the_place(tmp_path: Path) -> None:
     """One line each."""
     assert faults({"repository": "nowhere"})[0].startswith(

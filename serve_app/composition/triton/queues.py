@@ -74,13 +74,13 @@ def read_queues(batching: Fields) -> QueueWishes:
                 policy.note(
                     _FIELDS[wish.key], f"a more urgent level of class {name} has {settled.value:g}, which counts"
                 )
-    if default_policy is not None:
-        others = [name for name in CLASSES if name not in levels]
-        for name in others[:1] or CLASSES[:1]:  # what there is to say of it is said once
-            found = _read_policy(default_policy, name)
-            for other in others:
-                for wish in found:
-                    wishes.setdefault((other, wish.key), wish._replace(name=other))
+    others = [name for name in CLASSES if name not in levels]
+    if default_policy is not None and not others:
+        default_policy.note("", "counts for nothing: levels of every class have a policy of their own")
+    elif default_policy is not None:
+        for wish in _read_policy(default_policy, others[0]):  # what there is to say of it is said once
+            for name in others:
+                wishes[name, wish.key] = wish._replace(name=name)
     return QueueWishes(default_level, batching.place("default_priority_level"), tuple(wishes.values()))
 
 
