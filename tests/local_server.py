@@ -24,10 +24,10 @@ from serve_app.api.http_app import HttpApp, HttpSettings
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.composition import identities, model_info, read_models, router_settings
+from serve_app.composition import identities, model_info, read_args, read_models, router_settings
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, make_processor, make_samples
-from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.config import AppArgs, ModelConfig
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
@@ -131,7 +131,7 @@ class LocalServer:
     keys: KeyFileWatcher | None
 
     def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
-        self._config = parse_args(args)
+        self._config = read_args(args)
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -163,7 +163,7 @@ class LocalServer:
 
     def add_models(self, args: Mapping[str, Any]) -> None:
         """Serve more models: those that stand under ``args:`` of another configuration."""
-        self.run(_in_turn(lambda: self._add(parse_args(args))))
+        self.run(_in_turn(lambda: self._add(read_args(args))))
 
     def remove_model(self, name: str, successor: str | None = None) -> Future[None]:
         """Serve a model no more; see `Router.remove_model`. The future ends when nothing of it is under way."""

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_models
 import pytest
 import ray
+from triton_repositories import SUM_DIFF, add_model
 
 from serve_app.app import build
 from serve_app.composition import describe_models
@@ -55,6 +56,17 @@ def test_a_model_without_versions_is_version_1(tmp_path: Path, path: str) -> Non
     (config,) = models["m"]._bound_deployment.init_args
     assert (infos["m"].version, infos["m"].file) == ("1", "net.onnx")
     assert find_files(config)[""].model_file == tmp_path / "m" / "net.onnx"
+
+
+def test_models_of_a_repository_are_deployed(tmp_path: Path) -> None:
+    """Each folder of it, as its `config.pbtxt` says."""
+    text = SUM_DIFF + "instance_group { kind: KIND_CPU count: 2 }"
+    for name in ("a", "b"):
+        add_model(tmp_path, name, text, version=3)
+    _, infos, models = build({"repository": str(tmp_path)})._bound_deployment.init_args
+    assert [(info.name, info.version, info.max_rows) for info in infos.values()] == [("a", "3", 8), ("b", "3", 8)]
+    (config,) = models["a"]._bound_deployment.init_args
+    assert (config.version, config.resources.device, config.autoscaling.max_replicas) == (3, "cpu", 2)
 
 
 def test_deployments_are_called_as_plainly_as_they_have_to_be(tmp_path: Path) -> None:

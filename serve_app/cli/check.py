@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.composition import describe_models
+from serve_app.composition import describe_models, read_args
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import missing_models
@@ -34,7 +34,7 @@ def check_file(path: Path, *, look_for_models: bool = True) -> ServeFile:
     document = read_document(path)
     problems = list(serve_problems(document))
     try:
-        file = parse_document(document)
+        file = parse_document(document, read_args)
         problems += key_problems(file.args.router, must_be_here=look_for_models)
         problems += backend_problems(file.args.models)
         if look_for_models and not problems:

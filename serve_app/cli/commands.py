@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from serve_app import __version__
-from serve_app.cli import keys
+from serve_app.cli import imports, keys
 from serve_app.cli.simulate import simulate
 from serve_app.errors import ConfigError, ServeAppError
 
@@ -208,6 +208,7 @@ def convert(
 
 app.command()(simulate)
 app.add_typer(keys.app, name="key")
+app.add_typer(imports.app, name="import")
 
 
 @app.command()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from serve_app.composition.arguments import read_args
 from serve_app.composition.description import describe_models, model_info, read_models
 from serve_app.composition.identity import identities
 from serve_app.composition.profile import read_priors
 from serve_app.composition.router import router_settings
 
-__all__ = ["describe_models", "identities", "model_info", "read_models", "read_priors", "router_settings"]
+__all__ = ["describe_models", "identities", "model_info", "read_args", "read_models", "read_priors", "router_settings"]

@@ -109,6 +109,7 @@ def resolve_model(
     environ: Mapping[str, str] | None = None,
     beside: Iterable[str] = (),
     backend: str | None = None,
+    file: str | None = None,
 ) -> ModelLocation:
     """Find a model's files, copying them here first where they are remote.
 
@@ -119,6 +120,7 @@ def resolve_model(
         environ: Environment variables; by default those of this process.
         beside: Files that belong to the model besides those that processors look for.
         backend: What runs it; ``None``: whatever runs files of such a name.
+        file: Name of its file in the folder, or in each version; ``None``: as its backend calls it.
 
     Raises:
         ConfigError: There is no such backend, or what the path names, or the version in it, is not there or cannot be
@@ -131,6 +133,10 @@ def resolve_model(
         kinds = kinds_of(backend)
     except ConfigError as error:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from None
+    if file is not None:
+        named = file  # known to be a text in what follows
+        fitting = [kind for kind in kinds if kind.recognises(PurePosixPath(named).name)]
+        kinds = tuple(replace(kind, file=named) for kind in fitting or kinds)
     if is_pinned(path):
         return _resolve_pinned(path, version, environ, beside, kinds)
     if is_remote(path):
@@ -183,7 +189,7 @@ def _missing(model: ModelConfig, environ: Mapping[str, str] | None) -> Iterator[
         if is_remote(path):
             continue
         try:
-            found = resolve_model(path, version, environ, backend=backend)
+            found = resolve_model(path, version, environ, backend=backend, file=model.file if key == "path" else None)
         except ConfigError as error:
             yield from (f"{key}: {problem}" for problem in error.problems)
         else:
@@ -198,10 +204,12 @@ def _resolve_pinned(
     path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...], kinds: _Kinds
 ) -> ModelLocation:
     """Use the copy of what never changes, where there is one, without asking where it came from."""
-    record = _cache(environ) / f"{_digest(path, str(version), *beside, *(kind.name for kind in kinds))}.json"
+    by_name = {kind.name: kind for kind in kinds}
+    asked = (part for kind in kinds for part in (kind.name, kind.file))
+    record = _cache(environ) / f"{_digest(path, str(version), *beside, *asked)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads(record.read_text(encoding="utf-8"))
-        folder, kind = record.parent / told.pop("folder"), BACKENDS[told.pop("kind")]
+        folder, kind = record.parent / told.pop("folder"), by_name[told.pop("kind")]
         found = ModelLocation(folder=folder, kind=kind, beside=beside, **told)
         if found.model_file.is_file():
             return replace(found, versions=tuple(found.versions))

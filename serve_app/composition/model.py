@@ -66,7 +66,7 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
     Raises:
         ConfigError: Something is not there; names the path.
     """
-    exact = resolve_model(model.path, model.version, environ, _files_beside(model), model.backend)
+    exact = resolve_model(model.path, model.version, environ, _files_beside(model), model.backend, model.file)
     # One backend runs all builds, so that the model's options are those of each.
     return {"": exact} | {
         variant.name: resolve_model(variant.path, None, environ, backend=exact.kind.name) for variant in model.variants
@@ -135,5 +135,5 @@ def make_samples(
     Raises:
         ConfigError: A configured sample or value cannot be read or does not fit the model.
     """
-    settings = None if model.warm_up is None else model.warm_up.read(model.name, signature, decode, environ)
+    settings = None if model.warm_up is None else model.warm_up.read(model.name, signature, decode, environ, rows=rows)
     return samples_of(signature, settings, model=model.name, rows=rows)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serve_app.config.budget import DEFAULT_MAXCONN, DEFAULT_ONGOING, HAPROXY_VARIABLE, MAXCONN_VARIABLE, Budget
 from serve_app.config.deprecations import with_new_places
@@ -19,6 +19,7 @@ from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
 from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
+from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.domain.settings import CacheSettings
@@ -27,8 +28,16 @@ from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.settings import ClassSettings, DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
 
 
+def _models_or_repository(schema: dict[str, Any]) -> None:
+    schema["required"].remove("models")
+    schema["anyOf"] = [{"required": ["models"]}, {"required": ["repository"]}]
+    schema["properties"]["repository"]["anyOf"].append({"type": "string"})
+
+
 class AppArgs(Section):
     """Everything of ours in a Serve file: the application's ``args``."""
+
+    model_config = ConfigDict(json_schema_extra=_models_or_repository)
 
     router: RouterConfig = RouterConfig()
     """The router."""
@@ -38,6 +47,10 @@ class AppArgs(Section):
 
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own."""
+
+    repository: RepositoryConfig | None = None
+    """A Triton model repository: each of its folders is one more model. An entry of `models` counts in place of a
+    folder of its name."""
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
@@ -55,6 +68,8 @@ class AppArgs(Section):
     @model_validator(mode="after")
     def _check(self) -> AppArgs:
         faults: list[tuple[Location, str]] = []
+        if self.repository is not None:
+            faults.append((("repository",), "is read by serve_app.composition.read_args only"))
         seen: dict[str, int] = {}
         for number, model in enumerate(self.models):
             if model.name in seen:

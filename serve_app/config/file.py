@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,12 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def parse_document(document: Mapping[str, Any]) -> ServeFile:
+def parse_document(document: Mapping[str, Any], parse: Callable[[Any], AppArgs] = parse_args) -> ServeFile:
     """Check our part of a Serve file.
+
+    Args:
+        document: The file as plain data.
+        parse: Checks what stands under ``args:``.
 
     Raises:
         ConfigError: With one line per fault.
@@ -145,20 +149,24 @@ def parse_document(document: Mapping[str, Any]) -> ServeFile:
     if len(ours) != 1:
         found = "none" if not ours else f"{len(ours)} of them"
         raise ConfigError((f"applications: needs one application with import_path: {IMPORT_PATH}, found {found}",))
-    args = parse_args(applications[ours[0]].get("args"))
+    args = parse(applications[ours[0]].get("args"))
     problems = _maxconn_problems(document, args)
     if problems:
         raise ConfigError(problems)
     return ServeFile(document, ours[0], args)
 
 
-def load_file(path: Path) -> ServeFile:
+def load_file(path: Path, parse: Callable[[Any], AppArgs] = parse_args) -> ServeFile:
     """Read and check our part of a Serve file. Serve's own part is checked by ``serve-app validate``.
+
+    Args:
+        path: The file.
+        parse: Checks what stands under ``args:``.
 
     Raises:
         ConfigError: With one line per fault.
     """
-    return parse_document(read_document(path))
+    return parse_document(read_document(path), parse)
 
 
 def _maxconn_problems(document: Mapping[str, Any], args: AppArgs) -> tuple[str, ...]:

@@ -113,6 +113,9 @@ class ModelConfig(Section):
     backend: str | None = Field(default=None, min_length=1)
     """What runs the model and its variants; by default the backend that runs files of such a name."""
 
+    file: Annotated[str, Field(pattern=r"^[^/.][^/]*(/[^/.][^/]*)*$")] | None = None
+    """Name of the model's file in `path`, or in each version below it; by default as its backend calls it."""
+
     backend_options: dict[str, Any] = Field(default_factory=dict)
     """How the backend runs it; which keys there are depends on the backend."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, field_validator, model_validator
 
 from serve_app.config.files import read_file
@@ -16,7 +18,7 @@ from serve_app.config.problems import Location, short_repr, validation_error
 from serve_app.config.values import Positive, Section
 from serve_app.domain.settings import InputRule, SampleFile, SampleSettings
 from serve_app.errors import ConfigError, ServeAppError
-from serve_app.payloads import ModelSignature, Tensors
+from serve_app.payloads import DTYPES, ModelSignature, Tensors, TensorSpec
 
 DecodeRequest: TypeAlias = Callable[[str, ModelSignature, bytes], Tensors]
 """Decodes the JSON body of a V2 infer request: of the model of that name and signature."""
@@ -36,6 +38,9 @@ class WarmUpInput(Section):
     values: Annotated[tuple[bool | int | float | str, ...] | None, Field(strict=False, min_length=1)] = None
     """Values to choose from, at random, the same at every start. The only way for texts and booleans."""
 
+    file: str | None = Field(default=None, min_length=1)
+    """File of raw values, row after row, as V2's binary tensors hold them. Located as the model's `path` is."""
+
     shape: Annotated[tuple[Positive, ...] | None, Field(strict=False)] = None
     """The input's shape without its rows, where the model leaves dimensions open."""
 
@@ -44,10 +49,10 @@ class WarmUpInput(Section):
         faults: list[tuple[Location, str]] = []
         if self.range is not None and self.range[0] > self.range[1]:
             faults.append((("range",), f"the lowest value comes first, got {short_repr(list(self.range))}"))
-        if self.range is not None and self.values is not None:
-            faults.append((("values",), "range says what the values are; leave one of them out"))
-        if self.range is None and self.values is None and self.shape is None:
-            faults.append(((), "needs range, values or shape"))
+        given = [key for key in ("range", "values", "file") if getattr(self, key) is not None]
+        faults += [((key,), f"{given[0]} says what the values are; leave one of them out") for key in given[1:]]
+        if not given and self.shape is None:
+            faults.append(((), "needs range, values, file or shape"))
         if faults:
             raise validation_error(faults)
         return self
@@ -83,6 +88,8 @@ class WarmUpConfig(Section):
         signature: ModelSignature,
         decode: DecodeRequest,
         environ: Mapping[str, str] | None = None,
+        *,
+        rows: bool = True,
     ) -> SampleSettings:
         """Read the samples. Whether they fit the model is checked by `serve_app.backends.samples.make_samples`.
 
@@ -91,6 +98,7 @@ class WarmUpConfig(Section):
             signature: Its tensors.
             decode: Decodes the samples that are requests.
             environ: Environment variables; by default those of this process.
+            rows: Whether a first dimension that may vary is the rows of a batch.
 
         Raises:
             ConfigError: One line per file that cannot be read.
@@ -108,9 +116,68 @@ class WarmUpConfig(Section):
                 problems.append(f"model {model!r}: warm_up.{place}: {error.message}")
             else:
                 files.append(SampleFile(place, tensors))
+        raw: Tensors = {}
+        specs = {spec.name: spec for spec in signature.inputs}
+        for name, each in self.inputs.items():
+            if each.file is None or name not in specs:
+                continue
+            place = f"inputs.{name}.file ({each.file})"
+            try:
+                raw[name] = _raw(read_file(each.file, environ), specs[name], each.shape, rows=rows)
+            except ConfigError as error:
+                problems += [f"model {model!r}: warm_up.{place}: {problem}" for problem in error.problems]
         if problems:
             raise ConfigError(tuple(problems))
-        return SampleSettings(tuple(files), {name: each.rule() for name, each in self.inputs.items()})
+        if raw:
+            files.append(SampleFile(f"inputs ({', '.join(raw)})", raw))
+        rules = {name: each.rule() for name, each in self.inputs.items() if name not in raw}
+        return SampleSettings(tuple(files), rules)
+
+
+def _raw(content: bytes, spec: TensorSpec, given: tuple[int, ...] | None, *, rows: bool) -> npt.NDArray[Any]:
+    """The values of an input in a file.
+
+    Args:
+        content: The file.
+        spec: The input.
+        given: Its shape without rows; ``None`` for the model's.
+        rows: Whether a first dimension that may vary is the rows of a batch.
+
+    Raises:
+        ConfigError: These are not values of whole rows.
+    """
+    leads = rows and bool(spec.shape) and spec.shape[0] < 0
+    inner = given if given is not None else spec.shape[1:] if leads else spec.shape
+    if any(size < 0 for size in inner):
+        raise ConfigError((f"say the shape of input {spec.name!r}, which is {list(inner)}",))
+    values = _texts(content) if spec.datatype == "BYTES" else None
+    if values is None:
+        dtype = np.dtype(DTYPES[spec.datatype])
+        if len(content) % dtype.itemsize:
+            raise ConfigError((f"{len(content)} bytes are no whole values of {spec.datatype}",))
+        values = np.frombuffer(content, dtype)
+    size = math.prod(inner)
+    if not size or len(values) % size or not len(values) or (not leads and len(values) != size):
+        raise ConfigError((f"{len(values)} values are no whole {'rows' if leads else 'tensor'} of {list(inner)}",))
+    return values.reshape((-1, *inner) if leads else inner)
+
+
+def _texts(content: bytes) -> npt.NDArray[Any]:
+    """Texts, each behind its length in 4 bytes. Raises `ConfigError` where one ends too early or is none."""
+    texts: list[str] = []
+    at = 0
+    while at < len(content):
+        end = at + 4 + int.from_bytes(content[at : at + 4], "little")
+        if end > len(content) or at + 4 > len(content):
+            raise ConfigError((f"ends inside of text {len(texts)}; each has 4 bytes of length before it",))
+        try:
+            texts.append(content[at + 4 : end].decode())
+        except UnicodeDecodeError:
+            raise ConfigError((f"text {len(texts)} is not UTF-8",)) from None
+        at = end
+    values = np.empty(len(texts), dtype=np.object_)
+    values[:] = texts
+    return values
 
 
 def _arrays(content: bytes) -> Tensors:

@@ -167,6 +167,24 @@ def make_outside(file: Path, weights: str) -> Path:
     return file
 
 
+def test_a_file_may_have_another_name(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
+    """In every version, in a flat folder, and behind a URI. Of several suffixes, that of the name counts."""
+    for folder in ("1", "2"):
+        (tmp_path / "m" / folder).mkdir(parents=True)
+        (tmp_path / "m" / folder / "net.onnx").write_bytes(b"")
+    (tmp_path / "m" / "3").mkdir()
+    (tmp_path / "m" / "3" / "model.onnx").write_bytes(b"")
+    found = resolve_model("m", None, environ(tmp_path), file="net.onnx")
+    assert (found.version, found.versions, found.model_file.name) == ("2", ("1", "2"), "net.onnx")
+    flat = resolve_model("m/1", None, environ(tmp_path), file="net.onnx")
+    assert (flat.numbered, flat.model_file) == (False, tmp_path / "m" / "1" / "net.onnx")
+    memory.pipe("/m/7/net.onnx", b"")
+    remote = resolve_model("memory://m", None, environ(tmp_path), file="net.onnx")
+    assert (remote.version, remote.file, remote.model_file.is_file()) == ("7", "net.onnx", True)
+    with pytest.raises(ConfigError, match=r"m: holds no <version>/other\.onnx"):
+        resolve_model("m", None, environ(tmp_path), file="other.onnx")
+
+
 @pytest.mark.parametrize("name", ["model.onnx", "resnet50.onnx", "ResNet 50.ONNX"])
 def test_a_flat_folder_is_version_1(tmp_path: Path, name: str) -> None:
     """It holds the model itself, whatever its file is called where there is no other."""

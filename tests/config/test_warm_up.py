@@ -54,7 +54,7 @@ def made(folder: Path, warm_up: Any, rows: int = 3) -> Any:
             {"samples": ["a.txt"]},
             "args.models[0].warm_up.samples: 'a.txt' must end with .npz (arrays) or .json (a V2 infer request)",
         ),
-        ({"inputs": {"ids": {}}}, "args.models[0].warm_up.inputs.ids: needs range, values or shape"),
+        ({"inputs": {"ids": {}}}, "args.models[0].warm_up.inputs.ids: needs range, values, file or shape"),
         (
             {"inputs": {"ids": {"range": [5, 1]}}},
             "args.models[0].warm_up.inputs.ids.range: the lowest value comes first, got [5, 1]",
@@ -107,6 +107,47 @@ def test_samples_are_arrays_or_requests(tmp_path: Path) -> None:
     assert made(tmp_path, {"samples": ["memory://samples/b.json"]}) == [[1001], [1002], [1001]]
     assert made(tmp_path, {"inputs": {"ids": {"range": [1000, 1000], "shape": [2]}}}, 1) == [[1000, 1000]]
     memory.rm("/samples", recursive=True)
+
+
+def test_raw_files_hold_rows(tmp_path: Path) -> None:
+    """As V2's binary tensors; the shape is the model's, or what is said of it."""
+    (tmp_path / "ids.bin").write_bytes(np.array([1001, 1002, 1003, 1004], np.int64).tobytes())
+    raw = {"file": "ids.bin", "shape": [2]}
+    assert made(tmp_path, {"inputs": {"ids": raw}}) == [[1001, 1002], [1003, 1004], [1001, 1002]]
+    edge_case_models.numbers(tmp_path / "m" / "1" / "model.onnx")
+    texts = [b"5", b"6", b"7", b"80"]
+    (tmp_path / "text.bin").write_bytes(b"".join(len(text).to_bytes(4, "little") + text for text in texts))
+    warm_up = {"inputs": {"text": {"file": str(tmp_path / "text.bin")}}}
+    (config,) = parse_args({"models": [{"name": "m", "path": str(tmp_path / "m"), "warm_up": warm_up}]}).models
+    signature = read_signature(find_files(config)[""].model_file, model="m")
+    assert next(make_samples(config, signature, decode_sample).candidates())(1, 0)["text"].tolist() == [
+        ["5", "6", "7", "80"]
+    ]
+    (tmp_path / "text.bin").write_bytes(b"\2\0\0\0a")
+    with pytest.raises(ConfigError, match="ends inside of text 0"):
+        make_samples(config, signature, decode_sample)
+    (tmp_path / "text.bin").write_bytes(b"\1\0\0\0\xff")
+    with pytest.raises(ConfigError, match="text 0 is not UTF-8"):
+        make_samples(config, signature, decode_sample)
+
+
+@pytest.mark.parametrize(
+    ("content", "rule", "expected"),
+    [
+        (b"123", {"shape": [1]}, "3 bytes are no whole values of INT64"),
+        (b"", {"shape": [1]}, "0 values are no whole rows of [1]"),
+        (b"12345678", {"shape": [2]}, "1 values are no whole rows of [2]"),
+        (b"12345678", {}, "say the shape of input 'ids', which is [-1]"),
+        (None, {"shape": [1]}, "no such file"),
+    ],
+)
+def test_faults_of_raw_files(tmp_path: Path, content: bytes | None, rule: dict[str, Any], expected: str) -> None:
+    """Told with the place."""
+    path = tmp_path / "ids.bin"
+    if content is not None:
+        path.write_bytes(content)
+    (line,) = faults(args(tmp_path, {"inputs": {"ids": {"file": str(path), **rule}}}))
+    assert line.startswith(f"model 'ids': warm_up.inputs.ids.file ({path}): {expected}")
 
 
 def test_texts_come_from_either_kind_of_file(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""What stands under ``args:``, with the models of a repository that it names."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from serve_app.composition.triton import Repository, read_repository
+from serve_app.config import AppArgs, parse_args
+from serve_app.config.repository import RepositoryConfig
+from serve_app.errors import ConfigError
+
+_MODEL = re.compile(r"\.models\[(\d+)\]")
+
+_log = logging.getLogger(__name__)
+
+
+def read_args(data: Any, prefix: str = "args") -> AppArgs:
+    """Check what stands under ``args:``, and find the models of its repository. What differs there is told in the log.
+
+    Args:
+        data: Plain data, as YAML gives it.
+        prefix: Written before every place in a message.
+
+    Raises:
+        ConfigError: With one line per fault.
+    """
+    if not isinstance(data, Mapping) or data.get("repository") is None:
+        return parse_args(data, prefix)
+    try:
+        config = RepositoryConfig.model_validate(data["repository"])
+    except ValidationError:
+        return parse_args(data, prefix)  # which tells it with all other faults
+    by_hand, classes = data.get("models"), data.get("classes")
+    by_hand = list(by_hand) if isinstance(by_hand, list | tuple) else []
+    classes = classes if isinstance(classes, Mapping) else {}
+    names = {str(model.get("name")) for model in by_hand if isinstance(model, Mapping)}
+    try:
+        repository = read_repository(config, names, classes)
+    except ConfigError as error:
+        raise ConfigError(tuple(_placed(problem, prefix) for problem in error.problems)) from None
+    found = repository.served
+    try:
+        args = parse_args(_expanded(data, by_hand, repository), prefix)
+    except ConfigError as error:
+        names_of = {len(by_hand) + number: model["name"] for number, model in enumerate(found)}
+        raise ConfigError(tuple(_named(problem, names_of) for problem in error.problems)) from None
+    for note in repository.notes:
+        _log.warning("%s", note)
+    return args
+
+
+def _expanded(data: Mapping[str, Any], by_hand: list[Any], repository: Repository) -> dict[str, Any]:
+    """The arguments with the repository's models in place of the repository."""
+    classes = data.get("classes")
+    merged: Any = classes
+    if classes is None or isinstance(classes, Mapping):
+        merged = dict(classes or {})
+        for name, value in repository.classes.items():
+            of_file = merged.get(name)
+            if isinstance(value, Mapping) and name != "priorities" and isinstance(of_file, Mapping):
+                merged[name] = {**value, **of_file}
+            else:
+                merged.setdefault(name, value)
+    rest = {key: value for key, value in data.items() if key != "repository"}
+    return {**rest, "models": [*by_hand, *repository.served], **({"classes": merged} if merged else {})}
+
+
+def _placed(problem: str, prefix: str) -> str:
+    return f"{prefix}.{problem}" if problem.startswith("repository.") else problem
+
+
+def _named(problem: str, names: Mapping[int, str]) -> str:
+    """A problem of a model of the repository, by its name instead of a number that stands in no file."""
+    found = _MODEL.search(problem)
+    name = names.get(int(found[1])) if found else None
+    if found is None or name is None:
+        return problem
+    return f"{problem[: found.start()]}.repository: model {name!r}{problem[found.end() :]}"

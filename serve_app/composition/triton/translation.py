@@ -1,0 +1,288 @@
+"""One model of a Triton repository as an entry of `models`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from serve_app.backends.description import describe_build
+from serve_app.backends.kind import AnyKind
+from serve_app.backends.registry import BACKENDS
+from serve_app.composition.locate import ModelLocation, resolve_model
+from serve_app.composition.triton.fields import Document, Fields
+from serve_app.composition.triton.instances import Instances, read_instances, read_optimization, read_parameters
+from serve_app.composition.triton.queues import QueueWishes, read_queues
+from serve_app.composition.triton.tensors import read_tensors, triton_type
+from serve_app.config.problems import short_repr
+from serve_app.domain.settings import JoinSettings
+from serve_app.errors import ConfigError
+from serve_app.payloads import ModelSignature, TensorSpec
+
+_UNSUPPORTED: Final = {
+    "ensemble_scheduling": "ensembles are not served; call their models one after the other",
+    "sequence_batching": "models that keep a state between requests are not served",
+    "model_operations": "libraries of custom operators are not loaded",
+    "model_repository_agents": "nothing here changes a model's files before they are loaded",
+}
+_UNSUPPORTED_LISTS: Final = {
+    "batch_input": "inputs that describe a batch are not made",
+    "batch_output": "outputs that describe a batch are not split",
+}
+_ZEROS: Final[Mapping[str, Any]] = {"BYTES": "", "BOOL": False}
+_NO_TYPE: Final = "TYPE_INVALID"
+_WARM_UP_FOLDER: Final = "warmup"
+_PYTHON_BACKEND: Final = "python"
+_PYTHON: Final = "model.py is written for the interface of Triton's Python backend, which is none here"
+
+
+class Translated(NamedTuple):
+    """A model as it is configured here, as far as that does not depend on other models.
+
+    Attributes:
+        keys: An entry of `models`.
+        instances: How often it runs, and on what.
+        queues: What it wishes of the classes.
+    """
+
+    keys: dict[str, Any]
+    instances: Instances
+    queues: QueueWishes
+
+
+def translate(
+    document: Document | None, name: str, path: str, folder: Path, environ: Mapping[str, str]
+) -> Translated | None:
+    """Translate one model. What is followed otherwise, or not at all, is told by the document.
+
+    Args:
+        document: Its `config.pbtxt`; ``None`` where there is none, and all is known from the model's file.
+        name: The folder's name, which is the model's.
+        path: The folder, as a configuration names it.
+        folder: The folder on this machine.
+        environ: Environment variables.
+
+    Returns:
+        ``None`` where the document holds the reason why the model is not served.
+
+    Raises:
+        ConfigError: Its files are not there or cannot be read.
+    """
+    if document is None:
+        location = resolve_model(path, environ=environ)
+        if _is_python(location.kind):
+            raise ConfigError((f"{path}: {_PYTHON}",))
+        return Translated({"name": name, "path": path}, Instances(), QueueWishes())
+    found = _Translation(document, name, path, folder, environ).run()
+    if found is not None:
+        document.tell_rest()
+    return found if all(remark.level == "note" for remark in document.remarks) else None
+
+
+class _Translation:
+    def __init__(self, document: Document, name: str, path: str, folder: Path, environ: Mapping[str, str]) -> None:
+        self._document, self._fields = document, document.fields
+        self._name, self._path, self._folder, self._environ = name, path, folder, environ
+        self._keys: dict[str, Any] = {"name": name, "path": path}
+
+    def run(self) -> Translated | None:
+        fields = self._fields
+        if (given := fields.value("name")) not in {"", self._name}:
+            fields.fault("name", f"is {short_repr(given)}, but the folder is {short_repr(self._name)}")
+        self._refuse_unsupported()
+        kind = self._backend()
+        if any(remark.level != "note" for remark in self._document.remarks):
+            return None
+        location = self._locate(kind)
+        if _is_python(location.kind):
+            fields.refuse("", _PYTHON)
+            return None
+        signature = location.kind.inspect(location.model_file, self._name).signature
+        batched = self._batching(signature)
+        self._keys |= read_tensors(fields, signature, location.sidecars(), batched=batched)
+        if any(remark.level != "note" for remark in self._document.remarks):
+            return None
+        instances = read_instances(fields)
+        on_gpu = instances.device != "cpu"
+        resources = {"device": instances.device} if instances.device != "auto" else {}
+        resources |= read_parameters(fields, on_gpu=on_gpu)
+        if resources:
+            self._keys["resources"] = resources
+        if options := read_optimization(fields, location.kind, on_gpu=on_gpu):
+            self._keys["backend_options"] = options
+        if instances.replicas > 1:
+            self._keys["autoscaling"] = {"min_replicas": instances.replicas, "max_replicas": instances.replicas}
+        self._warm_up(location, signature, batched=batched)
+        cache = fields.below("response_cache")
+        if cache is not None and cache.value("enable"):
+            self._keys["cache"] = {}
+        policy = fields.below("model_transaction_policy")
+        if policy is not None and policy.value("decoupled"):
+            policy.note("decoupled", "every request has exactly one answer")
+        batching = fields.below("dynamic_batching")
+        return Translated(self._keys, instances, QueueWishes() if batching is None else read_queues(batching))
+
+    def _refuse_unsupported(self) -> None:
+        fields = self._fields
+        for name, why in _UNSUPPORTED.items():
+            if fields.has(name):
+                fields.refuse(name, why)
+        for name, why in _UNSUPPORTED_LISTS.items():
+            for each in fields.each(name)[:1]:
+                each.refuse("", why)
+
+    def _backend(self) -> AnyKind | None:
+        """What runs the model; ``None``: its file tells."""
+        fields = self._fields
+        for key in ("backend", "platform"):
+            given = fields.value(key)
+            if not given:
+                continue
+            if given == _PYTHON_BACKEND:
+                fields.refuse(key, _PYTHON)
+                return None
+            fitting = [
+                kind
+                for kind in BACKENDS.values()
+                if given in ({kind.triton_name or kind.name} if key == "backend" else {kind.platform})
+            ]
+            if not fitting:
+                known = ", ".join(kind.triton_name or kind.name for kind in BACKENDS.values())
+                if not (key == "platform" and fields.has("ensemble_scheduling")):
+                    fields.refuse(key, f"nothing here runs {short_repr(given)}; there is {known}")
+                return None
+            kind = fitting[0]
+            if key == "backend" and fields.value("platform") not in {"", kind.platform}:
+                fields.fault("platform", f"must be {kind.platform} with backend {given}, or be left out")
+            self._keys["backend"] = kind.name
+            return kind
+        return None
+
+    def _locate(self, kind: AnyKind | None) -> ModelLocation:
+        """Find the model's files, of the version that is served.
+
+        Raises:
+            ConfigError: They are not there.
+        """
+        fields = self._fields
+        file = fields.value("default_model_filename")
+        folder_of_file = None if kind is None else kind.file
+        if file and file != folder_of_file:
+            self._keys["file"] = file
+        policy = fields.below("version_policy")
+        version = None
+        specific = None if policy is None else policy.below("specific")
+        if specific is not None and (listed := specific.value("versions")):
+            version = max(listed)
+            self._keys["version"] = version
+            if len(set(listed)) > 1:
+                specific.note("versions", f"one version is served, the highest of them: {version}")
+        backend, named = self._keys.get("backend"), self._keys.get("file")
+        try:
+            location = resolve_model(self._path, version, self._environ, backend=backend, file=named)
+        except ConfigError as error:
+            if specific is None or version is None:
+                raise
+            for problem in error.problems:
+                specific.fault("versions", problem)
+            faults = (remark.line() for remark in self._document.remarks if remark.level == "fault")
+            raise ConfigError(tuple(faults)) from None
+        if policy is None or specific is not None:
+            return location
+        latest = policy.below("latest")
+        several = len(location.versions) > 1
+        if latest is not None and latest.value("num_versions") > 1 and several:
+            latest.note("num_versions", f"one version is served, the highest: {location.version}")
+        if policy.below("all") is not None and several:
+            policy.note("all", f"one version is served, the highest: {location.version}")
+        return location
+
+    def _batching(self, signature: ModelSignature) -> bool:
+        """Read how requests are batched. Returns whether tensors have rows, which the configuration leaves out."""
+        fields = self._fields
+        most: int = fields.value("max_batch_size")
+        if most < 0:
+            fields.fault("max_batch_size", f"must be at least 0, got {most}")
+        keys: dict[str, Any] = {"max_rows": most} if most > 0 else {}
+        batching = fields.below("dynamic_batching")
+        if batching is not None:
+            if sizes := batching.value("preferred_batch_size"):
+                batching.note(
+                    "preferred_batch_size", f"{sizes}: batches have the sizes that measured execution times suggest"
+                )
+            delay = batching.value("max_queue_delay_microseconds")
+            if delay:
+                batching.note(
+                    "max_queue_delay_microseconds",
+                    "a batch waits as long as that is predicted to save time, and not for a fixed delay",
+                )
+            elif batching.has("max_queue_delay_microseconds"):
+                keys["policy"] = "eager"
+            if batching.value("preserve_ordering"):
+                batching.note("preserve_ordering", "answers are sent as they are ready")
+        if most == 0 and fields.each("input") and fields.each("output"):
+            self._keys["batching"] = "none"
+            return False
+        if keys:
+            self._keys["batching"] = keys
+        # Where inputs or outputs are left out, Triton completes the rest, and batches what can be batched.
+        return most > 0 or all(spec.shape and spec.shape[0] < 0 for spec in (*signature.inputs, *signature.outputs))
+
+    def _warm_up(self, location: ModelLocation, signature: ModelSignature, *, batched: bool) -> None:
+        samples = self._fields.each("model_warmup")
+        specs = {spec.name: spec for spec in signature.inputs}
+        leads = batched and bool(samples) and self._has_rows(location)
+        first: dict[str, dict[str, Any]] = {}
+        for number, sample in enumerate(samples):
+            sample.value("name")  # a name changes nothing, there or here
+            sample.value("batch_size")  # every size is run
+            if sample.value("count") > 1:
+                sample.note("count", "each size of a batch is run as often as the time for warm-up lets it")
+            rules = {}
+            for name, each in sample.entries("inputs").items():
+                spec = specs.get(name)
+                if spec is None:
+                    each.fault("", f"the file has no input {name!r}; there is {', '.join(specs)}")
+                elif rule := self._rule(each, spec, batched=batched, leads=leads):
+                    rules[name] = rule
+            if number == 0:
+                first = rules
+            elif rules != first:
+                sample.note("", "each model has one sample of inputs here: the first")
+        if first:
+            self._keys["warm_up"] = {"inputs": first}
+
+    def _has_rows(self, location: ModelLocation) -> bool:
+        """Whether the tensors of the model have rows as it is served."""
+        join = self._keys.get("batching") != "none"
+        build = describe_build(location.kind, location.model_file, model=self._name, settings=JoinSettings(join=join))
+        return build.joinable.rows
+
+    def _rule(self, each: Fields, spec: TensorSpec, *, batched: bool, leads: bool) -> dict[str, Any]:
+        """What an input holds, as `warm_up.inputs` says it."""
+        rule: dict[str, Any] = {}
+        dims, data_type = each.value("dims"), each.word("data_type")
+        if data_type not in {_NO_TYPE, triton_type(spec)}:
+            each.fault("data_type", f"is {data_type}, and the file has {triton_type(spec)}")
+        shape = spec.shape[1:] if batched else spec.shape
+        if len(dims) != len(shape) or any(size not in {-1, dim} for dim, size in zip(dims, shape, strict=True)):
+            each.fault("dims", f"are {dims}, and the file has {list(shape)}")
+        elif any(dim < 1 for dim in dims):
+            each.fault("dims", f"must be at least 1 each, got {dims}")
+        elif any(size < 0 for size in shape):
+            # A model whose requests do not share runs takes its first dimension as any other.
+            rule["shape"] = [1, *dims] if batched and not leads else dims
+        if each.value("zero_data"):
+            rule["values"] = [_ZEROS.get(spec.datatype, 0)]
+        each.value("random_data")  # values of our own are as good
+        if file := each.value("input_data_file"):
+            if (self._folder / _WARM_UP_FOLDER / file).is_file():
+                rule["file"] = f"{self._path}/{_WARM_UP_FOLDER}/{file}"
+            else:
+                each.fault("input_data_file", f"there is no file {_WARM_UP_FOLDER}/{file} in the model's folder")
+        return rule
+
+
+def _is_python(kind: AnyKind) -> bool:
+    """Whether a file is taken for a model of ours in Python, which a file of Triton's is not."""
+    return (kind.triton_name or kind.name) == _PYTHON_BACKEND
