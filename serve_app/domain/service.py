@@ -211,12 +211,7 @@ class InferenceService(Protocol):
         """The version that answers who names none. Only of models with a `ModelInfo.key`. Raises as `find`."""
 
     def traffic(self, model: str) -> Mapping[str, Any]:
-        """How requests are spread over the versions of a model, JSON-able.
-
-        Raises:
-            ModelNotFound: No such model.
-            InvalidRequest: It is served in one version.
-        """
+        """How requests are spread over the versions of a model, JSON-able. Raises `ModelNotFound`."""
 
     async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
         """Spread them otherwise from now on, at all routers.
@@ -226,7 +221,8 @@ class InferenceService(Protocol):
             change: Makes the next table of the present one and the versions that are served. May be called again.
 
         Raises:
-            ServeAppError: As `traffic`, and as ``change`` raises it.
+            ModelNotFound: No such model.
+            InvalidRequest: It is served in one version, or as ``change`` raises it.
             ModelUnavailable: The change cannot be stored.
         """
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from serve_app.backends.batch import most_rows
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
-from serve_app.domain.traffic import Asker, TableChange, Traffic, described
+from serve_app.domain.traffic import Asker, Table, TableChange, Traffic, described
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Processor
@@ -171,27 +171,33 @@ class Service:
         return served.info
 
     def traffic(self, model: str) -> Mapping[str, Any]:
-        """How requests are spread over the versions of a model; see `described`.
+        """How requests are spread over the versions of a model; see `described`. Of one version there are no aliases.
 
         Raises:
             ModelNotFound: No such model.
-            InvalidRequest: It is served in one version.
         """
-        versions = self._versions(model)
+        info = self.find(model)
+        if not info.key:
+            only = Table(Traffic(weights={info.version: 100.0}))
+            return {**described(model, only, info.versions), "aliases": {}}
+        versions = self.tables.models[model]
         return described(model, versions.table, versions.versions)
 
     async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
-        """Spread them otherwise from now on; see `TrafficTables.change`. Raises as `traffic`, too."""
-        await self.tables.change(self._versions(model), change)
-        return self.traffic(model)
+        """Spread them otherwise from now on; see `TrafficTables.change`.
 
-    def _versions(self, model: str) -> Versions:
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: It is served in one version, or as ``change`` raises it.
+            ModelUnavailable: It cannot be stored.
+        """
         info = self.find(model)
         if not info.key:
             raise InvalidRequest(
                 f"model {model!r} is served in one version; set versions in its configuration to serve several"
             )
-        return self.tables.models[model]
+        await self.tables.change(self.tables.models[model], change)
+        return self.traffic(model)
 
     def traffic_readings(self) -> Mapping[str, TrafficReading]:
         """The same for metrics, by model."""

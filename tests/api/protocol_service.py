@@ -126,11 +126,11 @@ class NumpyService:
 
     def traffic(self, model: str) -> Mapping[str, Any]:
         """There is one version."""
-        raise InvalidRequest(f"model {self.find(model).name!r} is served in one version")
+        return {"model": self.find(model).name}
 
     async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
         """There is one version."""
-        return self.traffic(model)
+        raise InvalidRequest(f"model {self.find(model).name!r} is served in one version")
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0

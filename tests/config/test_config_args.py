@@ -58,7 +58,7 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model(variants=[{"name": "int8", "path": "p", "zzz": 1}]),
-            "args.models[0].variants[0].zzz: unknown key; known here: name, path",
+            "args.models[0].variants[0].zzz: unknown key; known here: name, path, version",
             id="key like no other",
         ),
         pytest.param(

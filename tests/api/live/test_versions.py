@@ -21,6 +21,7 @@ from serve_app.api.open_inference import inference_pb2 as pb
 from serve_app.cli.key_file import add
 from serve_app_client import Client
 
+HTTP = httpx.Client(timeout=30.0)  # one for all: to make a client takes longer than to ask
 VERSIONS = (1, 3, 5)
 ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}]}
 
@@ -65,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 
 def infer(url: str, path: str = "/v2/models/adds/infer", **headers: str) -> httpx.Response:
     """A request that is answered with the number of the version."""
-    return httpx.post(url + path, json=ROW, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return HTTP.post(url + path, json=ROW, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_request_gets_its_version(server: LocalServer, path: str, headers: dic
 def test_an_unknown_version_is_told_with_what_there_is(server: LocalServer, named: str, rest: str) -> None:
     """On every route below it; version 1 is in the folder, and not served."""
     method = "POST" if rest == "/infer" else "GET"
-    answer = httpx.request(method, f"{server.url}/v2/models/adds/versions/{named}{rest}", json=ROW)
+    answer = HTTP.request(method, f"{server.url}/v2/models/adds/versions/{named}{rest}", json=ROW)
     assert answer.status_code == 404
     assert answer.json()["code"] == "model_not_found"
     assert answer.json()["error"].endswith("here; versions: 3, 5; aliases: stable, candidate")
@@ -104,9 +105,9 @@ def test_an_unknown_version_is_told_with_what_there_is(server: LocalServer, name
 
 def test_a_key_of_a_version_is_no_name(server: LocalServer) -> None:
     """What the server calls a version by itself is nothing that a client may ask for."""
-    answer = httpx.post(f"{server.url}/v1/embeddings", json={"model": "words/1", "input": "cat"})
+    answer = HTTP.post(f"{server.url}/v1/embeddings", json={"model": "words/1", "input": "cat"})
     assert answer.status_code == 404
-    assert [each["id"] for each in httpx.get(f"{server.url}/v1/models").json()["data"]][:2] == ["adds", "words"]
+    assert [each["id"] for each in HTTP.get(f"{server.url}/v1/models").json()["data"]][:2] == ["adds", "words"]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +122,10 @@ def test_a_key_of_a_version_is_no_name(server: LocalServer) -> None:
 def test_a_header_names_the_version_everywhere(server: LocalServer, path: str, body: Any) -> None:
     """Where paths and bodies have no place for it."""
     for named, version in ((None, "1"), ("2", "2"), ("stable", "1")):
-        answer = httpx.post(server.url + path, json=body, headers={"x-model-version": named} if named else {})
+        answer = HTTP.post(server.url + path, json=body, headers={"x-model-version": named} if named else {})
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-model-version"] == version
-    unknown = httpx.post(server.url + path, json=body, headers={"x-model-version": "7"})
+    unknown = HTTP.post(server.url + path, json=body, headers={"x-model-version": "7"})
     assert unknown.status_code == 404
     assert "has no version '7' here; versions: 1, 2; aliases: stable" in unknown.text
 
@@ -132,14 +133,14 @@ def test_a_header_names_the_version_everywhere(server: LocalServer, path: str, b
 def test_metadata_tell_all_versions(server: LocalServer) -> None:
     """Of the model and of each version; statistics are told of each."""
     url = f"{server.url}/v2/models/adds"
-    assert httpx.get(url).json()["versions"] == httpx.get(f"{url}/versions/5").json()["versions"] == ["3", "5"]
-    assert httpx.get(f"{url}/versions/candidate/ready").status_code == 200
-    assert httpx.get(f"{url}/config").json()["version_policy"] == {"specific": {"versions": [3, 5]}}
-    assert [each["version"] for each in httpx.get(f"{url}/stats").json()["model_stats"]] == ["3", "5"]
-    assert [each["version"] for each in httpx.get(f"{url}/versions/5/stats").json()["model_stats"]] == ["5"]
-    index = httpx.post(f"{server.url}/v2/repository/index").json()
+    assert HTTP.get(url).json()["versions"] == httpx.get(f"{url}/versions/5").json()["versions"] == ["3", "5"]
+    assert HTTP.get(f"{url}/versions/candidate/ready").status_code == 200
+    assert HTTP.get(f"{url}/config").json()["version_policy"] == {"specific": {"versions": [3, 5]}}
+    assert [each["version"] for each in HTTP.get(f"{url}/stats").json()["model_stats"]] == ["3", "5"]
+    assert [each["version"] for each in HTTP.get(f"{url}/versions/5/stats").json()["model_stats"]] == ["5"]
+    index = HTTP.post(f"{server.url}/v2/repository/index").json()
     assert [each["version"] for each in index if each["name"] == "adds"] == ["3", "5"]
-    assert httpx.get(f"{server.url}/status").json()["traffic"]["adds"]["shares"] == {"3": 1.0}
+    assert HTTP.get(f"{server.url}/status").json()["traffic"]["adds"]["shares"] == {"3": 1.0}
 
 
 def test_a_model_with_one_version_is_as_it_was(server: LocalServer) -> None:
@@ -149,12 +150,11 @@ def test_a_model_with_one_version_is_as_it_was(server: LocalServer) -> None:
     assert "x-model-version" not in answer.headers
     assert infer(server.url, "/v2/models/one/infer", x_model_version="1").status_code == 200
     assert infer(server.url, "/v2/models/one/versions/stable/infer").json()["error"].endswith("here; versions: 1")
-    for traffic in (
-        httpx.get(f"{server.url}/v2/models/one/traffic"),
-        httpx.post(f"{server.url}/v2/models/one/traffic/promote"),
-    ):
-        assert traffic.status_code == 400
-        assert "is served in one version" in traffic.json()["error"]
+    shown = HTTP.get(f"{server.url}/v2/models/one/traffic").json()
+    assert (shown["versions"], shown["aliases"], shown["shares"]) == (["1"], {}, {"1": 1.0})
+    promotion = HTTP.post(f"{server.url}/v2/models/one/traffic/promote")
+    assert promotion.status_code == 400
+    assert "is served in one version" in promotion.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_traffic_is_changed_shown_and_undone(tmp_path: Path) -> None:
     settings = {"aliases": {"stable": 3, "candidate": 5}, "sticky": "request_id"}
     with open_to_all(adders(tmp_path, **settings)) as server:
         url = f"{server.url}/v2/models/adds/traffic"
-        assert httpx.get(url).json() == {
+        assert HTTP.get(url).json() == {
             "model": "adds",
             "revision": 0,
             "versions": ["3", "5"],
@@ -204,7 +204,7 @@ def test_traffic_is_changed_shown_and_undone(tmp_path: Path) -> None:
             "shadow": None,
             "shares": {"3": 1.0},
         }
-        canary = httpx.post(url, json={"traffic": {"stable": 3, "candidate": 1}})
+        canary = HTTP.post(url, json={"traffic": {"stable": 3, "candidate": 1}})
         assert canary.json()["shares"] == {"3": 0.75, "5": 0.25}
         answers = [infer(server.url, x_request_id=f"id-{each % 20}") for each in range(40)]
         by_id = {answer.headers["x-request-id"]: answer.json()["model_version"] for answer in answers}
@@ -212,21 +212,21 @@ def test_traffic_is_changed_shown_and_undone(tmp_path: Path) -> None:
         assert all(by_id[each.headers["x-request-id"]] == each.json()["model_version"] for each in answers)
         assert all(answer.json()["outputs"][0]["data"] == [float(answer.json()["model_version"])] for answer in answers)
 
-        refused = httpx.post(url, json={"traffic": {"rc": 1}})
+        refused = HTTP.post(url, json={"traffic": {"rc": 1}})
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_request")
-        assert httpx.post(url, json={"weights": {}}).status_code == 400
-        assert httpx.get(url).json()["revision"] == 1
+        assert HTTP.post(url, json={"weights": {}}).status_code == 400
+        assert HTTP.get(url).json()["revision"] == 1
 
-        promoted = httpx.post(f"{url}/promote")
+        promoted = HTTP.post(f"{url}/promote")
         assert (promoted.json()["revision"], promoted.json()["shares"]) == (2, {"5": 1.0})
         assert infer(server.url).json()["model_version"] == "5"
         assert infer(server.url, "/v2/models/adds/versions/stable/infer").json()["model_version"] == "5"
-        page = httpx.get(f"{server.url}/metrics").text
+        page = HTTP.get(f"{server.url}/metrics").text
         assert 'serve_app_traffic_share{model="adds/5"} 1.0' in page
         assert 'serve_app_traffic_revision{model="adds"} 2.0' in page
 
-        assert httpx.post(f"{url}/rollback").json()["shares"] == {"3": 0.75, "5": 0.25}
-        assert httpx.post(f"{url}/promote", json={"to": 7}).status_code == 400
+        assert HTTP.post(f"{url}/rollback").json()["shares"] == {"3": 0.75, "5": 0.25}
+        assert HTTP.post(f"{url}/promote", json={"to": 7}).status_code == 400
 
 
 @pytest.fixture(scope="module")
@@ -246,18 +246,18 @@ def test_only_administrators_change_traffic(guarded: tuple[LocalServer, dict[str
     server, keys = guarded
     url = f"{server.url}/v2/models/adds/traffic"
     sent = {name: {"x-api-key": key["x_api_key"]} for name, key in keys.items()}
-    shown = {name: httpx.get(url, headers=key).status_code for name, key in sent.items()}
+    shown = {name: HTTP.get(url, headers=key).status_code for name, key in sent.items()}
     assert shown == {"admin": 200, "user": 200, "other": 404}
-    changed = {name: httpx.post(f"{url}/promote", json={"to": "3"}, headers=key) for name, key in sent.items()}
+    changed = {name: HTTP.post(f"{url}/promote", json={"to": "3"}, headers=key) for name, key in sent.items()}
     assert {name: reply.status_code for name, reply in changed.items()} == {"admin": 200, "user": 403, "other": 404}
-    httpx.post(f"{url}/rollback", headers=sent["admin"])
+    HTTP.post(f"{url}/rollback", headers=sent["admin"])
     for name in ("admin", "user"):
         assert len({infer(server.url, **keys[name]).json()["model_version"] for _ in range(10)}) == 1
 
 
 def shadows(server: LocalServer) -> dict[str, int]:
     """Shadow requests by outcome."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = HTTP.get(f"{server.url}/metrics").text.splitlines()
     told = [line for line in lines if line.startswith("serve_app_shadow_requests_total{")]
     return {line.split('outcome="')[1].split('"')[0]: int(float(line.split()[-1])) for line in told}
 
@@ -287,7 +287,7 @@ def test_a_shadow_is_compared_and_reaches_nobody(
         assert [answer.json()["outputs"][0]["data"] for answer in answers] == [[3.0]] * 5
         infer(server.url, x_model_version="5")  # which is not compared with itself
         assert until_shadows(server, 5) == {outcome: 5}
-        page = httpx.get(f"{server.url}/metrics").text
+        page = HTTP.get(f"{server.url}/metrics").text
         assert 'serve_app_requests_total{model="adds/5",outcome="ok",priority="low"} 5.0' in page
     told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Shadow")]
     if outcome == "same":
@@ -317,7 +317,7 @@ def test_a_shadow_that_fails_is_counted(tmp_path: Path) -> None:
     }
     negative = {"inputs": [{**ROW["inputs"][0], "data": [-1.0]}]}
     with open_to_all(model) as server:
-        answer = httpx.post(f"{server.url}/v2/models/m/infer", json=negative)
+        answer = HTTP.post(f"{server.url}/v2/models/m/infer", json=negative)
         assert answer.json()["outputs"][0]["data"] == [0.0]
         assert until_shadows(server, 1) == {"failed": 1}
 
@@ -348,11 +348,11 @@ def test_no_answer_is_wrong_while_versions_are_promoted(tmp_path: Path) -> None:
                 for _ in range(6):
                     for change in ({"traffic": {"stable": 1, "candidate": 1}}, None):
                         path, body = (url, change) if change else (f"{url}/promote", {"to": "candidate"})
-                        told = httpx.post(path, json=body).json()
+                        told = HTTP.post(path, json=body).json()
                         if change is None:
                             assert infer(server.url).json()["model_version"] == "5"
                         assert told["revision"] > 0
-                    httpx.post(url, json={"aliases": {"stable": 3}, "traffic": {}}).raise_for_status()
+                    HTTP.post(url, json={"aliases": {"stable": 3}, "traffic": {}}).raise_for_status()
                     assert infer(server.url).json()["model_version"] == "3"
             finally:
                 ended.set()
