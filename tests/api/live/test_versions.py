@@ -293,7 +293,10 @@ def test_a_shadow_is_compared_and_reaches_nobody(
     if outcome == "same":
         assert not told
     else:
-        assert told[0] == "Shadow adds/5: request id-0 differs: y in 1 of 1 values, by up to 2"
+        assert told[0][:-1] in {
+            f"Shadow adds/5: request id-{each} differs: y in 1 of 1 values, by up to " for each in range(5)
+        }
+        assert told[0].endswith("2")
 
 
 def test_answers_from_the_cache_are_not_shadowed(tmp_path: Path) -> None:
