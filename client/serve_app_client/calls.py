@@ -154,8 +154,9 @@ class Calls:
         media: Media,
         parameters: Mapping[str, Any] | None,
         sampling_rate: int | None,
-        version: str | None,
         options: CallOptions,
+        *,
+        version: str | None = None,
     ) -> Call[PredictResult]:
         """``POST /v1/models/{model}/predict``."""
         deadline = self._deadline(options)
@@ -169,8 +170,9 @@ class Calls:
         texts: str | Sequence[str],
         model: str,
         dimensions: int | None,
-        version: str | None,
         options: CallOptions,
+        *,
+        version: str | None = None,
     ) -> Call[npt.NDArray[np.float32]]:
         """``POST /v1/embeddings``, the vectors in base64."""
         deadline = self._deadline(options)

@@ -127,7 +127,7 @@ class Client:
             ValueError: An array is neither picture nor sound.
             OSError: The file cannot be read.
         """
-        return self._run(self._calls.predict(model, media, parameters, sampling_rate, version, options))
+        return self._run(self._calls.predict(model, media, parameters, sampling_rate, options, version=version))
 
     def embed(
         self,
@@ -150,7 +150,7 @@ class Client:
         Returns:
             Of shape (texts, dimensions), also for one text.
         """
-        return self._run(self._calls.embed(texts, model, dimensions, version, options))
+        return self._run(self._calls.embed(texts, model, dimensions, options, version=version))
 
     def models(self) -> list[ModelSummary]:
         """What is served."""

@@ -166,11 +166,11 @@ def test_grpc(server: LocalServer, in_message: str, in_metadata: str, version: i
     request = pb.ModelInferRequest(model_name="adds", model_version=in_message)
     tensor = request.inputs.add(name="x", datatype="FP32", shape=[1, 1])
     tensor.contents.fp32_contents.append(0.0)
-    metadata = [("x-model-version", in_metadata)] if in_metadata else []
+    metadata = (("x-model-version", in_metadata),) if in_metadata else ()
     with grpc.insecure_channel(server.grpc) as channel:
-        infers = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        infers: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         answer, call = infers.with_call(request.SerializeToString(), metadata=metadata)
-        streams = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        streams: Any = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         streamed = list(streams(iter([request.SerializeToString()] * 2), metadata=metadata))
     told = [pb.ModelInferResponse.FromString(answer)]
     told += [pb.ModelStreamInferResponse.FromString(each).infer_response for each in streamed]
