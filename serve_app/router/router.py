@@ -212,6 +212,9 @@ class Router:
         self.grpc.changed()
 
     def _take(self, model: RoutedModel) -> None:
+        known = self.service.models.get(model.info.name)
+        if known is not None and not (known.key and model.info.key):
+            raise ValueError(f"there is a model {model.info.name!r} already")
         self._dispatcher.add_model(model.scheduling, model.group)
         self._scheduler.seed(model.name, model.prior)
         self.service.add_model(model)

@@ -21,7 +21,7 @@ from serve_app.router.cache.response_cache import ModelCache, ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.settings import RoutedModel
-from serve_app.router.shadow import Shadows
+from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
 from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
@@ -102,7 +102,8 @@ class Service:
         Raises:
             ModelNotFound: No such model.
         """
-        self._keys_of(model)
+        if model not in self._served:
+            raise unknown_model(model, self._models)
         served = self._served.pop(model)
         info = served.info
         if served.versions is None or self.tables.remove(info.name, info.version) is None:
@@ -288,8 +289,8 @@ class Service:
         """Have another version run a copy of what was executed, if one is to be compared with this one."""
         if versions.shadow is None or self._ending or answer.cache in _WITHOUT_WORK:
             return
-        shadow, version = versions.shadow
-        if version == served.info.version or random.random() * 100.0 >= shadow.share:  # noqa: S311 - no secret
+        settings, version = versions.shadow
+        if version == served.info.version or random.random() * 100.0 >= settings.share:  # noqa: S311 - no secret
             return
         key = versions.keys[version]
         if self._served[key].info.signature.inputs != served.info.signature.inputs:
@@ -297,11 +298,11 @@ class Service:
             return
         if not options.nbytes:
             options = replace(options, nbytes=_nbytes(payload))
-        self._shadows.start(key, payload, options, answer, shadow.tolerance)
+        self._shadows.start(key, payload, options, answer, settings.tolerance)
 
     def _has_room(self, key: str, nbytes: int) -> bool:
         """Whether class ``low`` takes a shadow request now."""
-        return self._scheduler.precheck(key, Priority.LOW, nbytes, monotonic()) is None
+        return self._scheduler.precheck(key, Priority.LOW, nbytes, monotonic(), SHADOW_TENANT, SHADOW_WEIGHT) is None
 
     async def _submit(
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
@@ -409,7 +410,7 @@ class Service:
         """
         served = self._served.get(model)
         if served is None:
-            served = self._served[(self.find(model)).key]
+            served = self._served[self.find(model).key]
         return not self._ending and not self._dispatcher.broken and self._can_work(served)
 
     def _can_work(self, served: _Served) -> bool:

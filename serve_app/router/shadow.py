@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.domain.traffic import Tolerance
-from serve_app.errors import QueueFull, ServeAppError
+from serve_app.errors import DeadlineExceeded, QueueFull, ServeAppError
 from serve_app.payloads import Embeddings, Payload
 from serve_app.scheduling.entry import Priority
 
@@ -36,6 +36,10 @@ _LOG_EVERY_S: Final = 1.0
 _ASIDE_BYTES: Final = 256 * 1024
 """Answers that are larger are compared in a thread."""
 _LISTENER: Final = "shadow"
+SHADOW_TENANT: Final = ":shadow"
+"""Who copies belong to among the tenants of a class; no API key and no address is called so."""
+SHADOW_WEIGHT: Final = 1e-6
+"""Of that tenant: in a full class a copy takes no other's place, and in its class it yields to whatever else waits."""
 _DEFAULT: Final = Tolerance()
 
 
@@ -112,7 +116,7 @@ class Shadows:
     ) -> None:
         try:
             copy = await self._submit(key, payload, options)
-        except QueueFull:
+        except (QueueFull, DeadlineExceeded):  # others had the time that it would have needed
             self._count(key, "dropped")
             return
         except ServeAppError as error:
@@ -147,8 +151,8 @@ def _of_copy(options: RequestOptions) -> RequestOptions:
         spent_s=0.0,
         cacheable=False,
         key="",
-        tenant=_LISTENER,
-        weight=1.0,
+        tenant=SHADOW_TENANT,
+        weight=SHADOW_WEIGHT,
         listener=_LISTENER,
     )
 

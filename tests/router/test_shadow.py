@@ -11,9 +11,9 @@ import pytest
 
 from serve_app.domain.service import Answer, RequestOptions
 from serve_app.domain.traffic import Tolerance
-from serve_app.errors import InferenceFailed, QueueFull
+from serve_app.errors import DeadlineExceeded, InferenceFailed, QueueFull
 from serve_app.payloads import Embeddings, Payload
-from serve_app.router.shadow import MOST, MOST_BYTES, Outcome, Shadows, difference
+from serve_app.router.shadow import MOST, MOST_BYTES, SHADOW_TENANT, SHADOW_WEIGHT, Outcome, Shadows, difference
 from serve_app.scheduling.entry import Priority
 
 FLOATS = np.array([[1.0, 2.0, np.nan, np.inf]], np.float32)
@@ -87,13 +87,19 @@ async def test_a_copy_is_the_least_urgent_and_of_no_client() -> None:
     assert await copies.outcomes(1) == ["same"]
     ((key, options),) = copies.asked
     assert (key, options.priority, options.timeout_s, options.spent_s) == ("m/5", Priority.LOW, None, 0.0)
-    assert (options.key, options.tenant, options.listener, options.request_id) == ("", "shadow", "shadow", "id")
+    assert (options.key, options.tenant, options.listener, options.request_id) == ("", SHADOW_TENANT, "shadow", "id")
+    assert options.weight == SHADOW_WEIGHT
     assert not options.cacheable
 
 
 @pytest.mark.parametrize(
     ("result", "outcome"),
-    [(answered(1.0), "different"), (InferenceFailed("no"), "failed"), (QueueFull("full", 1.0), "dropped")],
+    [
+        (answered(1.0), "different"),
+        (InferenceFailed("no"), "failed"),
+        (QueueFull("full", 1.0), "dropped"),
+        (DeadlineExceeded("late"), "dropped"),
+    ],
 )
 async def test_every_copy_ends_as_one_outcome(result: Answer | Exception, outcome: Outcome) -> None:
     """Whatever becomes of it."""
