@@ -110,15 +110,23 @@ def test_a_key_of_a_version_is_no_name(server: LocalServer) -> None:
     assert [each["id"] for each in HTTP.get(f"{server.url}/v1/models").json()["data"]][:2] == ["adds", "words"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/embeddings", {"model": "words", "input": "cat"}),
-        ("/v1/models/moods/predict", {"inputs": "cat"}),
-        ("/models/moods", {"inputs": "cat"}),
-        ("/models/words/pipeline/feature-extraction", {"inputs": "cat"}),
-    ],
-)
+TEXTS = {
+    "/v1/embeddings": ("/v1/embeddings", {"model": "words", "input": "cat"}),
+    "/v1/models/{model}/predict": ("/v1/models/moods/predict", {"inputs": "cat"}),
+    "/models/{model}": ("/models/moods", {"inputs": "cat"}),
+    "/models/{model}/pipeline/{task}": ("/models/words/pipeline/feature-extraction", {"inputs": "cat"}),
+    "/": ("/", {"inputs": "cat", "parameters": {"normalize": True}}),
+}
+"""A request to each route that runs a model and whose path names no version, but V2's."""
+
+
+def test_every_route_that_runs_a_model_is_asked(server: LocalServer) -> None:
+    """A new one has to know versions, too."""
+    running = {route.path for route in server.app.routes if route.operation is not None}
+    assert running == {*TEXTS, "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"}
+
+
+@pytest.mark.parametrize(("path", "body"), TEXTS.values(), ids=TEXTS)
 def test_a_header_names_the_version_everywhere(server: LocalServer, path: str, body: Any) -> None:
     """Where paths and bodies have no place for it."""
     for named, version in ((None, "1"), ("2", "2"), ("stable", "1")):
