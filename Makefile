@@ -297,6 +297,10 @@ bench-memory: env models ## Watch the server's memory over ten million requests 
 bench-cache: env models ## Measure what the response cache costs and spares
 	@$(BIN)/python -m benchmarks.cache
 
+.PHONY: bench-canary
+bench-canary: env models ## Measure what a canary gets, and what a shadow costs requests of class high
+	@$(BIN)/python -m benchmarks.canary
+
 .PHONY: chaos
 chaos: env models ## Break a real server on purpose, 35 minutes (CHAOS="--only replica,router --quick" narrows it)
 	@$(BIN)/python -m benchmarks.chaos $(CHAOS)

@@ -8,7 +8,7 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.composition import identities, model_info, read_args, read_models, read_priors
+from serve_app.composition import identities, model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.model import find_files
 from serve_app.composition.references import pin_models
 from serve_app.config import ROUTER, AppArgs, ModelConfig
@@ -28,7 +28,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigError: With one readable line per fault.
     """
-    config = pin_models(read_args(args))
+    config = with_versions(pin_models(read_args(args)))
     described = read_models(config)
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     # Replicas that start later must not pick up a version that appeared in the meantime.

@@ -24,7 +24,7 @@ from serve_app.api.http_app import HttpApp, HttpSettings
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.composition import identities, model_info, read_args, read_models, router_settings
+from serve_app.composition import identities, model_info, read_args, read_models, router_settings, with_versions
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.config import AppArgs, ModelConfig
@@ -33,8 +33,9 @@ from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.replica.worker import Worker
-from serve_app.router.router import Router
+from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
+from serve_app.router.traffic import TrafficStore
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
@@ -117,27 +118,38 @@ class LocalServer:
     Args:
         args: What stands under ``args:``.
         settings: Limits of the HTTP side.
+        traffic_store: Shared with other servers.
+        peers: Other servers that are asked and told as routers of one application are.
 
     Attributes:
         url: Where it listens.
         app: The HTTP application, as a server in front would ask it.
         grpc: Where it listens for gRPC.
         keys: Its API keys, where it has any.
+        router: The router.
     """
 
     url: str
     app: HttpApp
     grpc: str
     keys: KeyFileWatcher | None
+    router: Router
 
-    def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
-        self._config = read_args(args)
+    def __init__(
+        self,
+        args: Mapping[str, Any],
+        settings: HttpSettings | None = None,
+        traffic_store: TrafficStore | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        self._config = with_versions(read_args(args))
         self._settings = settings
+        self._traffic_store = traffic_store
+        self._peers = peers
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._started = threading.Event()
         self._fault: BaseException | None = None
-        self._router: Router
         self._workers: dict[str, Worker] = {}
         self._thread = threading.Thread(target=self._run, name="local-server")
 
@@ -163,11 +175,11 @@ class LocalServer:
 
     def add_models(self, args: Mapping[str, Any]) -> None:
         """Serve more models: those that stand under ``args:`` of another configuration."""
-        self.run(_in_turn(lambda: self._add(read_args(args))))
+        self.run(_in_turn(lambda: self._add(with_versions(read_args(args)))))
 
     def remove_model(self, name: str, successor: str | None = None) -> Future[None]:
         """Serve a model no more; see `Router.remove_model`. The future ends when nothing of it is under way."""
-        removal = self.run(_in_turn(lambda: self._router.remove_model(name, successor)))
+        removal = self.run(_in_turn(lambda: self.router.remove_model(name, successor)))
         return asyncio.run_coroutine_threadsafe(_awaited(removal), self._loop)
 
     def _run(self) -> None:
@@ -189,9 +201,10 @@ class LocalServer:
             grpc_port=GrpcPort("127.0.0.1", 0),
         )
         self.keys = settings.keys
-        self._router = router = Router(settings, self._call)
+        self.router = router = Router(settings, self._call, self._peers, self._traffic_store)
         self.app = router.app
         self._add(self._config)
+        router.restore_traffic()
         await router.opened()
         assert router.http_address is not None
         assert router.grpc_address is not None
@@ -221,8 +234,8 @@ class LocalServer:
                 not_warmed=warm.reason,
                 identities={} if cached is None else cached.identities,
             )
-            self._router.add_model(replace(routed[model.name], on_demand=False))
-            self._router.on_replicas(model.name, {replica: report})
+            self.router.add_model(replace(routed[model.name], on_demand=False))
+            self.router.on_replicas(model.name, {replica: report})
 
 
 async def _in_turn(do: Callable[[], _T]) -> _T:

@@ -93,14 +93,20 @@ def identity(path: Path, types: dict[str, int]) -> Path:
     )
 
 
-def _add_one(path: Path) -> None:
-    write(
+def adder(path: Path, number: float) -> Path:
+    """Write a model that adds a number: x FP32[-1,-1] to y FP32[-1,-1] = x + number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write(
         path,
-        [helper.make_node("Add", ["x", "one"], ["y"])],
+        [helper.make_node("Add", ["x", "number"], ["y"])],
         [("x", TensorProto.FLOAT, ["rows", "width"])],
         [("y", TensorProto.FLOAT, ["rows", "width"])],
-        {"one": np.array([1], np.float32)},
+        {"number": np.array([number], np.float32)},
     )
+
+
+def _add_one(path: Path) -> None:
+    adder(path, 1.0)
 
 
 def _sum_diff(path: Path) -> None:

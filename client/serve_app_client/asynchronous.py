@@ -109,14 +109,15 @@ class AsyncClient:
         *,
         parameters: Mapping[str, Any] | None = None,
         sampling_rate: int | None = None,
+        version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> PredictResult:
         """Send a model a picture, a sound or text. See `serve_app_client.Client.predict`."""
         arguments = (model, media, parameters, sampling_rate, options)
         if is_in_memory(media):
-            call = self._calls.predict(*arguments)
+            call = self._calls.predict(*arguments, version=version)
         else:  # reads or encodes a file: not in the event loop
-            call = await asyncio.to_thread(self._calls.predict, *arguments)
+            call = await asyncio.to_thread(self._calls.predict, *arguments, version=version)
         return await self._run(call, self._hedging)
 
     async def embed(
@@ -125,10 +126,11 @@ class AsyncClient:
         model: str,
         *,
         dimensions: int | None = None,
+        version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> npt.NDArray[np.float32]:
         """Embed texts. See `serve_app_client.Client.embed`."""
-        return await self._run(self._calls.embed(texts, model, dimensions, options), self._hedging)
+        return await self._run(self._calls.embed(texts, model, dimensions, options, version=version), self._hedging)
 
     async def models(self) -> list[ModelSummary]:
         """What is served."""

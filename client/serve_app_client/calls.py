@@ -155,15 +155,24 @@ class Calls:
         parameters: Mapping[str, Any] | None,
         sampling_rate: int | None,
         options: CallOptions,
+        *,
+        version: str | None = None,
     ) -> Call[PredictResult]:
         """``POST /v1/models/{model}/predict``."""
         deadline = self._deadline(options)
         content, content_type = body_of(media, parameters, sampling_rate)
         path = f"/v1/models/{_segment(model)}/predict"
-        return self._post(path, content, {"content-type": content_type}, options, deadline, _read_predict)
+        headers = {"content-type": content_type, **_version_header(version)}
+        return self._post(path, content, headers, options, deadline, _read_predict)
 
     def embed(
-        self, texts: str | Sequence[str], model: str, dimensions: int | None, options: CallOptions
+        self,
+        texts: str | Sequence[str],
+        model: str,
+        dimensions: int | None,
+        options: CallOptions,
+        *,
+        version: str | None = None,
     ) -> Call[npt.NDArray[np.float32]]:
         """``POST /v1/embeddings``, the vectors in base64."""
         deadline = self._deadline(options)
@@ -174,7 +183,7 @@ class Calls:
         }
         if dimensions is not None:
             document["dimensions"] = dimensions
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **_version_header(version)}
         return self._post("/v1/embeddings", orjson.dumps(document), headers, options, deadline, _read_embeddings)
 
     def models(self) -> Call[list[ModelSummary]]:
@@ -234,6 +243,10 @@ class Calls:
             headers[wire.X_FALLBACK] = "allow" if fallback else "never"
         headers[wire.X_REQUEST_ID] = _request_id(options.get("request_id"))
         return headers
+
+
+def _version_header(version: str | None) -> dict[str, str]:
+    return {} if version is None else {wire.X_MODEL_VERSION: _header_value("version", version)}
 
 
 def default_headers(api_key: str | None, further: Mapping[str, str] | None) -> dict[str, str]:
@@ -305,7 +318,7 @@ def _misshapen(error: Exception) -> InvalidAnswer:
 
 
 def _served(answer: Answer) -> Served:
-    names = (wire.X_PRIORITY, wire.X_VARIANT, wire.X_REQUEST_ID, wire.X_CACHE)
+    names = (wire.X_PRIORITY, wire.X_VARIANT, wire.X_REQUEST_ID, wire.X_CACHE, wire.X_MODEL_VERSION)
     return Served(*(answer.headers.get(name, "") for name in names))
 
 

@@ -36,12 +36,14 @@ class Served:
         variant: The build of the model that answered; empty for the exact model.
         request_id: Names the request in the server's log.
         cache: ``hit``, ``miss`` or ``shared`` where the model has a response cache; else empty.
+        version: The version that answered, where the model is served in several; else empty.
     """
 
     priority: str = ""
     variant: str = ""
     request_id: str = ""
     cache: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -91,7 +91,7 @@ class Client:
             model: The model's name.
             inputs: By name. Axis 0 is rows; strings and bytes are BYTES.
             outputs: Names of the outputs wanted; ``None`` for all.
-            version: Of the model; ``None`` for the one served.
+            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
             timings: Whether the answer shall say where the time went.
             options: See `serve_app_client.CallOptions`.
 
@@ -108,6 +108,7 @@ class Client:
         *,
         parameters: Mapping[str, Any] | None = None,
         sampling_rate: int | None = None,
+        version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> PredictResult:
         """Send a model what it was made for: a picture, a sound or text.
@@ -118,6 +119,7 @@ class Client:
                 array, which is a sound where it has a sampling rate, and otherwise a picture.
             parameters: Of the task, e.g. ``{"top_k": 3}`` or ``{"candidate_labels": [...]}``.
             sampling_rate: Of an array of samples, Hz.
+            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
             options: See `serve_app_client.CallOptions`.
 
         Raises:
@@ -125,7 +127,7 @@ class Client:
             ValueError: An array is neither picture nor sound.
             OSError: The file cannot be read.
         """
-        return self._run(self._calls.predict(model, media, parameters, sampling_rate, options))
+        return self._run(self._calls.predict(model, media, parameters, sampling_rate, options, version=version))
 
     def embed(
         self,
@@ -133,6 +135,7 @@ class Client:
         model: str,
         *,
         dimensions: int | None = None,
+        version: str | None = None,
         **options: Unpack[CallOptions],
     ) -> npt.NDArray[np.float32]:
         """Embed texts.
@@ -141,12 +144,13 @@ class Client:
             texts: One or several.
             model: The model's name.
             dimensions: Shorten the vectors to so many, for models made for that.
+            version: Of the model: a number or an alias; ``None``: whichever the server chooses.
             options: See `serve_app_client.CallOptions`.
 
         Returns:
             Of shape (texts, dimensions), also for one text.
         """
-        return self._run(self._calls.embed(texts, model, dimensions, options))
+        return self._run(self._calls.embed(texts, model, dimensions, options, version=version))
 
     def models(self) -> list[ModelSummary]:
         """What is served."""

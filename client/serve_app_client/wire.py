@@ -20,6 +20,7 @@ MAX_TIMEOUT_S: Final = 24 * 3600.0
 X_PRIORITY: Final = "x-priority"
 X_TIMEOUT_MS: Final = "x-timeout-ms"
 X_VARIANT: Final = "x-variant"
+X_MODEL_VERSION: Final = "x-model-version"
 X_FALLBACK: Final = "x-fallback"
 X_REQUEST_ID: Final = "x-request-id"
 X_CACHE: Final = "x-cache"

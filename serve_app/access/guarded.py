@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from serve_app.access.guard import Guard, allowed_class
 from serve_app.domain.keys import Key
 from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions, unknown_model
+from serve_app.domain.traffic import Asker, TableChange, model_of
 from serve_app.payloads import Payload
 from serve_app.scheduling.entry import Priority
 
@@ -41,6 +42,21 @@ class GuardedService:
         self._check(model)
         return self._service.find(model, version)
 
+    def choose(self, model: str, asker: Asker) -> ModelInfo:
+        """As the service's, for the key in place of the asker's tenant; `ModelNotFound` as for `find`."""
+        key = self._check(model)
+        return self._service.choose(model, asker._replace(tenant=key.name))
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """As the service's; `ModelNotFound` for models that the key may not use."""
+        self._check(model)
+        return self._service.traffic(model)
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """As the service's; `ModelNotFound` for models that the key may not use."""
+        self._check(model)
+        return await self._service.change_traffic(model, change)
+
     def precheck(
         self,
         model: str,
@@ -50,7 +66,7 @@ class GuardedService:
         weight: float = 1.0,  # noqa: ARG002
     ) -> None:
         """As the service's for the key's tenant, and raises `PermissionDenied` for a class that the key may not use."""
-        key = self._check(model)
+        key = self._check(model_of(model))
         self._service.precheck(model, allowed_class(key, priority), nbytes, key.name, key.weight)
 
     def refused(self, model: str, code: str) -> None:
@@ -59,7 +75,7 @@ class GuardedService:
 
     async def submit(self, model: str, payload: Payload, options: RequestOptions) -> Answer:
         """As the service's, in a class that the key may use, with the key's name and weight among the options."""
-        key = self._check(model)
+        key = self._check(model_of(model))
         allowed = replace(
             options, priority=allowed_class(key, options.priority), key=key.name, tenant=key.name, weight=key.weight
         )
@@ -75,7 +91,7 @@ class GuardedService:
 
     def model_ready(self, model: str) -> bool:
         """As the service's; `ModelNotFound` for models that the key may not use."""
-        self._check(model)
+        self._check(model_of(model))
         return self._service.model_ready(model)
 
     def status(self) -> Mapping[str, Any]:
@@ -85,14 +101,14 @@ class GuardedService:
 
     def statistics(self, model: str) -> Mapping[str, Any]:
         """As the service's; `ModelNotFound` for models that the key may not use."""
-        self._check(model)
+        self._check(model_of(model))
         return self._service.statistics(model)
 
     async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
         """As the service's; `ModelNotFound` for models that the key may not use."""
         names = list(models)
         for name in names:
-            self._check(name)
+            self._check(model_of(name))
         return await self._service.total_statistics(names)
 
     async def metrics(self) -> tuple[bytes, str]:

@@ -5,7 +5,7 @@ once and in this order, so that no API can leave any of it out:
 
 ==========  ==========================================================================================================
 admit       the API key, its rate, and the class that the headers ask for, before anything of the body is read
-look up     the model, where the path names it
+look up     the model, where the path names it, and which of its versions answers
 read        the body, within the request's deadline; of a request whose class is known, room is asked for before that
 parse       what the body says beside its data: model, class, deadline, variant
 precheck    room in the queue, before the data is decoded
@@ -35,10 +35,12 @@ from serve_app.domain.options import (
     levels_of,
     max_header_timeout_s,
     remaining,
+    request_id_of,
     request_options,
 )
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.domain.traffic import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
 from serve_app.http.errors import code_of
@@ -59,7 +61,7 @@ class Call(Protocol):
     Attributes:
         headers: Of the request, or its metadata, by lower-case name.
         model: The model that its path names; ``None`` where the body does.
-        version: The version that its path names.
+        version: The version that its path or its headers name.
         asked_model: The model that it asks for as far as that is known, empty where it is not yet; ``None`` for what
             asks no model to work.
         arrived: Whether its body has arrived already.
@@ -285,11 +287,13 @@ class Gateway:
         info, roomy, limit_s = None, False, 0.0
         if named is not None:
             info = service.find(named, call.version)
+            if info.key and call.version is None:
+                info = self._chosen(info.name, call.headers)
             operation.check(info, call)
             qos = call.qos(info.levels)
             limit_s = header_timeout_s(info, qos)
             if not operation.names_class and (declared := call.declared_size(bodies)) is not None:
-                service.precheck(named, qos[0], declared, client_of(call.headers))
+                service.precheck(info.key or named, qos[0], declared, client_of(call.headers))
                 roomy = True
         elif not call.arrived:
             models = service.models.values()
@@ -306,7 +310,10 @@ class Gateway:
                 parsed = operation.parse(call, info, body)
             if info is None:
                 call.asked_model, version = operation.target(parsed)
+                version = version or call.version
                 info = service.find(call.asked_model, version)
+                if info.key and version is None:
+                    info = self._chosen(info.name, call.headers)
                 operation.check(info, call)
                 qos = call.qos(info.levels)
             hints = operation.hints(parsed)
@@ -321,7 +328,7 @@ class Gateway:
                 qos=qos,
             )
             if not roomy:  # most of the work is still to be done
-                service.precheck(info.name, options.priority, nbytes, options.tenant)
+                service.precheck(info.key or info.name, options.priority, nbytes, options.tenant)
             if large and operation.decode_cost(info, parsed, nbytes) > bodies.offload_above:
                 payload = await bodies.offload(operation.decode, info, parsed)
             else:
@@ -330,10 +337,14 @@ class Gateway:
             call.release(bodies)
         # Numbers can take more room decoded than written.
         held = max(nbytes, held_bytes(payload)) if isinstance(payload, dict) else nbytes
-        answer = await service.submit(info.name, payload, remaining(options, monotonic() - arrived, held))
+        answer = await service.submit(info.key or info.name, payload, remaining(options, monotonic() - arrived, held))
         if operation.write_cost(info, parsed, answer) > bodies.offload_above:
             return answer, await bodies.offload(operation.write, info, parsed, answer)
         return answer, operation.write(info, parsed, answer)
+
+    def _chosen(self, model: str, headers: Mapping[bytes, bytes]) -> ModelInfo:
+        """The version of a model that answers the current request, which names none."""
+        return self.service.choose(model, Asker(client_of(headers), request_id_of(headers)))
 
     def refused(self, error: Exception, model: str | None, headers: Mapping[bytes, bytes]) -> None:
         """Count and log the end of the current request, unless whoever raised the error has.

@@ -17,7 +17,7 @@ from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.access.guard import Guard
-from serve_app.api import hugging_face, openai, overview, predict
+from serve_app.api import hugging_face, openai, overview, predict, traffic
 from serve_app.api.gateway import Gateway
 from serve_app.api.open_inference import administration, infer, rest
 from serve_app.api.openapi import pages
@@ -41,6 +41,7 @@ APIS: Final[tuple[Api, ...]] = (
     infer.routes,
     rest.routes,
     administration.routes,
+    traffic.routes,
     openai.routes,
     predict.routes,
     hugging_face.routes,
@@ -257,7 +258,7 @@ def _rendered(answer: Answer, reply: Reply) -> tuple[Headers, bytes]:
         _PRIORITY[answer.priority],
         (b"server-timing", server_timing(answer)),
     ]
-    if answer.variant or answer.cache or answer.unverified:
+    if answer.variant or answer.cache or answer.unverified or answer.version:
         headers += [(name.encode(), value.encode()) for name, value in optional_headers(answer)]
     if reply.headers:
         headers += reply.headers

@@ -82,8 +82,9 @@ def answer_headers(answer: Answer) -> dict[str, str]:
 
 
 def optional_headers(answer: Answer) -> list[tuple[str, str]]:
-    """What was out of the ordinary about an answer, as headers: the variant, the cache, the proof."""
+    """What was out of the ordinary about an answer, as headers: the version, the variant, the cache, the proof."""
     told = (
+        ("x-model-version", answer.version),
         ("x-variant", answer.variant),
         ("x-cache", answer.cache),
         ("x-unverified", _SHARED if answer.unverified else ""),

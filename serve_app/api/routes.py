@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from serve_app.access.guard import Policy
 from serve_app.api.gateway import Operation
-from serve_app.domain.options import QosHints, parse_qos_headers
+from serve_app.domain.options import MODEL_VERSION, QosHints, parse_qos_headers, version_of
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import ServeAppError
 from serve_app.http.body import BodyReader
@@ -48,6 +48,8 @@ class HttpCall:
         self.params = params
         self.model: str | None = params.get("model")
         self.version: str | None = params.get("version")
+        if MODEL_VERSION in headers and self.version is None:
+            self.version = version_of(headers)
         self.asked_model: str | None = self.model or ""
         self._receive = receive
         self._held = 0

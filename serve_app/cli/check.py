@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.composition import describe_models, read_args
+from serve_app.composition import describe_models, read_args, with_versions
 from serve_app.composition.access import key_problems, tls_problems
 from serve_app.composition.backend import backend_problems, with_backends
 from serve_app.composition.locate import missing_models
@@ -60,7 +60,7 @@ def _check_models(args: AppArgs) -> None:
         for model in args.models
         if not any(is_remote(path) for path in (model.path, *(variant.path for variant in model.variants)))
     )
-    describe_models(args.model_copy(update={"models": here}))
+    describe_models(with_versions(args.model_copy(update={"models": here})))
 
 
 def serve_problems(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from serve_app import __version__
 from serve_app.cli import imports, keys
 from serve_app.cli.simulate import simulate
+from serve_app.cli.traffic import traffic
 from serve_app.errors import ConfigError, ServeAppError
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ def convert(
 
 
 app.command()(simulate)
+app.command()(traffic)
 app.add_typer(keys.app, name="key")
 app.add_typer(imports.app, name="import")
 

@@ -20,6 +20,7 @@ from serve_app.cli.check import check_file
 from serve_app.cli.run import busy_ports, unusable_folder
 from serve_app.composition.backend import make_backend
 from serve_app.composition.model import find_files, read_builds
+from serve_app.composition.versions import versions_of
 from serve_app.config import ModelConfig, ServeFile
 from serve_app.config.files import is_remote
 from serve_app.errors import ConfigError
@@ -174,6 +175,16 @@ def _sessions(model: ModelConfig) -> Iterator[Finding]:
     if remote:
         yield Finding("note", model.name, f"not tried, because it would be copied here: {', '.join(remote)}")
         return
+    try:
+        served = versions_of(model)
+    except ConfigError as error:
+        yield from (Finding("error", model.name, problem) for problem in error.problems)
+        return
+    for each in served:
+        yield from _sessions_of_version(each)
+
+
+def _sessions_of_version(model: ModelConfig) -> Iterator[Finding]:
     locations = find_files(model)
     try:
         builds = read_builds(model, locations)

@@ -44,7 +44,9 @@ def new(
     expires_at: Annotated[
         str | None, typer.Option(help="Date or time from when on it is not valid.", show_default=False)
     ] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="It may change the log, and see metrics and status.")] = False,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="It may change the server, and see metrics and status.")
+    ] = False,
     note: Annotated[str | None, typer.Option(help="Whatever is worth knowing.", show_default=False)] = None,
 ) -> None:
     """Make a key, add it to the file, and print it: once, since only its SHA-256 is kept."""

@@ -98,7 +98,9 @@ def _too_many(wanted: int, files: int, fitting: int) -> str:
 
 
 def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:
-    started = args.router.replicas + sum(model.autoscaling.start_replicas for model in args.models)
+    started = args.router.replicas + sum(
+        model.most_versions * model.autoscaling.start_replicas for model in args.models
+    )
     if _reserved(args) > cores:
         yield f"{started} processes of replicas and routers share {cores} CPUs"
 
@@ -106,7 +108,9 @@ def _cpu_notes(args: AppArgs, cores: int) -> Iterator[str]:
 def _reserved(args: AppArgs) -> float:
     """CPUs reserved at the start."""
     routers = args.router.replicas * args.router.cpus
-    return routers + sum(model.autoscaling.start_replicas * model.resources.cpus for model in args.models)
+    return routers + sum(
+        model.most_versions * model.autoscaling.start_replicas * model.resources.cpus for model in args.models
+    )
 
 
 def _cpus(args: AppArgs, cores: int) -> int:
@@ -116,7 +120,7 @@ def _cpus(args: AppArgs, cores: int) -> int:
     """
     given = default = 0.0
     for model in args.models:
-        cpus = model.autoscaling.max_replicas * model.resources.cpus
+        cpus = model.most_versions * model.autoscaling.max_replicas * model.resources.cpus
         if "cpus" in model.resources.model_fields_set:
             given += cpus
         else:

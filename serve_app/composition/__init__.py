@@ -7,5 +7,15 @@ from serve_app.composition.description import describe_models, model_info, read_
 from serve_app.composition.identity import identities
 from serve_app.composition.profile import read_priors
 from serve_app.composition.router import router_settings
+from serve_app.composition.versions import with_versions
 
-__all__ = ["describe_models", "identities", "model_info", "read_args", "read_models", "read_priors", "router_settings"]
+__all__ = [
+    "describe_models",
+    "identities",
+    "model_info",
+    "read_args",
+    "read_models",
+    "read_priors",
+    "router_settings",
+    "with_versions",
+]

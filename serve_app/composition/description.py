@@ -14,6 +14,7 @@ from serve_app.composition.profile import profile_notes, read_model_profile
 from serve_app.composition.tensors import input_formats, output_labels
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.service import ModelInfo, ModelServing
+from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.processors.image import ImageProcessor
 
@@ -22,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 def describe_models(config: AppArgs) -> dict[str, ModelInfo]:
     """Read every model's files and describe it, as clients will see it before any replica runs.
+
+    Args:
+        config: As `with_versions` makes it.
 
     Raises:
         ConfigError: One line per model that cannot be used.
@@ -72,7 +76,7 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
     exact, signature = locations[""], builds[""].signature
     processor = make_processor(model, signature, exact)
     return ModelInfo(
-        name=model.name,
+        name=model_of(model.name),
         version=exact.version,
         versions=(exact.version,),
         task=model.task,
@@ -91,6 +95,7 @@ def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Descrip
         numbered=exact.numbered,
         platform=exact.kind.platform,
         backend=exact.kind.triton_name or exact.kind.name,
+        key=model.name if model.name != model_of(model.name) else "",
         **_said_of_tensors(model, builds[""], exact),
     )
 

@@ -20,7 +20,13 @@ from serve_app.processors.custom import find_class, source_of
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "path": "the contents of the files count, wherever they are",
     "version": "the version that was found counts, with its files",
+    "versions": "each of them is a model of its own here",
+    "aliases": "which version a request is for is decided before",
+    "traffic": "which version a request is for is decided before",
+    "sticky": "which version a request is for is decided before",
+    "shadow": "what it answers reaches no client",
     "variants.__all__.path": "the contents of the files count, wherever they are",
+    "variants.__all__.version": "the version that was found counts, with its files",
     "fallbacks": "an answer of a fallback is not kept",
     "cache": "says what is kept and for how long",
     "profile": "predicts how long batches take",

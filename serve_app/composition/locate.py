@@ -183,8 +183,11 @@ def _missing(model: ModelConfig, environ: Mapping[str, str] | None) -> Iterator[
     except ConfigError as error:
         yield from (f"backend: {problem}" for problem in error.problems)
         return
-    wanted = [("path", model.path, model.version)]
-    wanted += [(f"variants[{at}].path", variant.path, None) for at, variant in enumerate(model.variants)]
+    versions = model.versions if isinstance(model.versions, tuple) else (model.version,)
+    wanted = [("path", model.path, version) for version in versions]
+    for at, variant in enumerate(model.variants):
+        same = versions if variant.version is None and model.versions is not None else (variant.version,)
+        wanted += [(f"variants[{at}].path", variant.path, version) for version in same]
     for key, path, version in wanted:
         if is_remote(path):
             continue

@@ -69,7 +69,8 @@ def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> 
     exact = resolve_model(model.path, model.version, environ, _files_beside(model), model.backend, model.file)
     # One backend runs all builds, so that the model's options are those of each.
     return {"": exact} | {
-        variant.name: resolve_model(variant.path, None, environ, backend=exact.kind.name) for variant in model.variants
+        variant.name: resolve_model(variant.path, variant.version, environ, backend=exact.kind.name)
+        for variant in model.variants
     }
 
 

@@ -139,6 +139,7 @@ def _routed(
             prior=priors.get(model.name, ()),
             on_demand=model.autoscaling.min_replicas == 0,
             cache=_cache(model, identities.get(model.name, {})),
+            traffic=model.version_traffic() if infos[model.name].key else None,
         )
         for model in config.models
     ]

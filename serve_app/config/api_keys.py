@@ -68,7 +68,8 @@ class ApiKeyConfig(Section):
     twice what a key with 1 gets."""
 
     admin: bool = False
-    """Whether it may change the server's log, and see metrics and status where these are not open to everybody."""
+    """Whether it may change the server (its log, the traffic of versions), and see metrics and status where these are
+    not open to everybody."""
 
     expires_at: Annotated[datetime | None, Field(strict=False)] = None
     """From when on it is not valid: a date or a time, UTC where it names no zone."""

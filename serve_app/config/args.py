@@ -142,7 +142,10 @@ class AppArgs(Section):
         return Budget(
             queues={priority.label: limits.queue for priority, limits in self.classes.by_priority().items()},
             in_flight={
-                model.name: model.autoscaling.max_replicas * model.batching.window * model.batching.max_rows
+                model.name: model.most_versions
+                * model.autoscaling.max_replicas
+                * model.batching.window
+                * model.batching.max_rows
                 for model in self.models
             }
             | ({"waiting for the same request": waiting} if waiting else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -37,8 +37,10 @@ from serve_app.config.tensors import (
     checked_labels,
 )
 from serve_app.config.values import Positive, Seconds, Section
+from serve_app.config.versions import LatestVersions, ShadowConfig, VersionList, Weights
 from serve_app.config.warm_up import WarmUpConfig
 from serve_app.domain.row_sizes import row_buckets
+from serve_app.domain.traffic import Traffic, faults_of, newest_last, version_key
 from serve_app.payloads import TENSORS
 from serve_app.scheduling.settings import COPIES, ModelScheduling
 
@@ -83,6 +85,9 @@ class VariantConfig(Section):
     path: str = Field(min_length=1)
     """Its folder, as in the model's `path`."""
 
+    version: Positive | None = None
+    """Version to run, of a folder of versions; by default the highest, or with the model's `versions` the model's."""
+
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
@@ -121,6 +126,25 @@ class ModelConfig(Section):
 
     version: Positive | None = None
     """Version to serve, of a folder of versions; by default the highest there is."""
+
+    versions: LatestVersions | VersionList | None = None
+    """Several versions to serve at once: a list, or `{latest: 2}`. Each has replicas of its own."""
+
+    aliases: dict[str, Positive] = Field(default_factory=dict)
+    """Other names of versions. `stable` answers requests that name none; by default it is the newest."""
+
+    traffic: Weights = Field(default_factory=dict)
+    """Parts of the requests that name no version, by version or alias: `{stable: 90, candidate: 10}`.
+
+    By default `stable` answers all of them.
+    """
+
+    sticky: Literal["key", "request_id", "none"] = "request_id"
+    """What always leads to the same version while `traffic` stays as it is: the API key, or without keys the client's
+    address; the id of the request, so that a retry does; or nothing."""
+
+    shadow: ShadowConfig | None = None
+    """A version that runs copies of requests, in class `low`, without answering them. Answers are compared."""
 
     labels: Labels | LabelsByOutput | None = None
     """Names for the values of an output, of a model of plain tensors: a list, or a file beside the model.
@@ -248,6 +272,7 @@ class ModelConfig(Section):
                 faults.append((("resources", "row_sizes", number), f"must be one of {among}, got {size}"))
         if self.warm_up is not None and self.task != TENSORS:
             faults.append((("warm_up",), f"the task {self.task} makes inputs of its own; leave this out"))
+        faults += self._version_faults()
         if faults:
             raise validation_error(faults)
         return self
@@ -265,6 +290,26 @@ class ModelConfig(Section):
         guess = nearest(self.task, known)
         hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}; others need processor.class"
         return f"unknown task {short_repr(self.task)}; {hint}"
+
+    def _version_faults(self) -> list[tuple[Location, str]]:
+        versions = self.versions
+        if versions is None:
+            given = [key for key in ("aliases", "traffic", "sticky", "shadow") if key in self.model_fields_set]
+            return [((key,), "is for models that are served in several versions; set versions") for key in given]
+        faults: list[tuple[Location, str]] = []
+        if self.version is not None:
+            faults.append((("version",), "leave this out: versions says which ones are served"))
+        if self.profile is not None:
+            faults.append((("profile",), "is measured of one version; leave this out"))
+        if isinstance(versions, LatestVersions):  # which ones these are is known once the folder has been read
+            return faults
+        if not versions:
+            faults.append((("versions",), "needs at least one version"))
+        elif len(set(versions)) < len(versions):
+            faults.append((("versions",), "names a version twice"))
+        else:
+            faults += faults_of(self.version_traffic(), newest_last([str(version) for version in versions]))
+        return faults
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -303,6 +348,32 @@ class ModelConfig(Section):
             # Every replica that has a picture or a sound decodes it, before anybody knows who runs it.
             copies=1 if isinstance(self.processor, ImageOptions | AudioOptions | CustomOptions) else COPIES,
         )
+
+    @property
+    def most_versions(self) -> int:
+        """How many versions are served at once, at most."""
+        if self.versions is None:
+            return 1
+        return self.versions.latest if isinstance(self.versions, LatestVersions) else len(self.versions)
+
+    def version_traffic(self) -> Traffic:
+        """How requests are spread over its versions."""
+        return Traffic(
+            {alias: str(version) for alias, version in self.aliases.items()},
+            dict(self.traffic),
+            self.sticky,
+            None if self.shadow is None else self.shadow.settings(),
+        )
+
+    def of_version(self, version: str) -> ModelConfig:
+        """One of its versions as a model of its own, with the name that the server calls it by."""
+        number = int(version)
+        variants = tuple(
+            variant if variant.version is not None else variant.model_copy(update={"version": number})
+            for variant in self.variants
+        )
+        name = version_key(self.name, version)
+        return self.model_copy(update={"name": name, "version": number, "versions": None, "variants": variants})
 
     @property
     def deployment(self) -> str:

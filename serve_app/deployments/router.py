@@ -22,7 +22,9 @@ from serve_app.deployments.log import join_serve_log, request_log_file
 from serve_app.deployments.model import IDENTITIES, JOINABLE, LINK, NOT_WARMED, WARM_UP
 from serve_app.deployments.ray_errors import translate_errors
 from serve_app.deployments.replica_directory import Replicas, directory
+from serve_app.deployments.traffic_store import KvTrafficStore
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
+from serve_app.domain.traffic import Asker
 from serve_app.errors import InvalidRequest
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
 from serve_app.router.router import Router
@@ -87,7 +89,8 @@ class RouterDeployment:
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
         settings = router_settings(config, infos, priors=priors, identities=identities, log_file=log_file)
         peers = None if config.router.replicas == 1 else _Peers()
-        self._router = Router(settings, self._call, peers)
+        self._router = Router(settings, self._call, peers, KvTrafficStore(serve.get_replica_context().app_name))
+        self._router.restore_traffic()
         self.grpc_app = self._router.grpc
         directory.subscribe(self._on_replicas)
         tune_garbage_collection()
@@ -121,6 +124,7 @@ class RouterDeployment:
         variant: str = "",
         fallback: bool = True,
         cacheable: bool = True,
+        version: str = "",
     ) -> Answer:
         """Answer a request of another Serve application: the same queue and promises as over HTTP, and no API key.
 
@@ -132,19 +136,24 @@ class RouterDeployment:
             variant: Name of the model's variant to run; empty for the exact model.
             fallback: Whether one of the model's fallbacks may answer where the exact model would be too late.
             cacheable: Whether the answer may come from, and go to, the response cache.
+            version: The version to run, or an alias; empty: whichever answers requests that name none.
 
         Raises:
             ServeAppError: As `serve_app.errors` says.
         """
+        service = self._router.service
         try:
             priority_class = Priority[priority.upper()]
         except KeyError:
             raise InvalidRequest(f"priority is {priority!r}; expected high, normal or low") from None
-        if variant and variant not in self._router.service.find(model).variants:
+        info = service.find(model, version or None)
+        if info.key and not version:
+            info = service.choose(model, Asker())
+        if variant and variant not in info.variants:
             raise InvalidRequest(f"model {model!r} has no variant {variant[:64]!r}")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
         options = RequestOptions(priority_class, timeout_s, variant=variant, fallback=fallback, cacheable=cacheable)
-        return await self._router.service.submit(model, payload, options)
+        return await service.submit(info.key or info.name, payload, options)
 
     def check_health(self) -> None:
         """Fail when the scheduler has, or a direct port does not open: Serve then replaces this router."""
@@ -161,6 +170,11 @@ class RouterDeployment:
     async def own_statistics(self) -> tuple[str, dict[str, Statistics]]:
         """This router's name and the statistics of its models."""
         return _own_name(), self._router.statistics()
+
+    async def on_traffic(self, model: str, origin: str, table: bytes) -> tuple[str, None]:
+        """Take what another router tells of the traffic of a model. Gives this router's name."""
+        self._router.on_traffic(model, origin, table)
+        return _own_name(), None
 
     async def _call(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         """The way of a bundle to a replica without a link: by Serve's handle."""
@@ -204,12 +218,18 @@ class _Peers:
         """See the class."""
         return list((await self._ask("own_statistics")).values())
 
-    async def _ask(self, method: str) -> dict[str, Any]:
+    async def tell_traffic(self, model: str, origin: str, table: bytes) -> None:
+        """See the class. Who does not hear it looks for it later."""
+        await self._ask("on_traffic", model, origin, table)
+
+    async def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
         """What the other routers answer to a method that gives a router's name and something of it, by that name."""
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
         try:
-            answers = await peers.broadcast(method).results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
+            answers = await peers.broadcast(method, *arguments).results_async(
+                timeout_s=_METRICS_WAIT_S, return_exceptions=True
+            )
         except TimeoutError:
             answers = []
         # A router that is starting, stopping or stuck is left out, and what is made of it shows a gap.

@@ -25,6 +25,8 @@ LISTENER: Final = b":listener"
 CLIENT: Final = b":client"
 """Among them the address that it came from, set likewise; missing where it is not known."""
 CACHE_CONTROL: Final = b"cache-control"
+MODEL_VERSION: Final = b"x-model-version"
+"""Names the version of a model, or an alias, where the path or the body names none."""
 _LONGEST_ID: Final = 128
 _LONGEST_STATE: Final = 512
 
@@ -103,6 +105,12 @@ def request_options(
         options = _in_trace(options, headers)
     control = headers.get(CACHE_CONTROL)
     return options if control is None else _with_cache_control(options, control)
+
+
+def version_of(headers: Mapping[bytes, bytes]) -> str | None:
+    """The version that the headers name; ``None`` where they name none."""
+    named = headers.get(MODEL_VERSION)
+    return named.decode("latin-1") if named else None
 
 
 def client_of(headers: Mapping[bytes, bytes]) -> str:

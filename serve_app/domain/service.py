@@ -12,6 +12,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
+from serve_app.domain.traffic import Asker, TableChange
 from serve_app.errors import ModelNotFound
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
@@ -67,6 +68,8 @@ class ModelInfo(NamedTuple):
         numbered: Whether it is one of several versions, each in a folder of its own.
         platform: What runs it, as V2's metadata name it.
         backend: The same as Triton's model configuration names it.
+        key: What the server calls it, where it is one of several versions of a model that are served at once; empty:
+            its name. Where a model is to be named to the service, this is what names the version.
     """
 
     name: str
@@ -91,6 +94,7 @@ class ModelInfo(NamedTuple):
     numbered: bool = True
     platform: str = ""
     backend: str = ""
+    key: str = ""
 
     @property
     def rows(self) -> bool:
@@ -169,6 +173,7 @@ class Answer(Struct, frozen=True):
         cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
             was the same; else empty.
         unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
+        version: The version that answered, where the model is served in several; else empty.
     """
 
     value: Any
@@ -182,17 +187,44 @@ class Answer(Struct, frozen=True):
     postprocess_s: float = 0.0
     cache: str = ""
     unverified: bool = False
+    version: str = ""
 
 
 class InferenceService(Protocol):
-    """The server, as protocol adapters see it."""
+    """The server, as protocol adapters see it.
+
+    A model is named by its name, and one of several versions by its `ModelInfo.key`.
+    """
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        """Every model by name, in the configuration's order."""
+        """Every model by name, in the configuration's order; of several versions the stable one."""
 
     def find(self, model: str, version: str | None = None) -> ModelInfo:
-        """The model of that name (and version). Raises `ModelNotFound`, naming what there is."""
+        """The model of that name, and the version of that number or alias; by default the stable one.
+
+        Raises:
+            ModelNotFound: There is none; names what there is.
+        """
+
+    def choose(self, model: str, asker: Asker) -> ModelInfo:
+        """The version that answers who names none. Only of models with a `ModelInfo.key`. Raises as `find`."""
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """How requests are spread over the versions of a model, JSON-able. Raises `ModelNotFound`."""
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """Spread them otherwise from now on, at all routers.
+
+        Args:
+            model: Its name.
+            change: Makes the next table of the present one and the versions that are served. May be called again.
+
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: It is served in one version, or as ``change`` raises it.
+            ModelUnavailable: The change cannot be stored.
+        """
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0

@@ -12,6 +12,8 @@ from typing import Final, Protocol
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
+from serve_app.domain.service import unknown_model
+from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
@@ -22,6 +24,7 @@ from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
 from serve_app.router.service import Service
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
+from serve_app.router.traffic import TrafficStore
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS
@@ -32,6 +35,7 @@ from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.request_log import RequestLog
 from serve_app.telemetry.statistics import Statistics
 from serve_app.telemetry.trace import RequestTraces, configured_tracer
+from serve_app.telemetry.traffic_metrics import TRAFFIC
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
 from serve_app.transport.ties import TieTable
@@ -58,6 +62,9 @@ class Peers(Protocol):
     async def statistics(self) -> Sequence[Mapping[str, Statistics]]:
         """The statistics of their models, by the model's name."""
 
+    async def tell_traffic(self, model: str, origin: str, table: bytes) -> None:
+        """Have them call `Router.on_traffic`."""
+
 
 class Router:
     """One router process. It must be made in the event loop that it works in, and works from then on.
@@ -69,6 +76,7 @@ class Router:
         settings: What it serves. Raises ConfigError when a port cannot be had, or a certificate cannot be used.
         call: The way to replicas without a link.
         peers: The other routers of the application; ``None``: there are none.
+        traffic_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
 
     Attributes:
         service: What every protocol is served by.
@@ -77,7 +85,13 @@ class Router:
         metrics: What it counts.
     """
 
-    def __init__(self, settings: RouterSettings, call: Call, peers: Peers | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        call: Call,
+        peers: Peers | None = None,
+        traffic_store: TrafficStore | None = None,
+    ) -> None:
         self._settings = settings
         self._call = call
         self._peers = peers
@@ -111,7 +125,10 @@ class Router:
             peer_statistics=None if peers is None else peers.statistics,
             traces=None if self._log is None and tracer is None else RequestTraces(self._log, tracer),
             cache=self._cache,
+            traffic_store=traffic_store,
+            tell_traffic=None if peers is None else peers.tell_traffic,
         )
+        self.metrics.registry.register(Readings(TRAFFIC, self.service.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()
         for model in settings.models:
             self._take(model)
@@ -195,6 +212,9 @@ class Router:
         self.grpc.changed()
 
     def _take(self, model: RoutedModel) -> None:
+        known = self.service.models.get(model.info.name)
+        if known is not None and not (known.key and model.info.key):
+            raise ValueError(f"there is a model {model.info.name!r} already")
         self._dispatcher.add_model(model.scheduling, model.group)
         self._scheduler.seed(model.name, model.prior)
         self.service.add_model(model)
@@ -218,7 +238,8 @@ class Router:
             ValueError: It is to be its own successor.
         """
         for named in (name, *(() if successor is None else (successor,))):
-            self.service.find(named)
+            if named not in self.service.keys:
+                raise unknown_model(named, self.service.models)
         if successor == name:
             raise ValueError(f"model {name} cannot be its own successor")
         served = self.service.remove_model(name)
@@ -235,9 +256,22 @@ class Router:
     async def _forget(self, name: str, *ends: Awaitable[None]) -> None:
         for end in ends:
             await end
-        if name not in self.service.models:
+        if name not in self.service.keys:
             self.metrics.forget(name)
             self._cache.forget(name)
+        if model_of(name) not in self.service.models:
+            self.metrics.forget(model_of(name))  # what was refused before its version was known
+
+    # -------------------------------------------------------------- traffic
+
+    def restore_traffic(self) -> None:
+        """Spread requests over versions as was set at run time, once all models are there. Reads the store: blocks."""
+        self.service.tables.restore()
+        self.service.tables.start()
+
+    def on_traffic(self, model: str, origin: str, table: bytes) -> None:
+        """Take a table of traffic that another router has; see `Peers.tell_traffic`."""
+        self.service.tables.told(model, origin, table)
 
     # ------------------------------------------------------------- replicas
 
@@ -246,7 +280,7 @@ class Router:
 
         To be called in the router's event loop. What is told of a model that is not served is ignored.
         """
-        if model not in self.service.models:
+        if model not in self.service.keys:
             return
         for report in replicas.values():
             self._scheduler.seed(model, report.executions)
@@ -300,8 +334,8 @@ class Router:
         return self._scheduler.load(model)
 
     def statistics(self) -> dict[str, Statistics]:
-        """The statistics of its models, by name."""
-        return {model: self.service.statistics(model) for model in self.service.models}
+        """The statistics of its models, by name, and of versions by key."""
+        return {key: self.service.statistics(key) for key in self.service.keys}
 
     async def _metrics_page(self) -> str:
         own = self.metrics.render()
@@ -334,6 +368,7 @@ class Router:
             grace_s: How long connections without a request stay open, seconds.
         """
         await self._close_ports(limit_s, grace_s)
+        await self.service.close()
         if self._settings.keys is not None:
             self._settings.keys.close()
         self._links.close()

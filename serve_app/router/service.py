@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from serve_app.backends.batch import most_rows
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
+from serve_app.domain.traffic import Asker, Table, TableChange, Traffic, described
 from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Processor
@@ -19,10 +21,13 @@ from serve_app.router.cache.response_cache import ModelCache, ResponseCache
 from serve_app.router.dispatcher import Dispatcher, refused
 from serve_app.router.lateness import DEFAULT_EXECUTIONS, default_timeout_s, read_too_long
 from serve_app.router.settings import RoutedModel
+from serve_app.router.shadow import SHADOW_TENANT, SHADOW_WEIGHT, Shadows
+from serve_app.router.traffic import Tell, TrafficStore, TrafficTables, Versions
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.telemetry.metrics import CONTENT_TYPE, RouterMetrics
 from serve_app.telemetry.statistics import Statistics, describe, total
 from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
+from serve_app.telemetry.traffic_metrics import TrafficReading
 
 _NORMAL = Priority.NORMAL
 _NOTHING_KNOWN = Joinable(PROVEN, "")
@@ -40,6 +45,11 @@ class Service:
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
         traces: Follow every request, for the log and for traces.
         cache: Answers what was asked before; ``None``: no model has one.
+        traffic_store: Keeps how requests are spread over versions; ``None``: it lasts as long as this service.
+        tell_traffic: Tells every other router how; ``None``: there are none.
+
+    Attributes:
+        tables: The models that are served in several versions.
     """
 
     def __init__(
@@ -51,6 +61,8 @@ class Service:
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
         traces: RequestTraces | None = None,
         cache: ResponseCache | None = None,
+        traffic_store: TrafficStore | None = None,
+        tell_traffic: Tell | None = None,
     ) -> None:
         self._models: dict[str, ModelInfo] = {}
         self._served: dict[str, _Served] = {}
@@ -62,19 +74,27 @@ class Service:
         self._peer_statistics = peer_statistics or _no_peers
         self._cache = cache
         self._traces = traces
+        self.tables = TrafficTables(traffic_store, tell_traffic, self._publish)
+        self._shadows = Shadows(self._has_room, self._submit, metrics.shadowed)
         self._in_work = 0
         self._ending = False  # not ready any more, though what comes is still answered
         self._finished: asyncio.Event | None = None  # set when nothing is in work; there since nothing more is taken
 
     def add_model(self, model: RoutedModel) -> None:
-        """Serve one more model. The dispatcher must know it."""
+        """Serve one more model, or one more version of one. The dispatcher must know it."""
         cache = None if self._cache is None or model.cache is None else self._cache.add_model(model.name, model.cache)
-        self._served[model.name] = _Served(model, cache)
-        self._models[model.name] = model.info
-        self._unverified = _unverified(self._models)
+        info, versions = model.info, None
+        if info.key:
+            versions = self.tables.add(info.name, info.version, info.key, model.traffic or Traffic())
+        self._served[model.name] = _Served(model, cache, versions)
+        if versions is None:
+            self._models[info.name] = info
+        else:
+            self._publish(versions)
+        self._unverified = _unverified(self._served)
 
     def remove_model(self, model: str) -> Awaitable[None]:
-        """Serve a model no more.
+        """Serve a model, or a version of one, no more.
 
         Returns:
             Waits until its requests have ended.
@@ -82,21 +102,39 @@ class Service:
         Raises:
             ModelNotFound: No such model.
         """
-        self.find(model)
-        del self._models[model]
+        if model not in self._served:
+            raise unknown_model(model, self._models)
         served = self._served.pop(model)
-        self._unverified = _unverified(self._models)
+        info = served.info
+        if served.versions is None or self.tables.remove(info.name, info.version) is None:
+            del self._models[info.name]
+        else:
+            self._publish(served.versions)
+        self._unverified = _unverified(self._served)
         if self._cache is not None:
             self._cache.remove_model(model)
         return served.ended()
 
+    def _publish(self, versions: Versions) -> None:
+        """Show a model with several versions as its stable one, and each of these with the others."""
+        for key in versions.keys.values():
+            served = self._served[key]
+            if served.info.versions != versions.versions:
+                served.info = served.info._replace(versions=versions.versions)
+        self._models[versions.name] = self._served[versions.stable].info
+
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        """Every model by name, in the order in which they came."""
+        """Every model by name, in the order in which they came; of several versions the stable one."""
         return self._models
 
+    @property
+    def keys(self) -> Sequence[str]:
+        """What everything is called that has replicas of its own: models, and versions of those that have several."""
+        return tuple(self._served)
+
     def find(self, model: str, version: str | None = None) -> ModelInfo:
-        """The model of that name and version.
+        """The model of that name, and the version of that number or alias; by default the stable one.
 
         Raises:
             ModelNotFound: There is none; the message names what there is.
@@ -104,12 +142,81 @@ class Service:
         info = self._models.get(model)
         if info is None:
             raise unknown_model(model, self._models)
-        if version is not None and version not in info.versions:
-            raise ModelNotFound(
-                f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
-                f" versions: {', '.join(info.versions)}"
+        if version is None:
+            return info
+        aliases = ""
+        if info.key:
+            versions = self.tables.models[model]
+            if (key := versions.key_of(version)) is not None:
+                return self._served[key].info
+            aliases = f"; aliases: {', '.join(versions.aliases)}"
+        elif version in info.versions:
+            return info
+        raise ModelNotFound(
+            f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
+            f" versions: {', '.join(info.versions)}{aliases}"
+        )
+
+    def choose(self, model: str, asker: Asker) -> ModelInfo:
+        """The version that answers who names none: by the table, or the stable one where that one has no replica.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        versions = self.tables.models.get(model)
+        if versions is None:
+            return self.find(model)
+        served = self._served[versions.choose(asker)]
+        if not self._can_work(served):
+            served = self._served[versions.stable]
+        return served.info
+
+    def traffic(self, model: str) -> Mapping[str, Any]:
+        """How requests are spread over the versions of a model; see `described`. Of one version there are no aliases.
+
+        Raises:
+            ModelNotFound: No such model.
+        """
+        info = self.find(model)
+        if not info.key:
+            only = Table(Traffic(weights={info.version: 100.0}))
+            return {**described(model, only, info.versions), "aliases": {}}
+        versions = self.tables.models[model]
+        return described(model, versions.table, versions.versions)
+
+    async def change_traffic(self, model: str, change: TableChange) -> Mapping[str, Any]:
+        """Spread them otherwise from now on; see `TrafficTables.change`.
+
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: It is served in one version, or as ``change`` raises it.
+            ModelUnavailable: It cannot be stored.
+        """
+        info = self.find(model)
+        if not info.key:
+            raise InvalidRequest(
+                f"model {model!r} is served in one version; set versions in its configuration to serve several"
             )
-        return info
+        await self.tables.change(self.tables.models[model], change)
+        return self.traffic(model)
+
+    def traffic_readings(self) -> Mapping[str, TrafficReading]:
+        """The same for metrics, by model."""
+        told = {}
+        for model, versions in self.tables.models.items():
+            shares = dict(versions.shares)
+            told[model] = TrafficReading(
+                versions.table.revision, {key: shares.get(version, 0.0) for version, key in versions.keys.items()}
+            )
+        return told
+
+    def _keys_of(self, model: str) -> tuple[str, ...]:
+        """What a model has replicas as: itself, or its versions. Raises `ModelNotFound`."""
+        if model in self._served:
+            return (model,)
+        if (versions := self.tables.models.get(model)) is None:
+            raise unknown_model(model, self._models)
+        return tuple(versions.keys.values())
 
     def precheck(
         self, model: str, priority: Priority | None, nbytes: int, tenant: str = "", weight: float = 1.0
@@ -123,11 +230,12 @@ class Service:
             QueueFull: Its class has no room.
             ModelUnavailable: Its circuit breakers are open.
         """
-        if model not in self._models:
-            self.find(model)
+        served = self._served.get(model)
+        if served is None:
+            raise unknown_model(model, self._models)
         if self._finished is not None:
             raise _stopping()
-        if self._served[model].cache is not None:
+        if served.cache is not None:
             return
         priority = priority or _NORMAL
         rejection = self._scheduler.precheck(model, priority, nbytes, monotonic(), tenant, weight)
@@ -155,14 +263,18 @@ class Service:
         try:
             cache = served.cache
             if cache is None or not options.cacheable:
-                return await self._submit(model, payload, options)
-            if not options.nbytes:
-                options = replace(options, nbytes=_nbytes(payload))
-            answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
-            answer = self._with_proof(served, answer)
-            if self._traces is not None and answer.cache in _WITHOUT_WORK:
-                self._traces.answered_from_cache(model, options, answer)
-            return answer
+                answer = await self._submit(model, payload, options)
+            else:
+                if not options.nbytes:
+                    options = replace(options, nbytes=_nbytes(payload))
+                answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
+                answer = self._with_proof(served, answer)
+                if self._traces is not None and answer.cache in _WITHOUT_WORK:
+                    self._traces.answered_from_cache(served.info, options, answer)
+            if served.versions is None:
+                return answer
+            self._shadow(served, served.versions, payload, options, answer)
+            return replace(answer, version=served.info.version)
         finally:
             self._in_work -= 1
             served.in_work -= 1
@@ -170,6 +282,27 @@ class Service:
                 served.left.set()
             if self._finished is not None and not self._in_work:
                 self._finished.set()
+
+    def _shadow(
+        self, served: _Served, versions: Versions, payload: Payload, options: RequestOptions, answer: Answer
+    ) -> None:
+        """Have another version run a copy of what was executed, if one is to be compared with this one."""
+        if versions.shadow is None or self._ending or answer.cache in _WITHOUT_WORK:
+            return
+        settings, version = versions.shadow
+        if version == served.info.version or random.random() * 100.0 >= settings.share:  # noqa: S311 - no secret
+            return
+        key = versions.keys[version]
+        if self._served[key].info.signature.inputs != served.info.signature.inputs:
+            self._metrics.shadowed(key, "failed")
+            return
+        if not options.nbytes:
+            options = replace(options, nbytes=_nbytes(payload))
+        self._shadows.start(key, payload, options, answer, settings.tolerance)
+
+    def _has_room(self, key: str, nbytes: int) -> bool:
+        """Whether class ``low`` takes a shadow request now."""
+        return self._scheduler.precheck(key, Priority.LOW, nbytes, monotonic(), SHADOW_TENANT, SHADOW_WEIGHT) is None
 
     async def _submit(
         self, model: str, payload: Payload, options: RequestOptions, queued: Callable[[Entry], None] | None = None
@@ -188,7 +321,7 @@ class Service:
         timeout_s, default_of = options.timeout_s, None
         if timeout_s is None:
             timeout_s, default_of = self._default_s(info, priority, rows, bucket, options), priority
-        trace = None if self._traces is None else RequestTrace(self._traces, model, priority, rows, options)
+        trace = None if self._traces is None else RequestTrace(self._traces, info, priority, rows, options)
         try:
             answer = await self._dispatcher.submit(
                 model,
@@ -247,8 +380,12 @@ class Service:
                 known[variant] = verdict
         if known == info.joinable:
             return
-        self._models[model] = served.info = info._replace(joinable=known)
-        self._unverified = _unverified(self._models)
+        served.info = info._replace(joinable=known)
+        if served.versions is None:
+            self._models[model] = served.info
+        else:
+            self._publish(served.versions)
+        self._unverified = _unverified(self._served)
         cache = served.cache
         for variant, verdict in known.items():
             self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
@@ -266,17 +403,27 @@ class Service:
     def model_ready(self, model: str) -> bool:
         """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
 
+        One with several versions can where the stable one can: others must not take a server out of service.
+
         Raises:
             ModelNotFound: No such model.
         """
-        self.find(model)
-        if self._ending or self._dispatcher.broken:
-            return False
-        return self._served[model].on_demand or self._scheduler.usable(model) > 0
+        served = self._served.get(model)
+        if served is None:
+            served = self._served[self.find(model).key]
+        return not self._ending and not self._dispatcher.broken and self._can_work(served)
+
+    def _can_work(self, served: _Served) -> bool:
+        return served.on_demand or self._scheduler.usable(served.key) > 0
 
     def stop_being_ready(self) -> None:
         """Say that no more work should be sent here, though what comes is still done."""
         self._ending = True
+
+    async def close(self) -> None:
+        """End what no client waits for."""
+        self.tables.close()
+        await self._shadows.close()
 
     async def finish(self, limit_s: float) -> int:
         """Refuse what comes from now on, and wait until what was taken is answered.
@@ -319,12 +466,15 @@ class Service:
             its queues, replicas and predictions; and its circuit breakers as ``breaker``, ``None`` where it has none.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
+            Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
+            them, by model.
         """
         snapshot, now = self._scheduler.snapshot(), self._dispatcher.now()
         shared = {} if self._cache is None else self._cache.status()
         return {
             "ready": self.ready(),
             **({"cache": shared} if shared else {}),
+            **({"traffic": {name: self.traffic(name) for name in self.tables.models}} if self.tables.models else {}),
             "models": {
                 name: {
                     "task": served.info.task,
@@ -344,18 +494,24 @@ class Service:
     def statistics(self, model: str) -> Mapping[str, Any]:
         """Cumulative counters of one model in this router, in the V2 statistics extension's terms.
 
+        Args:
+            model: Its name, or the key of one of several versions.
+
         Raises:
             ModelNotFound: No such model.
         """
-        return describe(self.find(model), self._metrics.statistics(model), self._dispatcher.now())
+        served = self._served.get(model)
+        if served is None:
+            raise unknown_model(model, self._models)
+        return describe(served.info, self._metrics.statistics(model), self._dispatcher.now())
 
     async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
-        """As `statistics`, for several models, over all routers.
+        """As `statistics`, for several models, over all routers: of each all versions, if it has several.
 
         Raises:
             ModelNotFound: No such model.
         """
-        names = list(models)
+        names = [key for model in models for key in self._keys_of(model)]
         routers = [{name: self.statistics(name) for name in names}, *await self._peer_statistics()]
         return [total([router[name] for router in routers if name in router]) for name in names]
 
@@ -378,7 +534,7 @@ class Service:
         Raises:
             DeadlineExceeded: None are.
         """
-        solo_s = self._scheduler.solo_s(info.name, rows, bucket, options.variant)
+        solo_s = self._scheduler.solo_s(info.key or info.name, rows, bucket, options.variant)
         allowed_s = info.default_timeout_s[priority]
         if DEFAULT_EXECUTIONS * solo_s > allowed_s:  # of few: a call for every request would be felt
             allowed_s = default_timeout_s(allowed_s, solo_s)
@@ -392,21 +548,36 @@ class _Served:
     """A model as it is served now.
 
     Attributes:
+        key: What the server calls it.
         info: What is known of it.
         processor: Prices its requests where it takes media.
         cache: Its cache of answers.
         on_demand: Whether it may have no replica while nobody asks for it.
         scheduling: How it is scheduled, as `Service.status` shows it.
         warm_up: Likewise, what the warm-up of its replicas came to.
+        versions: All versions of the model, where there are several.
         in_work: Requests that are being answered.
         left: Set when the last of them has ended; there since the model was removed.
     """
 
-    __slots__ = ("cache", "in_work", "info", "left", "on_demand", "processor", "scheduling", "warm_up")
+    __slots__ = (
+        "cache",
+        "in_work",
+        "info",
+        "key",
+        "left",
+        "on_demand",
+        "processor",
+        "scheduling",
+        "versions",
+        "warm_up",
+    )
 
-    def __init__(self, model: RoutedModel, cache: ModelCache | None) -> None:
+    def __init__(self, model: RoutedModel, cache: ModelCache | None, versions: Versions | None) -> None:
+        self.key = model.name
         self.processor = model.processor
         self.info = model.info
+        self.versions = versions
         self.cache = cache
         self.on_demand = model.on_demand
         self.scheduling = _scheduling(model)
@@ -451,12 +622,12 @@ def _care(verdict: Joinable) -> tuple[int, float]:
     return 0 if verdict.verdict == PROVEN else 1 if verdict.joins else 2, verdict.deviation
 
 
-def _unverified(models: Mapping[str, ModelInfo]) -> frozenset[str]:
+def _unverified(models: Mapping[str, _Served]) -> frozenset[str]:
     """The models of which a build's requests share runs without proof."""
     return frozenset(
-        name
-        for name, info in models.items()
-        if any(verdict.verdict == UNVERIFIED for verdict in info.joinable.values())
+        key
+        for key, served in models.items()
+        if any(verdict.verdict == UNVERIFIED for verdict in served.info.joinable.values())
     )
 
 

@@ -11,6 +11,7 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import CacheSettings, LogSettings, TlsFiles
+from serve_app.domain.traffic import Traffic
 from serve_app.http.http1 import Limits
 from serve_app.payloads import Execution, Joinable
 from serve_app.processors.processor import Processor
@@ -83,6 +84,7 @@ class RoutedModel:
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
         cache: Its cache of answers; ``None`` for none.
+        traffic: Of one of several versions, how requests are spread over these; the same for all of them.
     """
 
     info: ModelInfo
@@ -92,11 +94,12 @@ class RoutedModel:
     prior: Sequence[Execution] = ()
     on_demand: bool = False
     cache: ModelCacheSettings | None = None
+    traffic: Traffic | None = None
 
     @property
     def name(self) -> str:
-        """What clients call it."""
-        return self.info.name
+        """What the server calls it: as clients do, or the key of one of several versions."""
+        return self.info.key or self.info.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

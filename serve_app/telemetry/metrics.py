@@ -97,6 +97,14 @@ class RouterMetrics:
                 ("model", "priority", "variant"),
             )
         )
+        self._shadows = self._shown(
+            Counter(
+                "serve_app_shadow_requests",
+                "Copies of requests that a version ran as a shadow: their answers were the same or different, or they"
+                " failed, or were dropped, since there was no room.",
+                ("model", "outcome"),
+            )
+        )
         self._lost = self._shown(Counter("serve_app_bundles_lost", "Bundles whose replica died.", ("model",)))
         self._silent = self._shown(Counter("serve_app_silences", "Times that a replica was unresponsive.", ("model",)))
         self._recovery = self._shown(
@@ -205,6 +213,10 @@ class RouterMetrics:
     def fell_back(self, entry: Entry) -> None:
         """Count an answer of a fallback."""
         self._fallbacks.of(entry.model, entry.priority.label, entry.variant).value += 1
+
+    def shadowed(self, model: str, outcome: str) -> None:
+        """Count the end of a shadow request."""
+        self._shadows.of(model, outcome).value += 1
 
     def bundle_done(self, model: str, rows: int, entries: int, result: BundleResult) -> None:
         """Count a bundle and the runs that carried it."""

@@ -17,7 +17,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from serve_app.domain.service import Answer, RequestOptions
+from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.trace_context import child_of
 from serve_app.errors import ServeAppError
 from serve_app.http.errors import code_of
@@ -56,9 +56,9 @@ class RequestTraces:
         self.log = log
         self.tracer = tracer
 
-    def answered_from_cache(self, model: str, options: RequestOptions, answer: Answer) -> None:
+    def answered_from_cache(self, info: ModelInfo, options: RequestOptions, answer: Answer) -> None:
         """Tell of a request that never became an entry: it got what another one was answered, now or before."""
-        RequestTrace(self, model, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
+        RequestTrace(self, info, answer.priority, 0, options, ago_s=answer.total_s).answered(answer)
 
 
 class RequestTrace:
@@ -66,7 +66,7 @@ class RequestTrace:
 
     Args:
         traces: Where it is told.
-        model: The model that it asks for.
+        info: The model that it asks for.
         priority: Its class.
         rows: Its rows.
         options: As it asks for them.
@@ -76,12 +76,12 @@ class RequestTrace:
         origin: What its replica should know.
     """
 
-    __slots__ = ("_began", "_model", "_options", "_priority", "_rows", "_span", "_traces", "origin")
+    __slots__ = ("_began", "_info", "_options", "_priority", "_rows", "_span", "_traces", "origin")
 
     def __init__(
         self,
         traces: RequestTraces,
-        model: str,
+        info: ModelInfo,
         priority: Priority,
         rows: int,
         options: RequestOptions,
@@ -89,7 +89,7 @@ class RequestTrace:
         ago_s: float = 0.0,
     ) -> None:
         self._traces = traces
-        self._model = model
+        self._info = info
         self._priority = priority
         self._rows = rows
         self._began = time.monotonic()
@@ -97,7 +97,7 @@ class RequestTrace:
         if traces.tracer is not None:
             began_ns = time.time_ns() - round(ago_s * 1e9)
             self._span = span = traces.tracer.start_span(
-                f"infer {model}", _context(options), SpanKind.SERVER, start_time=began_ns
+                f"infer {info.name}", _context(options), SpanKind.SERVER, start_time=began_ns
             )
             options = replace(options, trace_parent=_parent(span) or options.trace_parent)
         elif options.trace_parent:
@@ -113,9 +113,10 @@ class RequestTrace:
         if log is not None and log.wants(answer.total_s):
             log.ended(
                 OK,
-                self._model,
+                self._info.name,
                 self._options,
                 {
+                    "version": self._info.version,
                     "class": answer.priority.label,
                     "variant": answer.variant,
                     "rows": self._rows,
@@ -140,17 +141,19 @@ class RequestTrace:
             self._end_span(self._span, outcome, None)
         if self._traces.log is not None:
             facts = {
+                "version": self._info.version,
                 "class": self._priority.label,
                 "variant": self._options.variant,
                 "rows": self._rows,
                 "total_ms": _ms(time.monotonic() - self._began),
             }
-            self._traces.log.ended(outcome, self._model, self._options, facts)
+            self._traces.log.ended(outcome, self._info.name, self._options, facts)
 
     def _end_span(self, span: Span, outcome: str, answer: Answer | None) -> None:
         span.set_attributes(
             {
-                "serve_app.model": self._model,
+                "serve_app.model": self._info.name,
+                "serve_app.version": self._info.version,
                 "serve_app.class": (self._priority if answer is None else answer.priority).label,
                 "serve_app.variant": self._options.variant if answer is None else answer.variant,
                 "serve_app.rows": self._rows,

@@ -68,6 +68,7 @@ def test_every_setting_counts_unless_it_is_listed(task: str, tmp_path: Path) -> 
     given |= {"variants": [{"name": "light", "path": str(tmp_path / "light")}]}
     if task == "tensors":
         given |= {"warm_up": {"inputs": {"x": {"range": [0, 1]}}}}
+        given |= {"versions": {"latest": 2}, "shadow": {"to": "stable", "tolerance": {"y": {}}}}
     model = parse_args({"models": [given]}).models[0]
     locations = find_files(model)
     identity = identities(model, locations)

@@ -49,6 +49,34 @@ def with_model(**keys: Any) -> dict[str, Any]:
             id="one port twice",
         ),
         pytest.param({"models": {}}, "args.models: must be a list, got {}", id="no list"),
+        pytest.param(
+            with_model(versions=[3, 5], version=3),
+            "args.models[0].version: leave this out: versions says which ones are served",
+            id="version and versions",
+        ),
+        pytest.param(
+            with_model(aliases={"stable": 3}),
+            "args.models[0].aliases: is for models that are served in several versions; set versions",
+            id="alias without versions",
+        ),
+        pytest.param(
+            with_model(versions=[3, 5], aliases={"rc": 7}),
+            "args.models[0].aliases.rc: there is no version '7'; versions: 3, 5",
+            id="alias of no version",
+        ),
+        pytest.param(
+            with_model(versions=[3, 5], traffic={"rc": 7}),
+            "args.models[0].traffic.rc: is no version and no alias; versions: 3, 5; aliases: stable",
+            id="weight of nothing",
+        ),
+        pytest.param(
+            with_model(versions=[3, 3]), "args.models[0].versions: names a version twice", id="one version twice"
+        ),
+        pytest.param(
+            with_model(versions=[3], profile="p.json"),
+            "args.models[0].profile: is measured of one version; leave this out",
+            id="profile of versions",
+        ),
         pytest.param({"models": [5]}, "args.models[0]: must be a mapping, got 5", id="model is a number"),
         pytest.param({"models": [{"name": "a"}]}, "args.models[0].path: required, but missing", id="missing key"),
         pytest.param(
@@ -58,7 +86,7 @@ def with_model(**keys: Any) -> dict[str, Any]:
         ),
         pytest.param(
             with_model(variants=[{"name": "int8", "path": "p", "zzz": 1}]),
-            "args.models[0].variants[0].zzz: unknown key; known here: name, path",
+            "args.models[0].variants[0].zzz: unknown key; known here: name, path, version",
             id="key like no other",
         ),
         pytest.param(

@@ -10,6 +10,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +32,7 @@ from steady_load import SteadyLoad
 
 from benchmarks.ports import free_ports
 from serve_app.api.open_inference import inference_pb2 as pb
+from serve_app.config import deployment_name
 
 pytestmark = pytest.mark.cluster
 
@@ -355,11 +358,14 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     folder = tmp_path_factory.mktemp("two_routers")
     onnx_models.make(folder / "models" / "tiny" / "1" / "model.onnx", "add_one")
     slow_model(folder / "models" / "slow" / "1" / "model.onnx", rounds=4)
+    for version in (3, 4, 5):
+        onnx_models.adder(folder / "models" / "adds" / str(version) / "model.onnx", version)
     (folder / "caller_app.py").write_text(CALLER)
     direct_port, direct_grpc_port = free_ports(2)
     models: list[dict[str, Any]] = [
         {"name": "tiny"},
         {"name": "slow", "batching": {"max_rows": SLOW_ROWS, "slo_ms": 1000, "window": 16}},
+        {"name": "adds", "batching": {"max_rows": 1}, "versions": {"latest": 2}, "aliases": {"stable": 4}},
     ]
     for model in models:
         model["path"] = str(folder / "models" / str(model["name"]))
@@ -367,13 +373,19 @@ def two_routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProce
     args = {
         "models": models,
         "classes": {"low": {"queue": 512}},
-        "router": {"replicas": 2, "cpus": 0.1, "http": {"port": direct_port}, "grpc": {"port": direct_grpc_port}},
+        "router": {
+            "replicas": 2,
+            "cpus": 0.1,
+            "http": {"port": direct_port},
+            "grpc": {"port": direct_grpc_port},
+            "access": {"open_administration": True},
+        },
     }
     server = ServeProcess(args, folder, env={"PYTHONPATH": f"{ROOT}:{folder}"}, graceful=True)
     del server.config["grpc_options"]  # as in configs/demo.yaml
     variables = server.config["controller_options"]["runtime_env"]["env_vars"]
     # For the queues of two routers; HAProxy opens two and a half times as many files
-    variables["RAY_SERVE_HAPROXY_MAXCONN"] = "6400"
+    variables["RAY_SERVE_HAPROXY_MAXCONN"] = "6416"
     server.config["applications"].append({"name": "caller", "route_prefix": "/caller", "import_path": "caller_app:app"})
     with server as running:
         yield running
@@ -405,6 +417,34 @@ def test_another_application_calls_the_router_by_its_handle(two_routers: ServePr
     assert [inferences() - before for _ in range(4)] == [8] * 4
 
 
+def test_all_routers_answer_by_the_version_that_is_set(two_routers: ServeProcess) -> None:
+    """From when the command has ended, on whichever connection; each version has replicas of its own."""
+    ask = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0]}]}
+
+    def versions() -> set[tuple[str, float]]:
+        """The versions that answer, and what they answer, on connections of their own."""
+        replies = [httpx.post(f"{two_routers.url}/v2/models/adds/infer", json=ask, timeout=30.0) for _ in range(8)]
+        return {(reply.json()["model_version"], reply.json()["outputs"][0]["data"][0]) for reply in replies}
+
+    def change(*arguments: str) -> None:
+        command = [sys.executable, "-m", "serve_app.cli", "traffic", "adds", *arguments, "--url", two_routers.url]
+        subprocess.run(command, check=True, capture_output=True)
+
+    assert versions() == {("4", 4.0)}
+    change("promote", "--to", "5")
+    assert versions() == {("5", 5.0)}
+    change("rollback")
+    assert versions() == {("4", 4.0)}
+    change("promote", "--to", "5")
+    assert traffic_revisions(two_routers) == [3, 3]
+
+
+def traffic_revisions(server: ServeProcess) -> list[int]:
+    """How often the traffic of `adds` was changed, as each router has it."""
+    page = httpx.get(f"{server.url}/metrics", timeout=30.0).text
+    return [int(float(value)) for value in re.findall(r"serve_app_traffic_revision\{[^}]*\} ([0-9.]+)", page)]
+
+
 def certificates(server: ServeProcess) -> list[bytes]:
     """Those that the processes of a run show each other: the authority, a key and a certificate."""
     for process in server.processes():
@@ -428,6 +468,7 @@ def test_no_port_is_open_to_the_network_but_those_that_have_to_be(two_routers: S
     wait_until(settled, "HAProxy, which hands its sockets over when it learns of a router")
     assert sorted(set(opened.pop("haproxy"))) == counters
     named = {"serve-app:router": 2, "serve-app:tiny": 1, "serve-app:slow": 1, "caller:Caller": 1}
+    named |= {f"serve-app:{deployment_name(f'adds/{version}')}": 1 for version in (4, 5)}
     assert {name: len(ports) for name, ports in opened.items()} == {
         f"ray::ServeReplica:{name}": number for name, number in named.items()
     }
@@ -500,6 +541,7 @@ def test_what_a_killed_router_had_sent_is_not_run_for_nobody(two_routers: ServeP
         ),
         "another router",
     )
+    wait_until(lambda: traffic_revisions(two_routers) == [3, 3], "the traffic that was set, at the other router, too")
 
 
 def test_stopping_under_load_loses_nothing_and_leaves_nothing_behind(two_routers: ServeProcess) -> None:

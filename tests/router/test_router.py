@@ -83,6 +83,9 @@ class SilentPeers:
         """Nothing comes in time."""
         return ()
 
+    async def tell_traffic(self, model: str, origin: str, table: bytes) -> None:
+        """Nobody hears it."""
+
 
 @pytest.mark.parametrize("peers", [None, SilentPeers()])
 async def test_series_name_their_router_where_there_may_be_several(peers: SilentPeers | None) -> None:

@@ -87,7 +87,15 @@ def _servers(folder: Path) -> Iterator[tuple[dict[Server, LocalServer], dict[str
     """A server with API keys and one without, and the keys by name."""
     args = every_kind_of_model(folder)
     onnx_models.make(folder / "failing" / "1" / "model.onnx", "fail_on_negative")
+    for version in ("1", "2"):
+        onnx_models.make(folder / "versions" / version / "model.onnx", "sum_diff")
     args["models"] += [
+        {
+            "name": "versions",
+            "path": str(folder / "versions"),
+            "versions": [1, 2],
+            "aliases": {"stable": 1, "candidate": 2},
+        },
         {"name": "failing", "path": str(folder / "failing")},
         {"name": "cached", "path": str(folder / "sum_diff"), "cache": {"ttl_s": 3600.0}},
     ]

@@ -80,6 +80,12 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     **_model("/ready", "sum_diff", "GET"),
     **_model("/config", "sum_diff", "GET"),
     **_model("/stats", "sum_diff", "GET"),
+    ("GET", "/v2/models/{model}/traffic"): Good({"model": "versions"}),
+    ("POST", "/v2/models/{model}/traffic"): Good(
+        {"model": "versions"}, as_json({"traffic": {"stable": 90, "candidate": 10}}), _JSON
+    ),
+    ("POST", "/v2/models/{model}/traffic/promote"): Good({"model": "versions"}, as_json({"to": "candidate"}), _JSON),
+    ("POST", "/v2/models/{model}/traffic/rollback"): Good({"model": "versions"}),
     ("POST", "/v2/repository/index"): Good(body=as_json({"ready": True}), headers=_JSON),
     ("GET", "/v2/logging"): Good(),
     ("POST", "/v2/logging"): Good(body=as_json({"log_info": False}), headers=_JSON),
@@ -303,6 +309,12 @@ def _infer() -> Iterator[Ask]:
     yield sent("model of pictures", model="digits")
     yield sent("cached, the first time", model="cached")
     yield sent("cached, the second time", model="cached")
+    yield sent("one of several versions", model="versions")
+    yield sent("version in a header", ("X-Model-Version", "2"), model="versions")
+    yield sent("alias in a header", ("X-Model-Version", "candidate"), model="versions")
+    yield sent("unknown version in a header", ("X-Model-Version", "7"), model="versions")
+    yield sent("its only version in a header", ("X-Model-Version", "1"))
+    yield sent("not its only version in a header", ("X-Model-Version", "stable"))
     yield sent("cached, asked again", ("Cache-Control", "no-cache"), model="cached")
     yield sent("cached, not to be stored", ("Cache-Control", "no-store"), model="cached")
     yield _ask(route, good, "JSON in UTF-8 with a mark", body=b"\xef\xbb\xbf" + as_json(infer()))

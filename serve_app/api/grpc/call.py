@@ -10,7 +10,15 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from serve_app.domain.options import CACHE_CONTROL, CLIENT, LISTENER, MAX_TIMEOUT_S, QosHints, parse_qos_headers
+from serve_app.domain.options import (
+    CACHE_CONTROL,
+    CLIENT,
+    LISTENER,
+    MAX_TIMEOUT_S,
+    QosHints,
+    parse_qos_headers,
+    version_of,
+)
 from serve_app.domain.priorities import PriorityLevels
 from serve_app.errors import InvalidRequest, PayloadTooLarge, ServeAppError
 from serve_app.http.body import BodyReader
@@ -25,6 +33,7 @@ _HEADERS: Final = MappingProxyType(
             "x-priority",
             "x-timeout-ms",
             "x-variant",
+            "x-model-version",
             "x-fallback",
             "x-request-id",
             "traceparent",
@@ -98,7 +107,7 @@ class GrpcCall:
         self._message = message
         self._held = 0
         self.model: str | None = None  # the message names it
-        self.version: str | None = None
+        self.version: str | None
         self.asked_model: str | None = None
         self.asked_id = ""
         self.headers: dict[bytes, bytes] = {}
@@ -109,6 +118,7 @@ class GrpcCall:
                 if name == CACHE_CONTROL and name in self.headers:
                     field = self.headers[name] + b"," + field
                 self.headers[name] = field
+        self.version = version_of(self.headers)
         if address := address_of(context.peer()):
             self.headers[CLIENT] = address.encode()
         # Ray Serve's context knows no deadline, by which it is told apart.
@@ -119,7 +129,8 @@ class GrpcCall:
         call = GrpcCall.__new__(GrpcCall)
         call._context, call.headers = self._context, self.headers
         call._message, call._held = message, 0
-        call.model = call.version = call.asked_model = None
+        call.model = call.asked_model = None
+        call.version = version_of(self.headers)
         call.asked_id = ""
         return call
 

@@ -69,9 +69,10 @@ class Infer(HttpOperation[InferRequest]):
     def parse(self, call: HttpCall, info: ModelInfo | None, body: bytes | memoryview) -> InferRequest:
         """Understand the JSON."""
         assert info is not None  # the path names it
-        codec = self._codecs.get(info.name)
+        key = info.key or info.name
+        codec = self._codecs.get(key)
         if codec is None or codec.info is not info:
-            codec = self._codecs[info.name] = ModelCodec(info)
+            codec = self._codecs[key] = ModelCodec(info)
         return InferRequest(codec, codec.parse(body, call.headers.get(_HEADER_LENGTH)))
 
     def hints(self, parsed: InferRequest) -> RequestParameters:

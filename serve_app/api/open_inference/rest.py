@@ -70,13 +70,14 @@ def server_metadata() -> dict[str, Any]:
 def repository_index(service: InferenceService, *, ready_only: bool = False) -> list[dict[str, str]]:
     """What there is, and whether it can take work. ``ready_only`` leaves out what cannot."""
     entries = []
-    for name, info in service.models.items():
-        ready = service.model_ready(name)
+    every = [service.find(name, version) for name, info in service.models.items() for version in info.versions]
+    for info in every:
+        ready = service.model_ready(info.key or info.name)
         if ready_only and not ready:
             continue
         entries.append(
             {
-                "name": name,
+                "name": info.name,
                 "version": info.version,
                 "state": "READY" if ready else "UNAVAILABLE",
                 "reason": "" if ready else "no replica can take work",
@@ -113,7 +114,7 @@ class _Endpoints:
 
     async def model_ready(self, request: Request) -> Response:
         info = self._find(request)
-        if not self._service.model_ready(info.name):
+        if not self._service.model_ready(info.key or info.name):
             raise ModelUnavailable(f"model {info.name!r} has no ready replica")
         return json_response({"name": info.name, "ready": True})
 
@@ -121,7 +122,10 @@ class _Endpoints:
         return json_response(model_config(self._find(request)))
 
     async def statistics(self, request: Request) -> Response:
-        return json_response({"model_stats": await self._service.total_statistics([self._find(request).name])})
+        info = self._find(request)
+        # Without a version, those of all versions.
+        asked = info.key if info.key and "version" in request.path_params else info.name
+        return json_response({"model_stats": await self._service.total_statistics([asked])})
 
     async def all_statistics(self, _: Request) -> Response:
         return json_response({"model_stats": await self._service.total_statistics(self._service.models)})

@@ -146,9 +146,10 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
         return parsed.codec.encode(parsed.id, parsed.selection, value, answer.variant, told)
 
     def _codec(self, info: ModelInfo) -> MessageCodec:
-        codec = self._codecs.get(info.name)
+        key = info.key or info.name
+        codec = self._codecs.get(key)
         if codec is None or codec.info is not info:
-            codec = self._codecs[info.name] = MessageCodec(info, typed_answers=self._typed_answers)
+            codec = self._codecs[key] = MessageCodec(info, typed_answers=self._typed_answers)
         return codec
 
 
@@ -221,7 +222,11 @@ class InferenceRpc:
             ModelNotFound: There is no such model or version.
         """
         request, service = parse(pb.ModelStatisticsRequest, body), self._service
-        names = [service.find(request.name, request.version or None).name] if request.name else list(service.models)
+        if request.name:
+            info = service.find(request.name, request.version or None)
+            names = [info.key if info.key and request.version else info.name]
+        else:
+            names = list(service.models)
         statistics = await service.total_statistics(names)
         return _filled(pb.ModelStatisticsResponse(), {"model_stats": list(statistics)}).SerializeToString()
 
@@ -310,7 +315,7 @@ class InferenceRpc:
             info = self._service.find(request.name, request.version or None)
         except ModelNotFound:  # clients poll this until it is there
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self._service.model_ready(info.name))
+        return pb.ModelReadyResponse(ready=self._service.model_ready(info.key or info.name))
 
     def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         info = self._service.find(request.name, request.version or None)

@@ -8,11 +8,9 @@ from threading import Event
 from typing import Any
 
 import httpx
-import numpy as np
 import onnx_models
 import pytest
 from local_server import LocalServer
-from onnx import TensorProto, helper, numpy_helper
 
 _BUILDS = range(1, 5)
 _CLIENTS = 4
@@ -20,18 +18,7 @@ _CLIENTS = 4
 
 def build(folder: Path, number: int) -> dict[str, Any]:
     """A configuration of model `m`, whose answers are its inputs plus the number; they are cached."""
-    path = folder / str(number) / "1" / "model.onnx"
-    path.parent.mkdir(parents=True)
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "number"], ["y"])],
-        "adds",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 1])],
-        [numpy_helper.from_array(np.full(1, number, np.float32), "number")],
-    )
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10).SerializeToString()
-    )
+    onnx_models.adder(folder / str(number) / "1" / "model.onnx", number)
     return {"models": [{"name": "m", "path": str(folder / str(number)), "cache": {}}]}
 
 

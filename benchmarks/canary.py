@@ -1,0 +1,305 @@
+"""What a canary gets and what a shadow costs: ``python -m benchmarks.canary``.
+
+A real server with a small and a larger model, each in two versions of the same file. Of the small one a version gets a
+tenth of the requests, each with an id of its own: what it gets is counted from the answers. The larger one is asked in
+class ``high`` by an open loop, while a shadow runs none, some or all of the requests again; that is changed at run
+time, in turns, so that all rounds have the same server. Writes ``canary.json`` and ``canary.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import aiohttp
+import httpx
+import numpy as np
+import orjson
+import typer
+from rich.console import Console
+
+from benchmarks.failure import BenchmarkError
+from benchmarks.machine import Machine, describe
+from benchmarks.open_loop import make_bodies, send_apart
+from benchmarks.open_loop_workload import Workload
+from benchmarks.publishing import folders, machine_table, table, write_report
+from benchmarks.requests import Request
+from benchmarks.server import DIRECT, OUT, ROOT, SERVE_APP_RUN, Server, is_ready
+from benchmarks.session import ending_in_order, quiet_machine, steps
+from serve_app.config import IMPORT_PATH
+from serve_app.config.file import read_document
+
+_CONFIG = ROOT / "configs" / "bench.yaml"
+_SMALL, _LARGE, _GROUPED = "tiny", "minilm", "minilm-grouped"
+_VERSIONS = ("1", "2")
+_WEIGHTS = {"stable": 90, "candidate": 10}
+_CONNECTIONS = 16
+_TOKENS = 64
+_HIGH = 1
+_SEED = 7
+_TIMEOUT_S = 20.0
+SHARES = (0, 10, 100)
+"""Percent of the requests that the shadow runs again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """What the versions of the small model got.
+
+    Attributes:
+        requests: How many were sent.
+        weight: Percent that the candidate should get.
+        found: Percent that it got.
+        per_second: Answers per second.
+    """
+
+    requests: int
+    weight: float
+    found: float
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    """Requests of class ``high`` beside a shadow; medians over the rounds.
+
+    Attributes:
+        grouped: Whether both versions are in a device group.
+        share: Percent of the requests that the shadow runs again.
+        p50_ms: Median latency.
+        p99_ms: Latency that one in 100 exceeds.
+        lowest_ms: The same in the best round.
+        highest_ms: And in the worst.
+        outcomes: Shadow requests by outcome, in all rounds.
+    """
+
+    grouped: bool
+    share: int
+    p50_ms: float
+    p99_ms: float
+    lowest_ms: float
+    highest_ms: float
+    outcomes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured.
+
+    Attributes:
+        date: When, ISO 8601.
+        machine: On what.
+        rounds: Of each case with a shadow.
+        seconds: Length of each.
+        rate: Requests per second in it.
+        canary: Of the small model.
+        shadows: Of the larger one.
+    """
+
+    date: str
+    machine: Machine
+    rounds: int
+    seconds: float
+    rate: float
+    canary: Canary
+    shadows: Sequence[Shadowed]
+
+
+def render(report: Report) -> str:
+    """The report, in Markdown."""
+    canary = report.canary
+    rows = [
+        [
+            "yes" if each.grouped else "no",
+            f"{each.share}%",
+            f"{each.p50_ms:.1f}",
+            f"{each.p99_ms:.1f}",
+            f"{each.lowest_ms:.1f} to {each.highest_ms:.1f}",
+            ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(each.outcomes.items())) or "none",
+        ]
+        for each in report.shadows
+    ]
+    header = ("device group", "shadow runs", "p50, ms", "p99, ms", "p99, lowest to highest", "copies")
+    return "\n".join(
+        [
+            "# Canaries and shadows",
+            "",
+            "Written by `make bench-canary`.",
+            "",
+            machine_table(report.date, report.machine),
+            "",
+            "## What a canary gets",
+            "",
+            f"{canary.requests:,} requests with ids of their own to `{_SMALL}` in two versions: the candidate should",
+            f"get {canary.weight:g}%, and got **{canary.found:.2f}%** ({canary.per_second:,.0f} answers/s).",
+            "",
+            "## What a shadow costs",
+            "",
+            f"`{_LARGE}` in two versions, {_TOKENS} tokens, class `high`, {report.rate:g} requests/s at random times;",
+            f"medians of {report.rounds} rounds of {report.seconds:g} s, in turns, on one server. Copies run in class",
+            "`low`, on replicas of their own, and all processes share the cores. In a device group no copy starts",
+            "while a request of a more urgent class could.",
+            "",
+            table(header, rows),
+            "",
+        ]
+    )
+
+
+def measure(requests: int, rounds: int, seconds: float, rate: float, console: Console) -> tuple[Canary, list[Shadowed]]:
+    """Start the server and measure.
+
+    Raises:
+        BenchmarkError: The server did not start, or a request was not answered.
+        ConfigError: The configuration is not valid, or a model is not there.
+    """
+    cases = [(model, share) for model in (_LARGE, _GROUPED) for share in SHARES]
+    latencies: dict[tuple[str, int], list[np.ndarray[Any, Any]]] = {case: [] for case in cases}
+    outcomes: dict[tuple[str, int], Counter[str]] = {case: Counter() for case in cases}
+    OUT.mkdir(parents=True, exist_ok=True)
+    with steps(console) as progress, Server("canary", _document(), SERVE_APP_RUN) as server:
+        task = progress.add_task("starting", total=1 + rounds * len(cases))
+        server.wait_until(lambda: is_ready(server.urls[DIRECT]))
+        url = server.urls[DIRECT]
+        progress.update(task, description="canary")
+        _change(url, _SMALL, {"traffic": _WEIGHTS})
+        inputs = httpx.get(f"{url}/v2/models/{_SMALL}").json()["inputs"]
+        canary = asyncio.run(_canary(url, requests, make_bodies(inputs, 1, 8, count=1)[0]))
+        progress.advance(task)
+        for number in range(rounds):
+            for model, share in cases if number % 2 == 0 else reversed(cases):
+                progress.update(task, description=f"{model}, shadow {share}%")
+                _shadow(url, model, share)
+                before = _outcomes(url, model)
+                result = send_apart(url, _workload(model, rate, seconds, number), OUT / "canary")
+                if (result.status != 200).any():
+                    raise BenchmarkError(f"{model}: {(result.status != 200).sum()} requests were not answered")
+                latencies[model, share].append(result.latency_s * 1e3)
+                server.wait_until(lambda model=model: _idle(url, model))
+                outcomes[model, share] += _outcomes(url, model) - before
+                progress.advance(task)
+    return canary, [_medians(model, share, latencies[model, share], outcomes[model, share]) for model, share in cases]
+
+
+def _document() -> dict[str, Any]:
+    """`configs/bench.yaml` with the two models, each in two versions of the same file."""
+    document = read_document(_CONFIG)
+    args = next(each for each in document["applications"] if each["import_path"] == IMPORT_PATH)["args"]
+    given = {model["name"]: model for model in args["models"]}
+    models = []
+    for name, of in ((_SMALL, _SMALL), (_LARGE, _LARGE), (_GROUPED, _LARGE)):
+        several = {"versions": [int(version) for version in _VERSIONS], "aliases": {"stable": 1, "candidate": 2}}
+        models.append({**given[of], "name": name, "path": str(_twice(of)), "resources": {"cpus": 0.1}, **several})
+    args["models"] = models
+    args["device_groups"] = [{"name": "cpu", "models": [_GROUPED]}]
+    args.setdefault("router", {}).setdefault("access", {})["open_administration"] = True
+    return document
+
+
+def _twice(model: str) -> Path:
+    """A folder with the model's newest version twice."""
+    source = ROOT / "models" / model
+    newest = max((each for each in source.iterdir() if each.name.isdecimal()), key=lambda each: int(each.name))
+    folder = OUT / "canary" / "models" / model
+    shutil.rmtree(folder, ignore_errors=True)
+    for version in _VERSIONS:
+        shutil.copytree(newest, folder / version)
+    for beside in source.iterdir():
+        if beside.is_dir() and not beside.name.isdecimal():
+            shutil.copytree(beside, folder / beside.name)
+        elif beside.is_file():
+            shutil.copy2(beside, folder)
+    return folder
+
+
+async def _canary(url: str, requests: int, body: Request) -> Canary:
+    """Ask the small model, and count which version answers."""
+    seen: Counter[str] = Counter()
+    numbers = iter(range(requests))
+
+    async def ask(session: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            headers = {**body.headers, "X-Request-Id": f"canary-{number}"}
+            async with session.post(f"{url}/v2/models/{_SMALL}/infer", data=body.body, headers=headers) as answer:
+                content = await answer.read()
+                if answer.status != 200:
+                    raise BenchmarkError(f"{_SMALL}: status {answer.status}: {content[:200].decode(errors='replace')}")
+                seen[answer.headers["X-Model-Version"]] += 1
+
+    async with aiohttp.ClientSession() as session:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(ask(session) for _ in range(_CONNECTIONS)))
+        took = asyncio.get_running_loop().time() - began
+    return Canary(requests, _WEIGHTS["candidate"], 100 * seen[_VERSIONS[1]] / seen.total(), requests / took)
+
+
+def _shadow(url: str, model: str, share: int) -> None:
+    _change(url, model, {"shadow": {"to": "candidate", "share": share} if share else None})
+
+
+def _change(url: str, model: str, change: Mapping[str, Any]) -> None:
+    answer = httpx.post(f"{url}/v2/models/{model}/traffic", content=orjson.dumps(change), timeout=30.0)
+    if answer.status_code != 200:
+        raise BenchmarkError(f"{model}: the traffic cannot be changed: {answer.text}")
+
+
+def _outcomes(url: str, model: str) -> Counter[str]:
+    """Shadow requests so far."""
+    found: Counter[str] = Counter()
+    for line in httpx.get(f"{url}/metrics", timeout=30.0).text.splitlines():
+        if line.startswith(f'serve_app_shadow_requests_total{{model="{model}/'):
+            found[line.split('outcome="')[1].split('"')[0]] += int(float(line.split()[-1]))
+    return found
+
+
+def _idle(url: str, model: str) -> bool:
+    """Whether nothing of the model is under way: all copies have been compared."""
+    status = httpx.get(f"{url}/status", timeout=30.0).json()["models"]
+    states = [status[f"{model}/{version}"] for version in _VERSIONS]
+    return not any(each["running_rows"] or any(queue["rows"] for queue in each["queues"].values()) for each in states)
+
+
+def _workload(model: str, rate: float, seconds: float, number: int) -> Workload:
+    """Arrivals by a Poisson process, the same for all cases of a round."""
+    random = np.random.default_rng((_SEED, number))
+    count = int(rate * seconds)
+    arrivals = np.cumsum(random.exponential(1 / rate, count))
+    whole = np.ones(count, np.int64)
+    return Workload(arrivals, np.full(count, model), whole * _HIGH, whole, whole * _TOKENS, np.full(count, _TIMEOUT_S))
+
+
+def _medians(model: str, share: int, rounds: Sequence[np.ndarray[Any, Any]], outcomes: Mapping[str, int]) -> Shadowed:
+    p99 = [float(np.quantile(each, 0.99)) for each in rounds]
+    p50 = median(float(np.quantile(each, 0.5)) for each in rounds)
+    return Shadowed(model == _GROUPED, share, p50, median(p99), min(p99), max(p99), dict(outcomes))
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=100, help="Requests to the canary.")] = 20_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each case with a shadow.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of each.")] = 10.0,
+    rate: Annotated[float, typer.Option(min=1, help="Requests per second in it.")] = 20.0,
+    publish: Annotated[bool, typer.Option(help="Write what was measured into docs/benchmarks too.")] = True,
+) -> None:
+    """Measure canaries and shadows on this machine."""
+    console = Console()
+    with ending_in_order(console):
+        machine = describe({})
+        quiet_machine(console)
+        canary, shadows = measure(requests, rounds, seconds, rate, console)
+        report = Report(datetime.now(UTC).date().isoformat(), machine, rounds, seconds, rate, canary, shadows)
+        text = render(report)
+        for folder in folders(publish=publish):
+            write_report(folder, "canary", report, text)
+        console.print(text, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    typer.run(main)

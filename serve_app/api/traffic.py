@@ -1,0 +1,79 @@
+"""``/v2/models/{model}/traffic``: how requests are spread over the versions of a model, and how that is changed."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.gateway import Gateway
+from serve_app.api.open_inference.wire import invalid
+from serve_app.api.replies import json_response
+from serve_app.api.routes import Route
+from serve_app.domain.service import InferenceService
+from serve_app.domain.traffic import CANDIDATE, TableChange, TrafficChange, changed, promoted, rolled_back
+from serve_app.http.body import BodyReader
+
+_PATIENCE_S: Final = 10.0
+_T = TypeVar("_T")
+
+
+class Promotion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What becomes the stable version.
+
+    Attributes:
+        to: A version, or an alias.
+    """
+
+    to: str = CANDIDATE
+
+
+_CHANGE: Final = msgspec.json.Decoder(TrafficChange)
+_PROMOTION: Final = msgspec.json.Decoder(Promotion)
+
+
+def routes(gateway: Gateway) -> list[Route]:
+    """The routes."""
+    endpoints = _Endpoints(gateway.service, gateway.bodies)
+    path = "/v2/models/{model}/traffic"
+    return [
+        Route("GET", path, endpoints.show),
+        Route("POST", path, endpoints.change, "administration"),
+        Route("POST", f"{path}/promote", endpoints.promote, "administration"),
+        Route("POST", f"{path}/rollback", endpoints.roll_back, "administration"),
+    ]
+
+
+class _Endpoints:
+    def __init__(self, service: InferenceService, bodies: BodyReader) -> None:
+        self._service = service
+        self._bodies = bodies
+
+    async def show(self, request: Request) -> Response:
+        return json_response(self._service.traffic(request.path_params["model"]))
+
+    async def change(self, request: Request) -> Response:
+        change = await self._read(request, _CHANGE, TrafficChange())
+        return await self._changed(request, lambda table, versions: changed(table, versions, change))
+
+    async def promote(self, request: Request) -> Response:
+        to = (await self._read(request, _PROMOTION, Promotion())).to
+        return await self._changed(request, lambda table, versions: promoted(table, versions, to))
+
+    async def roll_back(self, request: Request) -> Response:
+        return await self._changed(request, rolled_back)
+
+    async def _changed(self, request: Request, change: TableChange) -> Response:
+        return json_response(await self._service.change_traffic(request.path_params["model"], change))
+
+    async def _read(self, request: Request, decoder: msgspec.json.Decoder[_T], empty: _T) -> _T:
+        """What a body says; nothing where it is empty."""
+        body = await self._bodies.read(request.receive, dict(request.scope["headers"]), _PATIENCE_S)
+        try:
+            return decoder.decode(body) if len(body) else empty
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(error) from None
+        finally:
+            self._bodies.release(len(body))

@@ -1,0 +1,141 @@
+"""``serve-app traffic``: shows and changes how a running server spreads requests over the versions of a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import quote, urlsplit
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_URL_VARIABLE: Final = "SERVE_APP_URL"
+_KEY_VARIABLE: Final = "SERVE_APP_API_KEY"
+"""As for the Python client."""
+_URL: Final = "http://127.0.0.1:8000"
+_PATIENCE_S: Final = 30.0
+
+Action = Literal["show", "set", "promote", "rollback"]
+
+
+def traffic(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.", show_default=False)],
+    action: Annotated[
+        Action,
+        typer.Argument(
+            help="set weights, aliases or the shadow; promote a version to stable; rollback the last change."
+        ),
+    ] = "show",
+    weights: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=WEIGHT]...", help="With set: parts of the requests, by version or alias."),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VERSION", help="With set: another name of a version.", show_default=False),
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=PERCENT", help="With set: what runs copies; none for nothing.", show_default=False),
+    ] = None,
+    sticky: Annotated[
+        Literal["key", "request_id", "none"] | None,
+        typer.Option(help="With set: what always leads to the same version.", show_default=False),
+    ] = None,
+    to: Annotated[str, typer.Option(help="With promote: the version or alias.")] = "candidate",
+    url: Annotated[str | None, typer.Option(help=f"Address of the server; default: ${_URL_VARIABLE}, {_URL}.")] = None,
+) -> None:
+    """Show or change which versions of MODEL answer, at a running server. The API key is that of $SERVE_APP_API_KEY."""
+    body: dict[str, Any] | None = None
+    if action == "set":
+        body = _change(weights or (), alias or (), shadow, sticky)
+    elif weights or alias or shadow or sticky:
+        raise typer.BadParameter("weights, --alias, --shadow and --sticky are for set")
+    elif action == "promote":
+        body = {"to": to}
+    path = f"/v2/models/{quote(model, safe='')}/traffic"
+    if action in {"promote", "rollback"}:
+        path += f"/{action}"
+    _print(_ask(url or os.environ.get(_URL_VARIABLE) or _URL, path, body, change=action != "show"))
+
+
+def _change(weights: Sequence[str], aliases: Sequence[str], shadow: str | None, sticky: str | None) -> dict[str, Any]:
+    """The body of a change."""
+    body: dict[str, Any] = {}
+    if weights:
+        body["traffic"] = {name: _number(number, "NAME=WEIGHT") for name, number in map(_pair, weights)}
+    if aliases:
+        body["aliases"] = dict(map(_pair, aliases))
+    if shadow == "none":
+        body["shadow"] = None
+    elif shadow is not None:
+        name, share = _pair(shadow)
+        body["shadow"] = {"to": name, "share": _number(share, "--shadow")}
+    if sticky is not None:
+        body["sticky"] = sticky
+    if not body:
+        raise typer.BadParameter("nothing to set: name weights, --alias, --shadow or --sticky")
+    return body
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise typer.BadParameter(f"must be NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a number, got {text!r}", param_hint=what) from None
+
+
+def _ask(url: str, path: str, body: dict[str, Any] | None, *, change: bool) -> dict[str, Any]:
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise typer.BadParameter(f"must begin with http:// or https://, got {url!r}", param_hint="--url")
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(_KEY_VARIABLE):
+        headers["X-API-Key"] = key
+    content = None if not change else json.dumps(body or {}).encode()
+    request = urllib.request.Request(url.rstrip("/") + path, content, headers)  # noqa: S310 - looked at above
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
+            table: dict[str, Any] = json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise _failed(_message(error)) from None
+    except (OSError, ValueError) as error:
+        raise _failed(f"{url}: {error}") from None
+    return table
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answers {error.code}"
+
+
+def _failed(message: str) -> typer.Exit:
+    typer.echo(message, err=True)
+    return typer.Exit(1)
+
+
+def _print(told: dict[str, Any]) -> None:
+    console = Console(soft_wrap=True)
+    console.print(
+        f"{told['model']}, revision {told['revision']}, sticky: {told['sticky']}", markup=False, highlight=False
+    )
+    table = Table("version", "aliases", "share", "shadow", box=None, pad_edge=False)
+    shadow = told["shadow"]
+    for version in told["versions"]:
+        aliases = [alias for alias, of in told["aliases"].items() if of == version]
+        copies = "" if shadow is None or shadow["to"] not in {version, *aliases} else f"{shadow['share']:g}%"
+        table.add_row(version, ", ".join(aliases), f"{100 * told['shares'].get(version, 0.0):g}%", copies)
+    console.print(table)

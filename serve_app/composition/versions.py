@@ -1,0 +1,72 @@
+"""Models that are served in several versions: each version becomes a model of its own, with the same settings."""
+
+from __future__ import annotations
+
+from serve_app.composition.locate import resolve_model
+from serve_app.config import AppArgs, ModelConfig
+from serve_app.config.device_group import DeviceGroupConfig, group_problems
+from serve_app.config.problems import place
+from serve_app.config.versions import LatestVersions
+from serve_app.domain.traffic import faults_of, newest_last
+from serve_app.errors import ConfigError
+
+
+def with_versions(config: AppArgs) -> AppArgs:
+    """The configuration in which every version of a model is one of the models, called by its `version_key`.
+
+    Without `versions` in it, it is the same. Remote models are copied here.
+
+    Raises:
+        ConfigError: With one line per fault: versions or what they name are not there, or they do not fit a device.
+    """
+    if all(model.versions is None for model in config.models):
+        return config
+    problems: list[str] = []
+    models: list[ModelConfig] = []
+    members: dict[str, list[str]] = {}
+    for model in config.models:
+        try:
+            served = versions_of(model)
+        except ConfigError as error:
+            problems += (f"model {model.name!r}: {problem}" for problem in error.problems)
+            continue
+        members[model.name] = [each.name for each in served]
+        models += served
+    if problems:
+        raise ConfigError(tuple(problems))
+    groups = tuple(_with_members(group, members) for group in config.device_groups)
+    named = {model.name: model for model in models}
+    if found := tuple(group_problems(groups, named)):
+        raise ConfigError(tuple(f"args.device_groups{place(where)}: {fault}" for where, fault in found))
+    return config.model_copy(update={"models": tuple(models), "device_groups": groups})
+
+
+def versions_of(model: ModelConfig) -> tuple[ModelConfig, ...]:
+    """The versions of a model to serve, each as a model of its own, the newest last; the model itself if it has one.
+
+    Raises:
+        ConfigError: Versions, or what is named of them, are not there.
+    """
+    if model.versions is None:
+        return (model,)
+    found = resolve_model(model.path, None, backend=model.backend, file=model.file)
+    if not found.numbered:
+        raise ConfigError((f"{model.path}: holds no folders of versions; leave versions out",))
+    if isinstance(model.versions, LatestVersions):
+        versions = newest_last(found.versions)[-model.versions.latest :]
+    else:
+        versions = newest_last([str(version) for version in model.versions])
+    if missing := [version for version in versions if version not in found.versions]:
+        there = ", ".join(found.versions)
+        raise ConfigError((f"{model.path}: has no version {', '.join(missing)}; there is {there}",))
+    faults = faults_of(model.version_traffic(), versions)
+    if problems := tuple(f"{place(where)}: {fault}" for where, fault in faults):
+        raise ConfigError(problems)
+    return tuple(model.of_version(version) for version in versions)
+
+
+def _with_members(group: DeviceGroupConfig, members: dict[str, list[str]]) -> DeviceGroupConfig:
+    """A group that has every version where it had the model. Models that are left out of a check are left out here."""
+    models = tuple(key for name in group.models for key in members.get(name, ()))
+    weights = {key: weight for name, weight in group.weights.items() for key in members.get(name, ())}
+    return group.model_copy(update={"models": models, "weights": weights})

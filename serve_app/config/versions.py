@@ -1,0 +1,70 @@
+"""Settings of a model that is served in several versions: which ones, and how requests are spread over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from serve_app.config.values import Positive, Section
+from serve_app.domain.traffic import Shadow, Tolerance
+
+Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+Part = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _as_text(given: Any) -> Any:
+    """A version as a name: YAML reads it as a number."""
+    return str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+def _keys_as_text(given: Any) -> Any:
+    return {_as_text(key): value for key, value in given.items()} if isinstance(given, Mapping) else given
+
+
+Target = Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]
+Weights = Annotated[dict[str, Part], BeforeValidator(_keys_as_text)]
+
+
+class LatestVersions(Section):
+    """The newest versions."""
+
+    latest: Positive
+    """How many, as far as there are so many."""
+
+
+VersionList = Annotated[tuple[Positive, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
+
+
+class ToleranceConfig(Section):
+    """How far numbers of an answer may be apart: `|a - b| <= atol + rtol * |b|`, b being the real answer's."""
+
+    rtol: Distance = 1e-3
+    """Relative to the real answer."""
+
+    atol: Distance = 1e-5
+    """In any case."""
+
+
+class ShadowConfig(Section):
+    """A version that runs copies of requests that another one answers, to compare the answers."""
+
+    to: Target
+    """The version, or an alias."""
+
+    share: Percent = 100.0
+    """Percent of the requests that are copied."""
+
+    tolerance: dict[str, ToleranceConfig] = Field(default_factory=dict)
+    """How far numbers may be apart, by output; of models of media by the field of an answer, e.g. `score`.
+
+    Default: `{rtol: 1e-3, atol: 1e-5}`. Integers, booleans and texts must be equal.
+    """
+
+    def settings(self) -> Shadow:
+        """The value for the layers below."""
+        return Shadow(
+            self.to, self.share, {name: Tolerance(each.rtol, each.atol) for name, each in self.tolerance.items()}
+        )
