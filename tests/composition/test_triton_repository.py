@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import onnx_models
 import pytest
 from triton_repositories import SUM_DIFF, add_model
 
+from serve_app.backends.pytorch.kind import TORCH_SCRIPT
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args
 from serve_app.composition.triton import read_repository
@@ -254,3 +256,28 @@ def test_a_model_without_its_file_is_an_error(tmp_path: Path) -> None:
     first, second = faults({"repository": str(tmp_path)})
     assert first.startswith(f"{tmp_path}/a: holds no <version>/model.onnx")
     assert second.startswith(f"{tmp_path}/b/config.pbtxt: cannot be read: 'utf-8' codec can't decode byte 0xff")
+
+
+def test_a_torchscript_file_has_the_tensors_of_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file does not say what they are. Triton's names are those of clients."""
+    monkeypatch.setitem(BACKENDS, TORCH_SCRIPT.name, TORCH_SCRIPT)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "m" / "1" / "model.pt", "w") as archive:
+        archive.writestr("m/constants.pkl", b"")
+        archive.writestr("m/code/__torch__.py", b"")
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        'platform: "pytorch_libtorch"\nmax_batch_size: 4\n'
+        'input { name: "INPUT__0" data_type: TYPE_INT64 dims: [ -1 ] }\n'
+        'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2, 3 ] }\n',
+        "utf-8",
+    )
+    (model,) = read_repository(RepositoryConfig(path=str(tmp_path))).models
+    assert model.keys is not None
+    assert model.keys["backend"] == "torchscript"
+    assert model.keys["backend_options"] == {
+        "inputs": {"INPUT__0": {"dtype": "int64", "shape": [-1, -1]}},
+        "outputs": {"OUTPUT__0": {"dtype": "float32", "shape": [-1, 2, 3]}},
+    }
+    assert not model.notes

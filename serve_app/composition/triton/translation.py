@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from serve_app.backends.description import describe_build
-from serve_app.backends.kind import AnyKind
+from serve_app.backends.kind import AnyKind, BackendOptions
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.composition.triton.fields import Document, Fields
@@ -30,6 +30,12 @@ _UNSUPPORTED_LISTS: Final = {
     "batch_output": "outputs that describe a batch are not split",
 }
 _ZEROS: Final[Mapping[str, Any]] = {"BYTES": "", "BOOL": False}
+_DTYPES: Final[Mapping[str, str]] = {
+    "TYPE_BOOL": "bool",
+    **{f"TYPE_{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)},
+    "TYPE_BF16": "bfloat16",
+    **{f"TYPE_FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
 _NO_TYPE: Final = "TYPE_INVALID"
 _WARM_UP_FOLDER: Final = "warmup"
 _PYTHON_BACKEND: Final = "python"
@@ -84,6 +90,7 @@ class _Translation:
         self._document, self._fields = document, document.fields
         self._name, self._path, self._folder, self._environ = name, path, folder, environ
         self._keys: dict[str, Any] = {"name": name, "path": path}
+        self._options: dict[str, Any] = {}
 
     def run(self) -> Translated | None:
         fields = self._fields
@@ -97,7 +104,10 @@ class _Translation:
         if _is_python(location.kind):
             fields.refuse("", _PYTHON)
             return None
-        signature = location.kind.inspect(location.model_file, self._name).signature
+        self._options = self._declared(location.kind)
+        if any(remark.level != "note" for remark in self._document.remarks):
+            return None
+        signature = location.kind.inspect(location.model_file, self._name, self._read_options(location.kind)).signature
         batched = self._batching(signature)
         self._keys |= read_tensors(fields, signature, location.sidecars(), batched=batched)
         if any(remark.level != "note" for remark in self._document.remarks):
@@ -108,7 +118,7 @@ class _Translation:
         resources |= read_parameters(fields, on_gpu=on_gpu)
         if resources:
             self._keys["resources"] = resources
-        if options := read_optimization(fields, location.kind, on_gpu=on_gpu):
+        if options := self._options | read_optimization(fields, location.kind, on_gpu=on_gpu):
             self._keys["backend_options"] = options
         if instances.replicas > 1:
             self._keys["autoscaling"] = {"min_replicas": instances.replicas, "max_replicas": instances.replicas}
@@ -147,11 +157,12 @@ class _Translation:
                 if given in ({kind.triton_name or kind.name} if key == "backend" else {kind.platform})
             ]
             if not fitting:
-                known = ", ".join(kind.triton_name or kind.name for kind in BACKENDS.values())
+                known = ", ".join(dict.fromkeys(kind.triton_name or kind.name for kind in BACKENDS.values()))
                 if not (key == "platform" and fields.has("ensemble_scheduling")):
                     fields.refuse(key, f"nothing here runs {short_repr(given)}; there is {known}")
                 return None
-            kind = fitting[0]
+            file = fields.value("default_model_filename")
+            kind = next((each for each in fitting if file and each.recognises(file)), fitting[0])
             if key == "backend" and fields.value("platform") not in {"", kind.platform}:
                 fields.fault("platform", f"must be {kind.platform} with backend {given}, or be left out")
             self._keys["backend"] = kind.name
@@ -255,8 +266,35 @@ class _Translation:
     def _has_rows(self, location: ModelLocation) -> bool:
         """Whether the tensors of the model have rows as it is served."""
         join = self._keys.get("batching") != "none"
-        build = describe_build(location.kind, location.model_file, model=self._name, settings=JoinSettings(join=join))
+        build = describe_build(
+            location.kind,
+            location.model_file,
+            model=self._name,
+            options=self._read_options(location.kind),
+            settings=JoinSettings(join=join),
+        )
         return build.joinable.rows
+
+    def _declared(self, kind: AnyKind) -> dict[str, Any]:
+        """The options that say what a model's tensors are, of a kind whose files do not."""
+        if not kind.options.model_fields.keys() >= {"inputs", "outputs"}:
+            return {}
+        leading = [-1] if self._fields.value("max_batch_size") > 0 else []
+        found: dict[str, Any] = {}
+        for key, side in (("inputs", "input"), ("outputs", "output")):
+            tensors = {}
+            for each in self._fields.each(side):
+                dtype = _DTYPES.get(each.word("data_type"))
+                if dtype is None:
+                    each.fault("data_type", f"is none that {kind.name} has; there is {', '.join(_DTYPES)}")
+                else:
+                    tensors[each.value("name")] = {"dtype": dtype, "shape": [*leading, *each.value("dims")]}
+            found[key] = tensors
+        return found
+
+    def _read_options(self, kind: AnyKind) -> BackendOptions:
+        options: BackendOptions = kind.options.model_validate(self._options)
+        return options
 
     def _rule(self, each: Fields, spec: TensorSpec, *, batched: bool, leads: bool) -> dict[str, Any]:
         """What an input holds, as `warm_up.inputs` says it."""
