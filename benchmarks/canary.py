@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -182,7 +183,7 @@ def measure(requests: int, rounds: int, seconds: float, rate: float, console: Co
                 if (result.status != 200).any():
                     raise BenchmarkError(f"{model}: {(result.status != 200).sum()} requests were not answered")
                 latencies[model, share].append(result.latency_s * 1e3)
-                server.wait_until(lambda model=model: _idle(url, model))
+                server.wait_until(partial(_idle, url, model))
                 outcomes[model, share] += _outcomes(url, model) - before
                 progress.advance(task)
     return canary, [_medians(model, share, latencies[model, share], outcomes[model, share]) for model, share in cases]
