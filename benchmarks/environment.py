@@ -7,6 +7,8 @@ The same class is asked in the server's process and in one of its own, by the sa
 from __future__ import annotations
 
 import datetime
+import itertools
+import math
 import sys
 import tempfile
 import textwrap
@@ -33,36 +35,38 @@ _WORK = {
     "nothing": "x.reshape(len(x), -1)[:, :10]",
     "mean and deviation": "np.stack([x.mean(axis=(1, 2, 3)), x.std(axis=(1, 2, 3))], axis=1)",
     "an embedding of 16x16 patches": "self.embedded(x).mean(axis=1)",
-    "the same, and a dense layer": "(self.embedded(x) @ self.layer).mean(axis=1)",
+    "the same, and six dense layers": "self.deep(self.embedded(x)).mean(axis=1)",
 }
 """What the class does with the picture."""
 
 _SHAPE = (3, 224, 224)
 _ROWS = (1, 8)
+_TURN = 5
+_PICTURES = 64
+"""So many in turns: one that comes to a server is in no core's cache yet."""
+
+_LEAST_RUNS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One kind of work and one number of rows; medians over the repetitions.
+    """One kind of work and one number of rows. Pairs are of the server's process and of its own.
 
     Attributes:
         work: What the class does.
         rows: Pictures of a run.
         nbytes: Bytes of its input.
-        in_process_us: One run in the server's process, microseconds.
-        own_process_us: One in its own.
+        least_us: The shortest run, microseconds.
+        median_us: The median.
+        rate: Runs per second in its own process, as a part of those in the server's.
     """
 
     work: str
     rows: int
     nbytes: int
-    in_process_us: float
-    own_process_us: float
-
-    @property
-    def rate(self) -> float:
-        """Runs per second in its own process, as a part of those in the server's."""
-        return self.in_process_us / self.own_process_us
+    least_us: tuple[float, float]
+    median_us: tuple[float, float]
+    rate: float
 
 
 def load(folder: Path, work: str, *, own_process: bool) -> Backend:
@@ -83,6 +87,11 @@ def load(folder: Path, work: str, *, own_process: bool) -> Backend:
                 patches = x.reshape(len(x), 3, 14, 16, 14, 16).transpose(0, 2, 4, 1, 3, 5)
                 return patches.reshape(len(x), 196, 768) @ self.patch
 
+            def deep(self, hidden):
+                for _ in range(6):
+                    hidden = np.maximum(hidden @ self.layer, 0)
+                return hidden
+
             def predict(self, batch):
                 x = batch["x"]
                 return {{"y": {_WORK[work]}}}
@@ -95,48 +104,43 @@ def load(folder: Path, work: str, *, own_process: bool) -> Backend:
     return backend
 
 
-def run_us(backend: Backend, rows: int, seconds: float) -> float:
-    """The least time of a run, microseconds: what it takes where other work on the machine does not interfere."""
-    batch = {"x": np.random.default_rng(0).random((rows, *_SHAPE), np.float32)}
-    times: list[float] = []
+def run_us(backends: Sequence[Backend], rows: int, seconds: float) -> list[list[float]]:
+    """The times of runs of each backend, microseconds; in turns of a few, so that the machine is the same for both."""
+    pictures = np.random.default_rng(0).random((_PICTURES // rows, rows, *_SHAPE), np.float32)
+    batches = itertools.cycle({"x": each} for each in pictures)
+    times: list[list[float]] = [[] for _ in backends]
     until = time.perf_counter() + seconds
-    while len(times) < 10 or time.perf_counter() < until:
-        began = time.perf_counter()
-        backend.run(batch)
-        times.append(time.perf_counter() - began)
-    return min(times) * 1e6
+    while len(times[0]) < _LEAST_RUNS or time.perf_counter() < until:
+        for backend, taken in zip(backends, times, strict=True):
+            for _ in range(_TURN):
+                batch = next(batches)
+                began = time.perf_counter()
+                backend.run(batch)
+                taken.append((time.perf_counter() - began) * 1e6)
+    return times
 
 
-def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: float, repetitions: int) -> str:
+def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: float) -> str:
     """The report as Markdown."""
     rows = [
         [
             each.work,
             f"{each.rows} x 3x224x224 ({each.nbytes / 1000:,.0f} KB)",
-            f"{each.in_process_us:,.0f}",
-            f"{each.own_process_us:,.0f}",
-            f"{each.own_process_us - each.in_process_us:,.0f}",
+            *(f"{taken:,.0f}" for taken in (*each.least_us, *each.median_us)),
             f"{each.rate:.2f}",
         ]
         for each in measured
     ]
-    header = [
-        "the class does",
-        "input",
-        "server's process, us",
-        "its own, us",
-        "difference, us",
-        "rate, of the server's",
-    ]
+    times = ["least, server's", "least, its own", "median, server's", "median, its own"]
+    header = ["the class does", "input", *times, "part of the rate"]
     return "\n".join(
         [
             "# A Python model's own process",
             "",
-            "Written by `make bench-environment`. One run at a time of the same class by the same interpreter, in the",
-            "server's process and in [one of its own](../python-models.md#its-own-environment). The time of a run is the",
-            "least of a repetition, which other work on the machine changes least; the figures are medians of",
-            f"{repetitions} repetitions of {seconds:g} s, in turns. What is copied into shared memory and told on the",
-            "socket costs the difference; the longer a run, the less it matters.",
+            "Written by `make bench-environment`. One run at a time of the same class by the same interpreter, in",
+            "the server's process and in [one of its own](../python-models.md#its-own-environment). Microseconds;",
+            f"{seconds:g} s for each row, {_TURN} runs here and {_TURN} there in turns. What is copied into shared",
+            "memory and told on the socket is the difference; the longer a run, the less it matters.",
             "",
             table(header, rows),
             "",
@@ -147,34 +151,31 @@ def render(measured: Sequence[Measured], machine: Machine, date: str, seconds: f
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=0.01, help="Length of each measurement.")] = 1.0,
-    repetitions: Annotated[int, typer.Option(min=1, help="Measurements of each.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Length of each measurement.")] = 10.0,
     publish: Annotated[bool, typer.Option(help="Write the report into docs/benchmarks too.")] = False,
 ) -> None:
     """Measure what a process of its own costs a Python model."""
     console = Console()
-    with ending_in_order(console), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with ending_in_order(console), tempfile.TemporaryDirectory() as folder:
         machine = describe({"numpy": np.__version__})
         quiet_machine(console)
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         measured = []
         with steps(console) as progress:
-            task = progress.add_task("measuring", total=len(_WORK) * len(_ROWS) * repetitions)
+            task = progress.add_task("measuring", total=len(_WORK) * len(_ROWS))
             for number, work in enumerate(_WORK):
-                both = [
-                    stack.enter_context(closing(load(Path(folder) / str(number), work, own_process=own)))
-                    for own in (False, True)
-                ]
-                for rows in _ROWS:
-                    found: list[tuple[float, float]] = []
-                    for repetition in range(repetitions):
-                        turn = (0, 1) if repetition % 2 == 0 else (1, 0)
-                        taken = {which: run_us(both[which], rows, seconds) for which in turn}
-                        found.append((taken[0], taken[1]))
+                with ExitStack() as stack:
+                    both = [
+                        stack.enter_context(closing(load(Path(folder) / str(number), work, own_process=own)))
+                        for own in (False, True)
+                    ]
+                    for rows in _ROWS:
+                        times = run_us(both, rows, seconds)
+                        least, medians = ((of(times[0]), of(times[1])) for of in (min, median))
+                        rate = sum(times[0]) / sum(times[1])
+                        measured.append(Measured(work, rows, rows * math.prod(_SHAPE) * 4, least, medians, rate))
                         progress.advance(task)
-                    inside, outside = (median(side) for side in zip(*found, strict=True))
-                    measured.append(Measured(work, rows, rows * int(np.prod(_SHAPE)) * 4, inside, outside))
-        text = render(measured, machine, date, seconds, repetitions)
+        text = render(measured, machine, date, seconds)
         for place in folders(publish=publish):
             write_report(place, "environment", {"date": date, "machine": machine, "measured": measured}, text)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
