@@ -209,7 +209,7 @@ test-fast: env models clients ## Run the tests that start no Ray cluster, in a p
 
 .PHONY: test-torch
 test-torch: .venv-torch/.made ## Run the tests of PyTorch's models, in an environment that has it
-	@.venv-torch/bin/python -m pytest -m torch tests/backends
+	@.venv-torch/bin/python -m pytest -m torch tests/backends/{pytorch,test_backend_conformance.py}
 
 .PHONY: test-thorough
 test-thorough: env models clients ## Try ten times as many examples, all of onnx's cases, 100,000 requests to random graphs

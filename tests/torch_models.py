@@ -21,6 +21,7 @@ model           inputs                                    outputs
 
 from __future__ import annotations
 
+import gc
 import io
 import warnings
 from collections.abc import Callable, Mapping
@@ -30,10 +31,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pytest
 
-from serve_app.backends.kind import AnyKind
+from serve_app.backends.backend import Backend
+from serve_app.backends.kind import AnyKind, BuildSettings
 from serve_app.backends.pytorch.kind import TORCH_EXPORT, TORCH_SCRIPT
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
+pytest.importorskip("torch", reason="PyTorch is not installed here: make test-torch")
+
+import torch
 
 Format: TypeAlias = Literal["torchscript", "torch_export"]
 Tensors: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -245,12 +249,21 @@ def scripted(module: Any) -> bytes:
     return stream.getvalue()
 
 
-def exported(module: Any, example: tuple[Any, ...], dynamic: Any = None, **named: Any) -> bytes:
-    """A module as a program of ``torch.export``."""
+def exported(
+    module: Any,
+    example: tuple[Any, ...],
+    dynamic: Any = None,
+    *,
+    core: bool = False,
+    training: bool = False,
+    **named: Any,
+) -> bytes:
+    """A module as a program of ``torch.export``; of the operators of core ATen, if that is wanted."""
     stream = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # among them those of Python about PyTorch's own source
-        torch.export.save(torch.export.export(module.eval(), example, named, dynamic_shapes=dynamic), stream)
+        program = torch.export.export(module.train(training), example, named, dynamic_shapes=dynamic)
+        torch.export.save(program.run_decompositions() if core else program, stream)
     return stream.getvalue()
 
 
@@ -259,6 +272,12 @@ def _content(kind: Format, name: str) -> bytes:
     made = model(name)
     if kind == "torchscript":
         return scripted(made.module)
+    written = _exported(made)
+    gc.freeze()  # what PyTorch has imported stays: collections need not look at half a million objects each time
+    return written
+
+
+def _exported(made: Model) -> bytes:
     auto = torch.export.Dim.AUTO
     dynamic = (
         made.dynamic()
@@ -269,3 +288,11 @@ def _content(kind: Format, name: str) -> bytes:
         }
     )
     return exported(made.module, made.example(), dynamic)
+
+
+def load(kind: AnyKind, file: Path, options: Any = None, **build: Any) -> Backend:
+    """A backend of a file, loaded; with rows in front unless the build says otherwise."""
+    options = kind.options.model_validate(options or {}) if isinstance(options, dict | None) else options
+    backend: Backend = kind.create(BuildSettings("m", file, **build), options)
+    backend.load()
+    return backend

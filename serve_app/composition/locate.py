@@ -368,7 +368,7 @@ def _installed(kinds: _Kinds) -> _Kinds:
 
 
 def _listed(kinds: _Kinds, of: Callable[[AnyKind], Iterable[str]]) -> str:
-    return " or ".join(dict.fromkeys(name for kind in kinds for name in of(kind)))
+    return " or ".join(dict.fromkeys(name for kind in _installed(kinds) for name in of(kind)))
 
 
 def _suffixes(kinds: _Kinds) -> str:

@@ -48,23 +48,12 @@ def torch_subject(kind: Literal["torchscript", "torch_export"], model: str, fold
     return Subject(torch_models.KINDS[kind], torch_models.make(folder, kind, model), options)
 
 
-TORCH_MODELS = (
-    "dense",
-    "convolution",
-    "attention",
-    "several",
-    "half",
-    "bfloat16",
-    "fixed",
-    "total",
-    "scalar",
-    "in_place",
-    "same",
-)
+TORCH_SCRIPTS = ("dense", "several", "half", "fixed", "total", "in_place")
+TORCH_PROGRAMS = ("dense", "convolution", "attention", "several", "bfloat16", "bounded", "total", "scalar")
 SUBJECTS: Mapping[str, Mapping[str, Callable[[Path], Subject]]] = {
     "onnx": {model: partial(onnx_subject, model) for model in onnx_models.KINDS},
-    "torchscript": {model: partial(torch_subject, "torchscript", model) for model in TORCH_MODELS},
-    "torch_export": {model: partial(torch_subject, "torch_export", model) for model in (*TORCH_MODELS, "bounded")},
+    "torchscript": {model: partial(torch_subject, "torchscript", model) for model in TORCH_SCRIPTS},
+    "torch_export": {model: partial(torch_subject, "torch_export", model) for model in TORCH_PROGRAMS},
     "python": {
         **{model: partial(python_subject, model, {}) for model in python_models.MODELS},
         **{

@@ -180,9 +180,9 @@ class Call:
         """Whether what it writes to is rows, and surely no constant's memory."""
         return self.is_rows("self") and not self._walk.shares_constants
 
-    def counts_rows(self) -> bool:
-        """Whether a number that it is given may depend on the number of rows."""
-        return any(self._walk.counts(each) for each in self.arguments.values())
+    def counts_rows(self, but: str = "") -> bool:
+        """Whether a number that it is given may depend on the number of rows, but for those of this argument."""
+        return any(self._walk.counts(each) for name, each in self.arguments.items() if name != but)
 
 
 def _look(call: Call) -> None:
@@ -190,10 +190,12 @@ def _look(call: Call) -> None:
     name = call.operator
     if name in _RANDOM or (name in _DROPOUT and call.number("train", default=call.number("training", default=True))):
         raise NotProvenError(f"{name} draws random numbers", random=True)
-    if not call.takes_rows and name in _FACTORIES and not (call.counts_rows() and name not in _FILLS):
+    if not call.takes_rows and name in _FACTORIES and not call.counts_rows(but="size" if name in _FILLS else ""):
         return
     rule = RULES.get(name)
-    if rule is None and name.removesuffix("_") in _ELEMENTWISE and call.writes_to_rows():
+    if rule is None and name.removesuffix("_") in _ELEMENTWISE:
+        if not call.writes_to_rows():
+            raise NotProvenError(f"{name} writes to what may be part of the model: was it exported as for training?")
         rule = _elementwise  # what shares memory with rows is rows, before and after
     if rule is None:
         raise NotProvenError(f"nothing is known of the operator {name}")
@@ -351,8 +353,8 @@ _DRAWS: Final = """
     rrelu rrelu_with_noise uniform
 """
 _RANDOM: Final = frozenset(_DRAWS.split())
-_FILLS: Final = frozenset({"ones", "zeros"})
-_FACTORIES: Final = _FILLS | {"arange", "eye", "full", "linspace", "scalar_tensor"}
+_FILLS: Final = frozenset({"full", "ones", "zeros"})
+_FACTORIES: Final = _FILLS | {"arange", "eye", "linspace", "scalar_tensor"}
 """Make constants of nothing."""
 
 _TOLD_SIZES: Final = frozenset(
