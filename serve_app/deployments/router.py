@@ -89,7 +89,7 @@ class RouterDeployment:
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
         settings = router_settings(config, infos, priors=priors, identities=identities, log_file=log_file)
         peers = None if config.router.replicas == 1 else _Peers()
-        self._router = Router(settings, self._call, peers, KvTrafficStore(serve.get_replica_context().app_name))
+        self._router = Router(settings, self._call, peers, KvTrafficStore(_own_application))
         self._router.restore_traffic()
         self.grpc_app = self._router.grpc
         directory.subscribe(self._on_replicas)
@@ -240,6 +240,10 @@ class _Peers:
 
 def _own_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def _own_application() -> str:
+    return str(serve.get_replica_context().app_name)
 
 
 def _log_name() -> str:

@@ -7,6 +7,7 @@ routers need to agree who was first.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Final
 
 from ray.experimental.internal_kv import (
@@ -25,10 +26,10 @@ class KvTrafficStore:
     """Implements `serve_app.router.traffic.TrafficStore`.
 
     Args:
-        application: Name of the Serve application whose routers share it.
+        application: Tells the name of the Serve application whose routers share it.
     """
 
-    def __init__(self, application: str) -> None:
+    def __init__(self, application: Callable[[], str]) -> None:
         self._application = application
 
     def add(self, model: str, origin: str, revision: int, table: bytes) -> bool:
@@ -57,7 +58,7 @@ class KvTrafficStore:
         return bool(others)
 
     def _prefix(self, model: str) -> bytes:
-        return hashlib.sha256(f"{self._application}\0{model}".encode()).hexdigest()[:32].encode() + b"/"
+        return hashlib.sha256(f"{self._application()}\0{model}".encode()).hexdigest()[:32].encode() + b"/"
 
     def _key(self, model: str, origin: str, revision: int) -> bytes:
         return self._prefix(model) + f"{origin}/{revision:012d}".encode()
