@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -26,13 +26,20 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.composition import identities, model_info, read_models, router_settings
 from serve_app.composition.backend import make_backend
+from serve_app.composition.keeper import Keeper
+from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.composition.replica import Replica, expected_memory, host_revision
+from serve_app.composition.revision import find_revision, open_revision
 from serve_app.config import AppArgs, ModelConfig, parse_args
+from serve_app.domain.agreed import Agreed, Told
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
-from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
+from serve_app.replica.revisions import Hosted, Load, Revisions
+from serve_app.replica.warm_up import warm_up_replica
 from serve_app.replica.worker import Worker
+from serve_app.router.repository import Found, Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
 
@@ -138,7 +145,10 @@ class LocalServer:
         self._started = threading.Event()
         self._fault: BaseException | None = None
         self._router: Router
-        self._workers: dict[str, Worker] = {}
+        self._keeper: Keeper
+        self._replicas: dict[str, Revisions] = {}
+        self._deployed: dict[str, Agreed] = {}
+        self.register = Register()
         self._thread = threading.Thread(target=self._run, name="local-server")
 
     def __enter__(self) -> LocalServer:
@@ -189,7 +199,10 @@ class LocalServer:
             grpc_port=GrpcPort("127.0.0.1", 0),
         )
         self.keys = settings.keys
-        self._router = router = Router(settings, self._call)
+        fleet = _Fleet(self._config, self._replicas, lambda: self._keeper)
+        repository = Repository(fleet, self.register, self._deployed)
+        self._router = router = Router(settings, self._call, None, repository, lambda name: self._keeper.catch_up(name))
+        self._keeper = Keeper(self._config, router, self.register, self._deployed)
         self.app = router.app
         self._add(self._config)
         await router.opened()
@@ -199,29 +212,43 @@ class LocalServer:
         self._started.set()
         await self._stop.wait()
         await router.close(1.0, grace_s=0.0)
-        for worker in self._workers.values():
-            worker.close()
+        for revisions in self._replicas.values():
+            revisions.close()
 
     async def _call(self, _model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
         assert replica is not None
-        return await self._workers[replica].run(bundle)
+        return await self._replicas[replica].run(bundle)
 
     def _add(self, config: AppArgs) -> None:
         described = read_models(config)
         routed = {model.name: model for model in _router_settings(config, described).models}
         for model in config.models:
-            worker, warm, joining = _worker(model, described[model.name])
+            revision = find_revision(model)
+            base = Agreed(revision.name, revision.version)
+            self._deployed[model.name] = base
+            first = host_revision(revision, described[model.name], _make)
             replica = f"{model.name}-{_REPLICA}"
-            while replica in self._workers:  # that of a model of this name that was removed
+            while replica in self._replicas:  # that of a model of this name that was removed
                 replica += "-again"
-            self._workers[replica] = worker
+            self._replicas[replica] = Revisions(
+                model.name,
+                first,
+                base,
+                _loader(model),
+                lambda name, version, model=model: expected_memory(open_revision(model, name, version)),
+                lambda model=model: self.register.read(model.name),
+                model.resources.memory_limit,
+            )
             cached = routed[model.name].cache
             report = ReplicaReport(
-                joinable=joining.verdicts,
-                not_warmed=warm.reason,
+                joinable=first.told.joinable,
+                not_warmed=first.told.not_warmed,
                 identities={} if cached is None else cached.identities,
+                base=base.revision,
+                revision=base.revision,
             )
-            self._router.add_model(replace(routed[model.name], on_demand=False))
+            info = routed[model.name].info._replace(revision=base.revision)
+            self._router.add_model(replace(routed[model.name], info=info, on_demand=False, base=base.revision))
             self._router.on_replicas(model.name, {replica: report})
 
 
@@ -239,9 +266,57 @@ def _router_settings(config: AppArgs, described: Mapping[str, Mapping[str, Descr
     return router_settings(config, infos, priors={}, identities=known)
 
 
-def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Worker, ReplicaWarmUp, Joining]:
-    """A worker that has run its smallest input, and predicts from what it is asked only."""
-    locations = find_files(model)
+class Register:
+    """Where it is written down what is agreed on: in this process."""
+
+    def __init__(self) -> None:
+        self._agreed: dict[str, Agreed] = {}
+
+    async def read(self, model: str) -> Agreed | None:
+        """See `serve_app.domain.agreed.Register`."""
+        return self._agreed.get(model)
+
+    async def write(self, model: str, agreed: Agreed) -> None:
+        """See `serve_app.domain.agreed.Register`."""
+        self._agreed[model] = agreed
+
+
+class _Fleet:
+    """The one router and the replicas of this process."""
+
+    def __init__(self, config: AppArgs, replicas: Mapping[str, Revisions], keeper: Callable[[], Keeper]) -> None:
+        self._models = {model.name: model for model in config.models}
+        self._replicas = replicas
+        self._keeper = keeper
+
+    async def find(self, model: str) -> Found:
+        revision = await asyncio.to_thread(find_revision, self._models[model])
+        return Found(revision.name, revision.version)
+
+    async def prepare(self, model: str, found: Found) -> Sequence[Told]:
+        await self._keeper().prepare(model, *found)
+        return [await revisions.prepare(*found) for revisions in self._of(model)]
+
+    async def settle_routers(self, model: str) -> None:
+        await self._keeper().settle(model)
+
+    async def settle_replicas(self, model: str) -> int:
+        return len([await revisions.settle() for revisions in self._of(model)])
+
+    def _of(self, model: str) -> list[Revisions]:
+        return [revisions for name, revisions in self._replicas.items() if name.startswith(f"{model}-{_REPLICA}")]
+
+
+def _loader(model: ModelConfig) -> Load:
+    def load(name: str, version: int | None) -> Hosted:
+        revision = open_revision(model, name, version)
+        return host_revision(revision, revision.builds, _make)
+
+    return load
+
+
+def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapping[str, ModelLocation]) -> Replica:
+    """A replica that has run its smallest input, and predicts from what it is asked only."""
     backends: dict[str, Backend] = {}
     for variant, location in locations.items():
         backends[variant] = make_backend(model, location, builds[variant], gpu_available=False)
@@ -267,4 +342,4 @@ def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Work
         verify=model.batching.verify,
         refuse_non_finite=model.health.refuse_non_finite,
     )
-    return worker, warm, joining
+    return Replica(worker, warm, joining)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
+from serve_app.composition.description import model_info
+from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor
+from serve_app.composition.revision import Revision
 from serve_app.config import AppArgs, ModelConfig
+from serve_app.domain.agreed import Agreed
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
@@ -30,6 +36,7 @@ def router_settings(
     priors: Mapping[str, Sequence[Execution]],
     identities: Mapping[str, Mapping[str, str]],
     log_file: Path | None = None,
+    deployed: Mapping[str, Agreed] = MappingProxyType({}),
 ) -> RouterSettings:
     """What a router process needs to know.
 
@@ -42,13 +49,17 @@ def router_settings(
         priors: What batches of some models cost according to their profiles, by name.
         identities: By model and variant, of the models whose answers are kept.
         log_file: Where the log of requests goes; ``None``: there is none.
+        deployed: By model, the revision that it was deployed with, of those whose bundles name one.
 
     Raises:
         ConfigError: API keys, certificates or the password of Redis are not where they should be.
     """
     router = config.router
     return RouterSettings(
-        models=_routed(config, infos, priors, identities),
+        models=[
+            replace(model, base=deployed[model.name].revision) if model.name in deployed else model
+            for model in _routed(config, infos, priors, identities)
+        ],
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),
@@ -127,24 +138,58 @@ def _routed(
     priors: Mapping[str, Sequence[Execution]],
     identities: Mapping[str, Mapping[str, str]],
 ) -> list[RoutedModel]:
-    """Every model as a router serves it. Its processor only prices requests there."""
-    scheduling = config.model_scheduling()
-    group_of = {member: group.name for group in config.groups() for member in group.models}
+    """Every model as a router serves it."""
     return [
-        RoutedModel(
-            info=infos[model.name],
-            scheduling=scheduling[model.name],
-            processor=make_processor(model, infos[model.name].signature, find_files(model)[""]),
-            group=group_of.get(model.name),
-            prior=priors.get(model.name, ()),
-            on_demand=model.autoscaling.min_replicas == 0,
-            cache=_cache(model, identities.get(model.name, {})),
+        _routed_model(
+            config,
+            model,
+            infos[model.name],
+            find_files(model)[""],
+            priors.get(model.name, ()),
+            identities.get(model.name, {}),
         )
         for model in config.models
     ]
 
 
-def _cache(model: ModelConfig, identities: Mapping[str, str]) -> ModelCacheSettings | None:
+def route_revision(config: AppArgs, revision: Revision, executions: Sequence[Execution] = ()) -> RoutedModel:
+    """A model as a router serves it from a state of its files.
+
+    Args:
+        config: The configuration.
+        revision: That state.
+        executions: What batches cost.
+
+    Raises:
+        ConfigError: The configuration does not fit it.
+    """
+    model, locations = revision.model, revision.locations
+    info = model_info(model, config, revision.builds, locations)._replace(revision=revision.name)
+    return _routed_model(config, model, info, locations[""], executions, revision.identities)
+
+
+def _routed_model(
+    config: AppArgs,
+    model: ModelConfig,
+    info: ModelInfo,
+    location: ModelLocation,
+    prior: Sequence[Execution],
+    identities: Mapping[str, str],
+) -> RoutedModel:
+    """A model as a router serves it. Its processor only prices requests there."""
+    group_of = {member: group.name for group in config.groups() for member in group.models}
+    return RoutedModel(
+        info=info,
+        scheduling=config.model_scheduling()[model.name],
+        processor=make_processor(model, info.signature, location),
+        group=group_of.get(model.name),
+        prior=prior,
+        on_demand=model.autoscaling.min_replicas == 0,
+        cache=_cache(model, identities, info.revision),
+    )
+
+
+def _cache(model: ModelConfig, identities: Mapping[str, str], revision: str) -> ModelCacheSettings | None:
     if model.cache is None or not model.caches:
         return None
-    return ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities)
+    return ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities, revision)

@@ -19,6 +19,7 @@ from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
 from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
+from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
 from serve_app.config.values import Section
 from serve_app.domain.settings import CacheSettings
@@ -41,6 +42,9 @@ class AppArgs(Section):
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    repository: RepositoryConfig = RepositoryConfig()
+    """How models are loaded while the server runs."""
 
     logging: LoggingConfig = LoggingConfig()
     """The log of requests."""

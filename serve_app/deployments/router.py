@@ -5,35 +5,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.composition import router_settings
+from serve_app.composition.keeper import Keeper
+from serve_app.composition.revision import find_revision
 from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
-from serve_app.deployments.model import IDENTITIES, JOINABLE, LINK, NOT_WARMED, WARM_UP
-from serve_app.deployments.ray_errors import translate_errors
+from serve_app.deployments.model import BASE, IDENTITIES, JOINABLE, LINK, NOT_WARMED, REVISION, WARM_UP
+from serve_app.deployments.ray_errors import translate_error, translate_errors
+from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
+from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
-from serve_app.errors import InvalidRequest
+from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
+from serve_app.router.repository import Found, Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
+from serve_app.transport.send import ReplicaLost
 
 logger = logging.getLogger(__name__)
 
 _METRICS_WAIT_S = 2.0
 """How long metrics and statistics wait for the other routers, seconds."""
+
+_SETTLE_S = 60.0
+"""How long routers and replicas may take to turn to what is agreed on, seconds. The answers of what was served before
+are waited for."""
 
 
 @answers_grpc
@@ -49,6 +60,7 @@ class RouterDeployment:
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
         identities: By model and variant, of the models whose answers are kept.
+        deployed: By model, the revision that it is deployed with.
 
     Attributes:
         grpc_app: Answers the calls that come by Serve's gRPC port.
@@ -61,6 +73,7 @@ class RouterDeployment:
         handles: Mapping[str, DeploymentHandle[Any]],
         priors: Mapping[str, Sequence[Execution]],
         identities: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        deployed: Mapping[str, Agreed] = MappingProxyType({}),
     ) -> None:
         join_serve_log()
         self._loop = asyncio.get_running_loop()
@@ -85,9 +98,18 @@ class RouterDeployment:
             name: handle.options(method_name="run", _by_reference=True) for name, handle in handles.items()
         }
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
-        settings = router_settings(config, infos, priors=priors, identities=identities, log_file=log_file)
+        settings = router_settings(
+            config, infos, priors=priors, identities=identities, log_file=log_file, deployed=deployed
+        )
         peers = None if config.router.replicas == 1 else _Peers()
-        self._router = Router(settings, self._call, peers)
+        register = ClusterRegister({model: agreed.revision for model, agreed in deployed.items()})
+        fleet = _Fleet(config, handles, self.settle_model, self.prepare_model, peers)
+        repository = Repository(fleet, register, deployed)
+        self._router = Router(settings, self._call, peers, repository, self._on_stale)
+        self._keeper = Keeper(config, self._router, register, deployed)
+        for model, before in deployed.items():
+            if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
+                self._keeper.begin(model, agreed)
         self.grpc_app = self._router.grpc
         directory.subscribe(self._on_replicas)
         tune_garbage_collection()
@@ -162,6 +184,19 @@ class RouterDeployment:
         """This router's name and the statistics of its models."""
         return _own_name(), self._router.statistics()
 
+    async def prepare_model(self, model: str, revision: str, version: int | None) -> tuple[str, None]:
+        """See `Keeper.prepare`."""
+        await self._keeper.prepare(model, revision, version)
+        return _own_name(), None
+
+    async def settle_model(self, model: str) -> tuple[str, None]:
+        """See `Keeper.settle`."""
+        await self._keeper.settle(model)
+        return _own_name(), None
+
+    def _on_stale(self, model: str) -> None:
+        self._keeper.catch_up(model)
+
     async def _call(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         """The way of a bundle to a replica without a link: by Serve's handle."""
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
@@ -186,6 +221,8 @@ class RouterDeployment:
             not_warmed=metadata.get(NOT_WARMED),
             identities=metadata.get(IDENTITIES, {}),
             address=address if node == self._node else None,
+            base=metadata.get(BASE, ""),
+            revision=metadata.get(REVISION, ""),
         )
 
 
@@ -204,18 +241,112 @@ class _Peers:
         """See the class."""
         return list((await self._ask("own_statistics")).values())
 
+    async def change(self, method: str, *args: Any, limit_s: float) -> None:
+        """Call a method of all routers, this one included. Raises what one raises, or `ModelUnavailable` in time."""
+        _answers(await _ask_all(_routers(), method, *args, limit_s=limit_s), method)
+
     async def _ask(self, method: str) -> dict[str, Any]:
         """What the other routers answer to a method that gives a router's name and something of it, by that name."""
-        context = serve.get_replica_context()
-        peers = serve.get_deployment_handle(context.deployment, context.app_name)
         try:
-            answers = await peers.broadcast(method).results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
+            answers = (
+                await _routers().broadcast(method).results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
+            )
         except TimeoutError:
             answers = []
         # A router that is starting, stopping or stuck is left out, and what is made of it shows a gap.
         others = dict(answer for answer in answers if not isinstance(answer, BaseException))
         others.pop(_own_name(), None)
         return others
+
+
+class _Fleet:
+    """The routers and replicas of this application; see `serve_app.router.repository.Fleet`.
+
+    Args:
+        config: The application's arguments.
+        handles: A handle to every model's deployment, by the model's name.
+        settle: Has this router settle a model.
+        prepare: Has this router prepare a model.
+        peers: The other routers, this one among them.
+    """
+
+    def __init__(
+        self,
+        config: AppArgs,
+        handles: Mapping[str, DeploymentHandle[Any]],
+        settle: Callable[[str], Awaitable[Any]],
+        prepare: Callable[[str, str, int | None], Awaitable[Any]],
+        peers: _Peers | None,
+    ) -> None:
+        self._models = {model.name: model for model in config.models}
+        self._limit_s = config.repository.load_timeout_s
+        self._handles = handles
+        self._settle, self._prepare = settle, prepare
+        self._peers = peers
+
+    async def find(self, model: str) -> Found:
+        """See the class."""
+        revision = await asyncio.to_thread(find_revision, self._models[model])
+        return Found(revision.name, revision.version)
+
+    async def prepare(self, model: str, found: Found) -> Sequence[Told]:
+        """See the class."""
+        if self._peers is None:
+            await self._prepare(model, *found)
+        else:
+            await self._peers.change("prepare_model", model, *found, limit_s=self._limit_s)
+        told: list[Told] = await self._ask_replicas(model, "prepare", *found, limit_s=self._limit_s)
+        return told
+
+    async def settle_routers(self, model: str) -> None:
+        """See the class."""
+        if self._peers is None:
+            await self._settle(model)
+        else:
+            await self._peers.change("settle_model", model, limit_s=_SETTLE_S)
+
+    async def settle_replicas(self, model: str) -> int:
+        """See the class."""
+        return len(await self._ask_replicas(model, "settle", limit_s=_SETTLE_S))
+
+    async def _ask_replicas(self, model: str, method: str, *args: Any, limit_s: float) -> list[Any]:
+        """What those replicas answer that are there when it is asked, and have not died before they could."""
+        return _answers(await _ask_all(self._handles[model], method, *args, limit_s=limit_s), model)
+
+
+def _answers(answers: Sequence[Any], what: str) -> list[Any]:
+    """What was answered, without those who have died. Raises what another has raised."""
+    found = []
+    for answer in answers:
+        if not isinstance(answer, Exception):
+            found.append(answer)
+        elif not isinstance(error := translate_error(answer, what, None), ReplicaLost):
+            raise error
+    return found
+
+
+async def _ask_all(handle: DeploymentHandle[Any], method: str, *args: Any, limit_s: float) -> list[Any]:
+    """What all replicas of a deployment answer, or raise; nothing where there are none.
+
+    Raises:
+        ModelUnavailable: One has not answered in time.
+    """
+    try:
+        answers: list[Any] = await handle.broadcast(method, *args).results_async(
+            timeout_s=limit_s, return_exceptions=True
+        )
+    except DeploymentUnavailableError:
+        return []
+    except TimeoutError:
+        raise ModelUnavailable(
+            f"not all replicas of {handle.deployment_name} have answered within {limit_s:g} s"
+        ) from None
+    return answers
+
+
+def _routers() -> DeploymentHandle[Any]:
+    context = serve.get_replica_context()
+    return serve.get_deployment_handle(context.deployment, context.app_name)
 
 
 def _own_name() -> str:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
-from serve_app.errors import ModelNotFound
+from serve_app.errors import ModelNotFound, ModelUnavailable
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
 
@@ -67,6 +67,7 @@ class ModelInfo(NamedTuple):
         numbered: Whether it is one of several versions, each in a folder of its own.
         platform: What runs it, as V2's metadata name it.
         backend: The same as Triton's model configuration names it.
+        revision: Which state of the model's files it is of: a digest; empty where nobody has told.
     """
 
     name: str
@@ -91,6 +92,15 @@ class ModelInfo(NamedTuple):
     numbered: bool = True
     platform: str = ""
     backend: str = ""
+    revision: str = ""
+
+    def takes_as(self, other: ModelInfo) -> bool:
+        """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""
+        alike = {"version": "", "versions": (), "joinable": {}, "file": "", "label_files": {}, "revision": ""}
+        same_rows = {variant: joinable.rows for variant, joinable in self.joinable.items()} == {
+            variant: joinable.rows for variant, joinable in other.joinable.items()
+        }
+        return same_rows and self._replace(**alike) == other._replace(**alike)
 
     @property
     def rows(self) -> bool:
@@ -134,6 +144,7 @@ class RequestOptions(Struct, frozen=True):
         weight: The tenant's part of its class, relative to other tenants'.
         spent_s: How long it has been here already, seconds, which counts against the default of its class.
             ``timeout_s`` is without it.
+        revision: The state of the model that the payload was made for; empty: whichever is served.
     """
 
     priority: Priority | None = None
@@ -151,6 +162,7 @@ class RequestOptions(Struct, frozen=True):
     tenant: str = ""
     weight: float = 1.0
     spent_s: float = 0.0
+    revision: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -169,6 +181,8 @@ class Answer(Struct, frozen=True):
         cache: ``hit`` or ``miss`` where the model has a response cache, ``shared`` where another request in flight
             was the same; else empty.
         unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
+        revision: The state of the model that answered; empty where it is not known.
+        info: What is known of that state, where it is another than `RequestOptions.revision`.
     """
 
     value: Any
@@ -182,6 +196,28 @@ class Answer(Struct, frozen=True):
     postprocess_s: float = 0.0
     cache: str = ""
     unverified: bool = False
+    revision: str = ""
+    info: ModelInfo | None = None
+
+
+class Loaded(Struct, frozen=True):
+    """What a load or an unload came to.
+
+    Attributes:
+        model: Its name.
+        state: ``READY`` or ``UNAVAILABLE``, as the repository index says it.
+        version: The version that is served; empty where none is.
+        before: The revision that was served; empty where none was.
+        after: The revision that is served now; empty where none is.
+        replicas: How many replicas have changed.
+    """
+
+    model: str
+    state: str
+    version: str
+    before: str
+    after: str
+    replicas: int
 
 
 class InferenceService(Protocol):
@@ -231,6 +267,23 @@ class InferenceService(Protocol):
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""
 
+    @property
+    def unloaded(self) -> Mapping[str, ModelInfo]:
+        """The models that were unloaded, by name, as they were last served."""
+
+    async def load(self, model: str) -> Loaded:
+        """Have a model served from its files as they are now, by all replicas, or change nothing.
+
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: Its files cannot be served; says why.
+            ModelUnavailable: Not all replicas have loaded it in time, or it is being loaded already.
+            Unsupported: This server cannot.
+        """
+
+    async def unload(self, model: str) -> Loaded:
+        """Serve a model no more, and give its memory back, until it is loaded again. Raises as `load`."""
+
 
 def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
     """The error for a model that there is not.
@@ -242,3 +295,22 @@ def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
     # Programs written for Triton look for its words, with which the message begins.
     listed = ", ".join(models) or "none"
     return ModelNotFound(f"Request for unknown model: there is no {model[:64]!r} here; models: {listed}")
+
+
+def unknown_version(info: ModelInfo, version: str) -> ModelNotFound:
+    """The error for a version that a model does not have."""
+    return ModelNotFound(
+        f"Request for unknown model: {info.name!r} has no version {version[:64]!r} here;"
+        f" versions: {', '.join(info.versions)}"
+    )
+
+
+def unloaded_model(model: str) -> ModelNotFound:
+    """The error for a model that was unloaded."""
+    path = f"/v2/repository/models/{quote(model, safe='')}/load"
+    return ModelNotFound(f"Request for unknown model: {model[:64]!r} is unloaded; POST {path} loads it again")
+
+
+def reloaded_model(model: str) -> ModelUnavailable:
+    """The error for a request that was made for a state of the model which takes other tensors than the present one."""
+    return ModelUnavailable(f"model {model} was loaded anew, and takes or gives other tensors now: ask again", 1.0)

@@ -6,13 +6,29 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from serve_app.backends.batch import most_rows
-from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
-from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
+from serve_app.domain.service import (
+    Answer,
+    Loaded,
+    ModelInfo,
+    RequestOptions,
+    reloaded_model,
+    unknown_model,
+    unknown_version,
+    unloaded_model,
+)
+from serve_app.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    ServeAppError,
+    Unsupported,
+)
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCache, ResponseCache
@@ -26,8 +42,20 @@ from serve_app.telemetry.trace import RequestTrace, RequestTraces, origin_of
 
 _NORMAL = Priority.NORMAL
 _NOTHING_KNOWN = Joinable(PROVEN, "")
+_INFOS = 64
+"""Of how many states of a model it is known what was made for them: requests that are decoded meanwhile need that."""
 _WITHOUT_WORK = frozenset({"hit", "shared"})
 """What `Answer.cache` says of answers that were not executed for the request that got them."""
+
+
+class Loading(Protocol):
+    """Loads and unloads models, in all routers and replicas; see `InferenceService`."""
+
+    async def load(self, model: str) -> Loaded:
+        """See `InferenceService.load`."""
+
+    async def unload(self, model: str) -> Loaded:
+        """See `InferenceService.unload`."""
 
 
 class Service:
@@ -40,6 +68,7 @@ class Service:
         peer_statistics: Asks every other router for its statistics: those of its models, by name.
         traces: Follow every request, for the log and for traces.
         cache: Answers what was asked before; ``None``: no model has one.
+        repository: Loads and unloads models; ``None``: they stay as they are.
     """
 
     def __init__(
@@ -51,7 +80,10 @@ class Service:
         peer_statistics: Callable[[], Awaitable[Sequence[Mapping[str, Statistics]]]] | None = None,
         traces: RequestTraces | None = None,
         cache: ResponseCache | None = None,
+        repository: Loading | None = None,
     ) -> None:
+        self._repository = repository
+        self._unloaded: dict[str, ModelInfo] = {}
         self._models: dict[str, ModelInfo] = {}
         self._served: dict[str, _Served] = {}
         self._unverified: frozenset[str] = frozenset()
@@ -71,10 +103,25 @@ class Service:
         cache = None if self._cache is None or model.cache is None else self._cache.add_model(model.name, model.cache)
         self._served[model.name] = _Served(model, cache)
         self._models[model.name] = model.info
+        self._unloaded.pop(model.name, None)
         self._unverified = _unverified(self._models)
 
-    def remove_model(self, model: str) -> Awaitable[None]:
+    def swap_model(self, model: RoutedModel) -> None:
+        """Serve another state of a model's files, of which `ModelInfo.takes_as` holds. What waits is answered by it."""
+        served = self._served[model.name]
+        if self._cache is not None and model.cache is not None:
+            self._cache.remove_model(model.name)
+            served.cache = self._cache.add_model(model.name, model.cache)
+        served.take(model)
+        self._models[model.name] = model.info
+        self._unverified = _unverified(self._models)
+
+    def remove_model(self, model: str, *, unloaded: bool = False) -> Awaitable[None]:
         """Serve a model no more.
+
+        Args:
+            model: Its name.
+            unloaded: Whether it can be loaded again, so that its name is still known.
 
         Returns:
             Waits until its requests have ended.
@@ -82,7 +129,9 @@ class Service:
         Raises:
             ModelNotFound: No such model.
         """
-        self.find(model)
+        info = self.find(model)
+        if unloaded:
+            self._unloaded[model] = info
         del self._models[model]
         served = self._served.pop(model)
         self._unverified = _unverified(self._models)
@@ -95,6 +144,29 @@ class Service:
         """Every model by name, in the order in which they came."""
         return self._models
 
+    @property
+    def unloaded(self) -> Mapping[str, ModelInfo]:
+        """The models that were unloaded, by name, as they were last served."""
+        return self._unloaded
+
+    async def load(self, model: str) -> Loaded:
+        """Have a model served from its files as they are now; see `InferenceService.load`."""
+        return await self._changeable(model).load(model)
+
+    async def unload(self, model: str) -> Loaded:
+        """Serve a model no more, until it is loaded again; see `InferenceService.unload`."""
+        return await self._changeable(model).unload(model)
+
+    def _changeable(self, model: str) -> Loading:
+        if model not in self._models and model not in self._unloaded:
+            raise unknown_model(model, self._models)
+        if self._repository is None:
+            raise Unsupported("this server loads models when it starts, and keeps them")
+        return self._repository
+
+    def _unknown(self, model: str) -> ModelNotFound:
+        return unloaded_model(model) if model in self._unloaded else unknown_model(model, self._models)
+
     def find(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of that name and version.
 
@@ -103,12 +175,9 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         if version is not None and version not in info.versions:
-            raise ModelNotFound(
-                f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
-                f" versions: {', '.join(info.versions)}"
-            )
+            raise unknown_version(info, version)
         return info
 
     def precheck(
@@ -149,17 +218,17 @@ class Service:
             raise _stopping()
         served = self._served.get(model)
         if served is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         self._in_work += 1
         served.in_work += 1
         try:
             cache = served.cache
             if cache is None or not options.cacheable:
-                return await self._submit(model, payload, options)
+                return _informed(served, await self._submit(model, payload, options), options)
             if not options.nbytes:
                 options = replace(options, nbytes=_nbytes(payload))
             answer = await cache.answer(self._timeout_s(served, payload, options), payload, options, self._submit)
-            answer = self._with_proof(served, answer)
+            answer = _informed(served, self._with_proof(served, answer), options)
             if self._traces is not None and answer.cache in _WITHOUT_WORK:
                 self._traces.answered_from_cache(model, options, answer)
             return answer
@@ -177,8 +246,10 @@ class Service:
         """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
         served = self._served.get(model)
         if served is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         info = served.info
+        if options.revision != info.revision and options.revision and options.revision not in served.infos:
+            raise reloaded_model(model)
         priority = options.priority or _NORMAL
         rows, bucket = cost_of(info, served.processor, payload)
         if rows > info.max_request_rows:
@@ -251,8 +322,8 @@ class Service:
         self._unverified = _unverified(self._models)
         cache = served.cache
         for variant, verdict in known.items():
-            self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
-            if cache is not None and _may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not _may_join(verdict):
+            self._scheduler.set_joins(model, variant, joins=may_join(verdict))
+            if cache is not None and may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not may_join(verdict):
                 cache.forget(variant)
 
     def live(self) -> bool:
@@ -329,6 +400,7 @@ class Service:
                 name: {
                     "task": served.info.task,
                     "version": served.info.version,
+                    **({"revision": served.info.revision} if served.info.revision else {}),
                     "ready": self.model_ready(name),
                     **served.scheduling,
                     "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
@@ -398,21 +470,32 @@ class _Served:
         on_demand: Whether it may have no replica while nobody asks for it.
         scheduling: How it is scheduled, as `Service.status` shows it.
         warm_up: Likewise, what the warm-up of its replicas came to.
+        infos: The same of each state of its files that it was served from, by revision, the latest last: what was made
+            for any of them can be run on the others.
         in_work: Requests that are being answered.
         left: Set when the last of them has ended; there since the model was removed.
     """
 
-    __slots__ = ("cache", "in_work", "info", "left", "on_demand", "processor", "scheduling", "warm_up")
+    __slots__ = ("cache", "in_work", "info", "infos", "left", "on_demand", "processor", "scheduling", "warm_up")
 
     def __init__(self, model: RoutedModel, cache: ModelCache | None) -> None:
-        self.processor = model.processor
-        self.info = model.info
+        self.infos: dict[str, ModelInfo] = {}
+        self.take(model)
         self.cache = cache
         self.on_demand = model.on_demand
         self.scheduling = _scheduling(model)
         self.warm_up: Mapping[str, Any] = {}
         self.in_work = 0
         self.left: asyncio.Event | None = None
+
+    def take(self, model: RoutedModel) -> None:
+        """Be served from this state of its files from now on."""
+        self.processor = model.processor
+        self.info = model.info
+        self.infos.pop(model.info.revision, None)
+        self.infos[model.info.revision] = model.info
+        while len(self.infos) > _INFOS:
+            del self.infos[next(iter(self.infos))]
 
     async def ended(self) -> None:
         """Wait until no request is being answered. Called once, when no more can come."""
@@ -460,9 +543,17 @@ def _unverified(models: Mapping[str, ModelInfo]) -> frozenset[str]:
     )
 
 
-def _may_join(verdict: Joinable) -> bool:
+def may_join(verdict: Joinable) -> bool:
     """Whether requests share runs, or will once their rows have been tried."""
     return verdict.joins or verdict.verdict == PROVEN
+
+
+def _informed(served: _Served, answer: Answer, options: RequestOptions) -> Answer:
+    """An answer that brings what is known of the state of the model that gave it, if the request knew another."""
+    if answer.revision == options.revision or not options.revision or not answer.revision:
+        return answer
+    info = served.infos.get(answer.revision)
+    return answer if info is None else replace(answer, info=info)
 
 
 def _stopping() -> ModelUnavailable:

@@ -83,6 +83,8 @@ class RoutedModel:
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
         cache: Its cache of answers; ``None`` for none.
+        base: Name of the revision that it was deployed with; empty where nobody has told. Bundles name a revision to
+            replicas that were deployed with the same.
     """
 
     info: ModelInfo
@@ -92,6 +94,7 @@ class RoutedModel:
     prior: Sequence[Execution] = ()
     on_demand: bool = False
     cache: ModelCacheSettings | None = None
+    base: str = ""
 
     @property
     def name(self) -> str:
@@ -152,6 +155,8 @@ class ReplicaReport:
         not_warmed: Why it has not warmed up; ``None`` where it has.
         identities: Digests of its builds by variant, which answers in caches belong to.
         address: Where it listens for a link, for a replica on this node; ``None``: bundles go by the caller's way.
+        base: Name of the revision that it was deployed with, as of `RoutedModel`.
+        revision: The revision that ``executions``, ``joinable`` and ``not_warmed`` are of.
     """
 
     executions: Sequence[Execution] = ()
@@ -159,3 +164,5 @@ class ReplicaReport:
     not_warmed: str | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
+    base: str = ""
+    revision: str = ""

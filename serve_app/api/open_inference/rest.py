@@ -24,7 +24,7 @@ EXTENSIONS = (
     "classification",
     "logging",
     "model_configuration",
-    "model_repository(index)",
+    "model_repository",
     "schedule_policy",
     "statistics",
 )
@@ -82,6 +82,11 @@ def repository_index(service: InferenceService, *, ready_only: bool = False) -> 
                 "reason": "" if ready else "no replica can take work",
             }
         )
+    if not ready_only:
+        entries += [
+            {"name": name, "version": info.version, "state": "UNAVAILABLE", "reason": "unloaded"}
+            for name, info in service.unloaded.items()
+        ]
     return entries
 
 
