@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ from serve_app.domain.agreed import Agreed, Told
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
-from serve_app.replica.revisions import Hosted, Load, Revisions
+from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.warm_up import warm_up_replica
 from serve_app.replica.worker import Worker
 from serve_app.router.repository import Found, Repository
@@ -201,7 +202,7 @@ class LocalServer:
         self.keys = settings.keys
         fleet = _Fleet(self._config, self._replicas, lambda: self._keeper)
         repository = Repository(fleet, self.register, self._deployed)
-        self._router = router = Router(settings, self._call, None, repository, lambda name: self._keeper.catch_up(name))
+        self._router = router = Router(settings, self._call, None, repository, self._catch_up)
         self._keeper = Keeper(self._config, router, self.register, self._deployed)
         self.app = router.app
         self._add(self._config)
@@ -214,6 +215,9 @@ class LocalServer:
         await router.close(1.0, grace_s=0.0)
         for revisions in self._replicas.values():
             revisions.close()
+
+    def _catch_up(self, model: str) -> None:
+        self._keeper.catch_up(model)
 
     async def _call(self, _model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
         assert replica is not None
@@ -234,9 +238,9 @@ class LocalServer:
                 model.name,
                 first,
                 base,
-                _loader(model),
-                lambda name, version, model=model: expected_memory(open_revision(model, name, version)),
-                lambda model=model: self.register.read(model.name),
+                partial(_load, model),
+                partial(_weigh, model),
+                partial(self.register.read, model.name),
                 model.resources.memory_limit,
             )
             cached = routed[model.name].cache
@@ -307,12 +311,13 @@ class _Fleet:
         return [revisions for name, revisions in self._replicas.items() if name.startswith(f"{model}-{_REPLICA}")]
 
 
-def _loader(model: ModelConfig) -> Load:
-    def load(name: str, version: int | None) -> Hosted:
-        revision = open_revision(model, name, version)
-        return host_revision(revision, revision.builds, _make)
+def _load(model: ModelConfig, name: str, version: int | None) -> Hosted:
+    revision = open_revision(model, name, version)
+    return host_revision(revision, revision.builds, _make)
 
-    return load
+
+def _weigh(model: ModelConfig, name: str, version: int | None) -> int:
+    return expected_memory(open_revision(model, name, version))
 
 
 def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapping[str, ModelLocation]) -> Replica:

@@ -24,14 +24,15 @@ def batch_with_serve(max_rows: int) -> BatchTogether:
     def rows(asked: Sequence[tuple[Staged, RunBatch]]) -> int:
         return sum(min(bundle.rows, max_rows) for bundle, _ in asked)
 
-    @serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)
-    async def together(asked: list[tuple[Staged, RunBatch]]) -> list[Staged]:
+    async def run_all(asked: list[tuple[Staged, RunBatch]]) -> list[Staged]:
         by_session: dict[RunBatch, list[Staged]] = {}
         for staged, run in asked:
             by_session.setdefault(run, []).append(staged)
         for run, bundles in by_session.items():
             await run(bundles)
         return [staged for staged, _ in asked]
+
+    together = serve.batch(max_batch_size=max_rows, batch_wait_timeout_s=0, batch_size_fn=rows)(run_all)
 
     def batch(run: RunBatch) -> RunOne:
         async def one(staged: Staged) -> Staged:

@@ -96,11 +96,12 @@ class ModelInfo(NamedTuple):
 
     def takes_as(self, other: ModelInfo) -> bool:
         """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""
-        alike = {"version": "", "versions": (), "joinable": {}, "file": "", "label_files": {}, "revision": ""}
-        same_rows = {variant: joinable.rows for variant, joinable in self.joinable.items()} == {
-            variant: joinable.rows for variant, joinable in other.joinable.items()
-        }
-        return same_rows and self._replace(**alike) == other._replace(**alike)
+        return self._as_taken() == other._as_taken()
+
+    def _as_taken(self) -> ModelInfo:
+        """Without what makes no difference to requests and answers."""
+        rows = {variant: _PROVEN._replace(rows=joinable.rows) for variant, joinable in self.joinable.items()}
+        return self._replace(version="", versions=(), joinable=rows, file="", label_files={}, revision="")
 
     @property
     def rows(self) -> bool:

@@ -48,11 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def server(folder: Path) -> Iterator[LocalServer]:
     """Serves it."""
-    with LocalServer(_args(folder), OPEN) as server:
+    with LocalServer(serving(folder), OPEN) as server:
         yield server
 
 
-def _args(folder: Path, **model: Any) -> dict[str, Any]:
+def serving(folder: Path, **model: Any) -> dict[str, Any]:
+    """A configuration of that one model."""
     return {
         "models": [{"name": "constant", "path": str(folder), **model}],
         "router": {"access": {"open_administration": True}},
@@ -168,7 +169,7 @@ def test_versions_go_up_and_answers_tell_theirs(tmp_path: Path, monkeypatch: pyt
     """A load takes the highest version there is; the one before is gone."""
     monkeypatch.setenv("SERVE_APP_CACHE", str(tmp_path / "cache"))
     write_constant(tmp_path / "model" / "1" / "model.onnx", 1.0)
-    with LocalServer(_args(tmp_path / "model"), OPEN) as server, httpx.Client() as client:
+    with LocalServer(serving(tmp_path / "model"), OPEN) as server, httpx.Client() as client:
         assert _infer(client, server.url).json()["model_version"] == "1"
         write_constant(tmp_path / "model" / "2" / "model.onnx", 2.0)
         assert _load(client, server).json()["version"] == "2"
@@ -182,7 +183,7 @@ def test_versions_go_up_and_answers_tell_theirs(tmp_path: Path, monkeypatch: pyt
 def test_cached_answers_are_those_of_the_revision_that_is_served(tmp_path: Path, folder: Path) -> None:
     """Back and forth between two states, the cache never answers for the other one."""
     with (
-        LocalServer(_args(folder, cache={"ttl_s": 600, "max_bytes": "1MiB"}), OPEN) as server,
+        LocalServer(serving(folder, cache={"ttl_s": 600, "max_bytes": "1MiB"}), OPEN) as server,
         httpx.Client() as client,
     ):
         for constant in (2.0, 1.0, 2.0):
@@ -194,7 +195,7 @@ def test_cached_answers_are_those_of_the_revision_that_is_served(tmp_path: Path,
 
 def test_a_model_that_does_not_fit_is_refused_with_one_line(folder: Path) -> None:
     """Both states must fit at once."""
-    with LocalServer(_args(folder, resources={"memory_limit": "1MiB"}), OPEN) as server, httpx.Client() as client:
+    with LocalServer(serving(folder, resources={"memory_limit": "1MiB"}), OPEN) as server, httpx.Client() as client:
         write_constant(folder / "model.onnx", 2.0)
         told = _load(client, server)
         assert told.status_code == 400
@@ -214,7 +215,7 @@ def test_nothing_a_client_sends_names_a_file_or_a_setting(server: LocalServer) -
 
 def test_who_may_not_change_the_server_may_not_load(folder: Path) -> None:
     """Without keys only where administration is open."""
-    with LocalServer({**_args(folder), "router": {}}) as server, httpx.Client() as client:
+    with LocalServer({**serving(folder), "router": {}}) as server, httpx.Client() as client:
         assert _load(client, server).status_code == 403
         with pytest.raises(Exception, match="admin"):
             triton_grpc.InferenceServerClient(server.grpc).load_model("constant")

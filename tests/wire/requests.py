@@ -81,6 +81,8 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     **_model("/config", "sum_diff", "GET"),
     **_model("/stats", "sum_diff", "GET"),
     ("POST", "/v2/repository/index"): Good(body=as_json({"ready": True}), headers=_JSON),
+    ("POST", "/v2/repository/models/{model}/unload"): Good({"model": "cached"}, b"{}", _JSON),
+    ("POST", "/v2/repository/models/{model}/load"): Good({"model": "cached"}, b"{}", _JSON),
     ("GET", "/v2/logging"): Good(),
     ("POST", "/v2/logging"): Good(body=as_json({"log_info": False}), headers=_JSON),
     ("GET", "/v2/trace/setting"): Good(),
@@ -598,8 +600,6 @@ _OWN: Final[Mapping[tuple[str, str], Any]] = {
 def _not_served() -> Iterator[Ask]:
     """Routes that say why nothing is done there. They are not in the route table that others see."""
     for path in (
-        "/v2/repository/models/sum_diff/load",
-        "/v2/repository/models/sum_diff/unload",
         "/v2/models/sum_diff/generate",
         "/v2/models/sum_diff/generate_stream",
         "/v2/models/sum_diff/versions/1/generate",

@@ -46,6 +46,9 @@ _FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     # name of a field of a body: what its value is replaced by, and why
     "created": ("<time>", "when the server started"),
     "loaded_at": ("<time>", "when the keys were read"),
+    "revision": ("<revision>", "a digest of a model's files and settings, and of the version of this package"),
+    "before": ("<revision>", "the same"),
+    "after": ("<revision>", "the same"),
     "timeout": ("<us>", "what is left of a deadline, or follows from how long the model takes"),
     "joinable_deviation": ("<number>", "how joined runs compare depends on the processor"),
     "warm_up": ("<warm-up>", "how far it came in its time"),
