@@ -12,6 +12,7 @@ from serve_app.composition import model_info, read_models, read_priors
 from serve_app.composition.revision import find_revision
 from serve_app.config import ROUTER, AppArgs, ModelConfig, parse_args
 from serve_app.deployments.model import ModelDeployment
+from serve_app.deployments.register import forget
 from serve_app.deployments.router import RouterDeployment
 from serve_app.domain.agreed import Agreed
 
@@ -63,6 +64,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
         max_surge_percent=_SURGE,
     )
+    forget({name: revision.name for name, revision in revisions.items()})
     deployed = {name: Agreed(revision.name, revision.version) for name, revision in revisions.items()}
     application: serve.Application = router.bind(
         config, infos, models, priors=read_priors(pinned), identities=known, deployed=deployed

@@ -40,7 +40,7 @@ from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.warm_up import warm_up_replica
 from serve_app.replica.worker import Worker
-from serve_app.router.repository import Found, Repository
+from serve_app.router.repository import Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
 
@@ -200,7 +200,7 @@ class LocalServer:
             grpc_port=GrpcPort("127.0.0.1", 0),
         )
         self.keys = settings.keys
-        fleet = _Fleet(self._config, self._replicas, lambda: self._keeper)
+        fleet = _Fleet(self._replicas, lambda: self._keeper)
         repository = Repository(fleet, self.register, self._deployed)
         self._router = router = Router(settings, self._call, None, repository, self._catch_up)
         self._keeper = Keeper(self._config, router, self.register, self._deployed)
@@ -288,18 +288,16 @@ class Register:
 class _Fleet:
     """The one router and the replicas of this process."""
 
-    def __init__(self, config: AppArgs, replicas: Mapping[str, Revisions], keeper: Callable[[], Keeper]) -> None:
-        self._models = {model.name: model for model in config.models}
+    def __init__(self, replicas: Mapping[str, Revisions], keeper: Callable[[], Keeper]) -> None:
         self._replicas = replicas
         self._keeper = keeper
 
-    async def find(self, model: str) -> Found:
-        revision = await asyncio.to_thread(find_revision, self._models[model])
-        return Found(revision.name, revision.version)
+    async def find(self, model: str) -> Agreed:
+        return await self._keeper().find(model)
 
-    async def prepare(self, model: str, found: Found) -> Sequence[Told]:
-        await self._keeper().prepare(model, *found)
-        return [await revisions.prepare(*found) for revisions in self._of(model)]
+    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+        await self._keeper().prepare(model, found)
+        return [await revisions.prepare(found.revision, found.version) for revisions in self._of(model)]
 
     async def settle_routers(self, model: str) -> None:
         await self._keeper().settle(model)

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from serve_app.composition.revision import open_revision
-from serve_app.composition.router import route_revision
+from serve_app.composition.revision import find_revision
+from serve_app.composition.router import describe_revision, route_revision
 from serve_app.config import AppArgs
 from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
 from serve_app.errors import ServeAppError
@@ -39,16 +39,24 @@ class Keeper:
         self._settling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def prepare(self, model: str, revision: str, version: int | None) -> None:
-        """Read what clients are told of a revision, to serve it as soon as it is agreed on.
+    async def find(self, model: str) -> Agreed:
+        """The state of a model's files as it is now, which could be agreed on. Raises ConfigError."""
+        return await asyncio.to_thread(self._find, model)
+
+    def _find(self, model: str) -> Agreed:
+        revision = find_revision(self._models[model])
+        return Agreed(revision.name, revision.version, described=describe_revision(self._config, revision))
+
+    async def prepare(self, model: str, agreed: Agreed) -> None:
+        """Make of a revision what this router serves, to serve it as soon as it is agreed on.
 
         Raises:
-            InvalidRequest: Its files are not here, or do not fit the configuration.
+            InvalidRequest: What is beside its files cannot be read.
         """
-        if (prepared := self._prepared.get(model)) is not None and prepared.info.revision == revision:
+        if (prepared := self._prepared.get(model)) is not None and prepared.info.revision == agreed.revision:
             return
         try:
-            self._prepared[model] = await asyncio.to_thread(self._describe, model, revision, version)
+            self._prepared[model] = await asyncio.to_thread(self._route, model, agreed)
         except ServeAppError as error:
             raise not_loaded(model, error) from None
 
@@ -60,13 +68,13 @@ class Keeper:
             if agreed.revision == ("" if served is None else served.revision):
                 return
             if agreed.revision:
-                await self.prepare(model, agreed.revision, agreed.version)
+                await self.prepare(model, agreed)
             self._turn_to(model, agreed)
 
     def begin(self, model: str, agreed: Agreed) -> None:
         """Serve this of a model from the beginning, which is before anything is asked. Raises ConfigError."""
         if agreed.revision:
-            self._prepared[model] = self._describe(model, agreed.revision, agreed.version)
+            self._prepared[model] = self._route(model, agreed)
         self._turn_to(model, agreed)
 
     def catch_up(self, model: str) -> None:
@@ -89,6 +97,6 @@ class Keeper:
         told = Told(agreed.executions, agreed.joinable, agreed.not_warmed) if agreed.joinable else None
         self._router.settle_model(self._prepared.pop(model), model, told)
 
-    def _describe(self, model: str, name: str, version: int | None) -> RoutedModel:
-        revision = open_revision(self._models[model], name, version)
-        return replace(route_revision(self._config, revision), base=self._deployed[model].revision)
+    def _route(self, model: str, agreed: Agreed) -> RoutedModel:
+        routed = route_revision(self._config, self._models[model], agreed)
+        return replace(routed, base=self._deployed[model].revision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -152,20 +153,32 @@ def _routed(
     ]
 
 
-def route_revision(config: AppArgs, revision: Revision, executions: Sequence[Execution] = ()) -> RoutedModel:
-    """A model as a router serves it from a state of its files.
-
-    Args:
-        config: The configuration.
-        revision: That state.
-        executions: What batches cost.
+def describe_revision(config: AppArgs, revision: Revision) -> bytes:
+    """What all routers need to know of a state of a model's files, for `route_revision`.
 
     Raises:
         ConfigError: The configuration does not fit it.
     """
-    model, locations = revision.model, revision.locations
-    info = model_info(model, config, revision.builds, locations)._replace(revision=revision.name)
-    return _routed_model(config, model, info, locations[""], executions, revision.identities)
+    info = model_info(revision.model, config, revision.builds, revision.locations)._replace(revision=revision.name)
+    make_processor(revision.model, info.signature, revision.locations[""])
+    return pickle.dumps((info, dict(revision.identities)))
+
+
+def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> RoutedModel:
+    """A model as a router serves it from a state of its files.
+
+    Args:
+        config: The configuration.
+        model: The model.
+        agreed: That state.
+
+    Raises:
+        ConfigError: What is beside the model's files, by which requests are priced, cannot be read.
+    """
+    info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
+    if agreed.version is not None:
+        model = model.model_copy(update={"version": agreed.version})
+    return _routed_model(config, model, info, find_files(model)[""], agreed.executions, identities)
 
 
 def _routed_model(

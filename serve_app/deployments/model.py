@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -29,6 +30,10 @@ from serve_app.telemetry.trace import configured_tracer, traced
 from serve_app.transport.link_server import LinkServer
 
 logger = logging.getLogger(__name__)
+
+_LOOK_EVERY = 12
+"""Every so many health checks a replica looks whether it serves what is agreed on. And at the first: that may have
+changed while it started."""
 
 WARM_UP = "warm_up"
 NOT_WARMED = "not_warmed"
@@ -108,6 +113,7 @@ class ModelDeployment:
         self._run = self._revisions.run if tracer is None else traced(self._revisions.run, config.name, tracer)
         self._links = LinkServer(config.name, self._run, self._revisions.recall) if LinkServer.supported() else None
         self._loop = asyncio.get_running_loop()
+        self._checks = itertools.count()
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
@@ -156,7 +162,8 @@ class ModelDeployment:
         limit = self._config.health.stall_timeout_s
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
-        self._loop.call_soon_threadsafe(self._revisions.check)
+        if next(self._checks) % _LOOK_EVERY == 0:
+            self._loop.call_soon_threadsafe(self._revisions.check)
         checked, deviated = self._revisions.verified
         self._verified.set(checked - deviated, tags={"outcome": "same"})
         self._verified.set(deviated, tags={"outcome": "different"})

@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Mapping
 
 from ray import serve
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_initialized,
+    _internal_kv_put,
+)
 
 from serve_app.config import deployment_name
 from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
@@ -14,17 +19,27 @@ from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
 _NAMESPACE = b"serve_app"
 
 
+def forget(bases: Mapping[str, str]) -> None:
+    """Deploy models anew: what was agreed on before counts no more. Without a cluster there is nothing to forget.
+
+    Args:
+        bases: By model, the revision that it is deployed with.
+    """
+    if _internal_kv_initialized():
+        for model, base in bases.items():
+            _internal_kv_del(_prefix(model, base), del_by_prefix=True, namespace=_NAMESPACE)
+
+
 class ClusterRegister:
     """Implements `serve_app.domain.agreed.Register` for the application that this process belongs to.
 
-    What was agreed on counts for as long as the model is deployed with the same files and settings.
+    What was agreed on counts until the application is deployed again.
 
     Args:
         bases: By model, the revision that it was deployed with.
     """
 
     def __init__(self, bases: Mapping[str, str]) -> None:
-        self._application = serve.get_replica_context().app_name
         self._bases = bases
 
     def read_now(self, model: str) -> Agreed | None:
@@ -43,4 +58,9 @@ class ClusterRegister:
         )
 
     def _key(self, model: str) -> bytes:
-        return f"revision/{self._application}/{deployment_name(model)}/{self._bases[model]}".encode()
+        application: str = serve.get_replica_context().app_name
+        return _prefix(model, self._bases[model]) + application.encode()
+
+
+def _prefix(model: str, base: str) -> bytes:
+    return f"revision/{deployment_name(model)}/{base}/".encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +16,6 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
-from serve_app.composition.revision import find_revision
 from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
@@ -30,7 +29,7 @@ from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
-from serve_app.router.repository import Found, Repository
+from serve_app.router.repository import Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
 from serve_app.scheduling.entry import Priority
@@ -103,7 +102,7 @@ class RouterDeployment:
         )
         peers = None if config.router.replicas == 1 else _Peers()
         register = ClusterRegister({model: agreed.revision for model, agreed in deployed.items()})
-        fleet = _Fleet(config, handles, self.settle_model, self.prepare_model, peers)
+        fleet = _Fleet(config, handles, lambda: self._keeper, peers)
         repository = Repository(fleet, register, deployed)
         self._router = Router(settings, self._call, peers, repository, self._on_stale)
         self._keeper = Keeper(config, self._router, register, deployed)
@@ -184,15 +183,13 @@ class RouterDeployment:
         """This router's name and the statistics of its models."""
         return _own_name(), self._router.statistics()
 
-    async def prepare_model(self, model: str, revision: str, version: int | None) -> tuple[str, None]:
+    async def prepare_model(self, model: str, agreed: Agreed) -> None:
         """See `Keeper.prepare`."""
-        await self._keeper.prepare(model, revision, version)
-        return _own_name(), None
+        await self._keeper.prepare(model, agreed)
 
-    async def settle_model(self, model: str) -> tuple[str, None]:
+    async def settle_model(self, model: str) -> None:
         """See `Keeper.settle`."""
         await self._keeper.settle(model)
-        return _own_name(), None
 
     def _on_stale(self, model: str) -> None:
         self._keeper.catch_up(model)
@@ -265,43 +262,41 @@ class _Fleet:
     Args:
         config: The application's arguments.
         handles: A handle to every model's deployment, by the model's name.
-        settle: Has this router settle a model.
-        prepare: Has this router prepare a model.
-        peers: The other routers, this one among them.
+        keeper: Keeps this router to what is agreed on.
+        peers: All routers; ``None``: there is this one only.
     """
 
     def __init__(
         self,
         config: AppArgs,
         handles: Mapping[str, DeploymentHandle[Any]],
-        settle: Callable[[str], Awaitable[Any]],
-        prepare: Callable[[str, str, int | None], Awaitable[Any]],
+        keeper: Callable[[], Keeper],
         peers: _Peers | None,
     ) -> None:
-        self._models = {model.name: model for model in config.models}
         self._limit_s = config.repository.load_timeout_s
         self._handles = handles
-        self._settle, self._prepare = settle, prepare
+        self._keeper = keeper
         self._peers = peers
 
-    async def find(self, model: str) -> Found:
+    async def find(self, model: str) -> Agreed:
         """See the class."""
-        revision = await asyncio.to_thread(find_revision, self._models[model])
-        return Found(revision.name, revision.version)
+        return await self._keeper().find(model)
 
-    async def prepare(self, model: str, found: Found) -> Sequence[Told]:
+    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
         """See the class."""
         if self._peers is None:
-            await self._prepare(model, *found)
+            await self._keeper().prepare(model, found)
         else:
-            await self._peers.change("prepare_model", model, *found, limit_s=self._limit_s)
-        told: list[Told] = await self._ask_replicas(model, "prepare", *found, limit_s=self._limit_s)
+            await self._peers.change("prepare_model", model, found, limit_s=self._limit_s)
+        told: list[Told] = await self._ask_replicas(
+            model, "prepare", found.revision, found.version, limit_s=self._limit_s
+        )
         return told
 
     async def settle_routers(self, model: str) -> None:
         """See the class."""
         if self._peers is None:
-            await self._settle(model)
+            await self._keeper().settle(model)
         else:
             await self._peers.change("settle_model", model, limit_s=_SETTLE_S)
 

@@ -25,6 +25,7 @@ class Agreed(Struct, frozen=True):
         executions: What its batches cost at the replicas that have loaded it.
         joinable: Which requests may share runs there, by variant.
         not_warmed: Why it is not warmed up there; ``None`` where it is.
+        described: What clients are told of it, as `serve_app.composition.router.describe_revision` has written it.
     """
 
     revision: str = ""
@@ -32,6 +33,7 @@ class Agreed(Struct, frozen=True):
     executions: Sequence[Execution] = ()
     joinable: Mapping[str, Joinable] = {}
     not_warmed: str | None = None
+    described: bytes = b""
 
 
 class Told(Struct, frozen=True):

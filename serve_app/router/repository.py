@@ -17,11 +17,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
 from serve_app.domain.service import Loaded
-from serve_app.errors import ConfigError, ServeAppError
+from serve_app.errors import ServeAppError
 
 logger = logging.getLogger(__name__)
 
@@ -42,25 +42,13 @@ class State(Enum):
     """Nothing is served."""
 
 
-class Found(NamedTuple):
-    """A model's files as they are now.
-
-    Attributes:
-        revision: Name of their state.
-        version: Which version of the model that is; ``None`` where it has none.
-    """
-
-    revision: str
-    version: int | None
-
-
 class Fleet(Protocol):
     """The routers and replicas of an application, as one of its routers reaches them."""
 
-    async def find(self, model: str) -> Found:
-        """Look at a model's files. Raises ConfigError."""
+    async def find(self, model: str) -> Agreed:
+        """Look at a model's files: what could be agreed on. Raises ConfigError."""
 
-    async def prepare(self, model: str, found: Found) -> Sequence[Told]:
+    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
         """Have every replica, and every router, prepare a revision. Returns what each replica tells of it.
 
         One that dies meanwhile does not count: its successor reads what is agreed on.
@@ -147,10 +135,10 @@ class Repository:
                 logger.info("Model %s: unloaded revision %s", model, before.revision)
             return Loaded(model, "UNAVAILABLE", "", before.revision, "", replicas)
 
-    async def _find(self, model: str) -> Found:
+    async def _find(self, model: str) -> Agreed:
         try:
             return await self._fleet.find(model)
-        except ConfigError as error:
+        except ServeAppError as error:
             logger.warning("Model %s: %s", model, error)
             raise not_loaded(model, error) from None
 
@@ -175,8 +163,8 @@ class Repository:
             logger.warning("Model %s: %s", model, error.message)
 
 
-def merged(found: Found, told: Sequence[Told]) -> Agreed:
-    """What is agreed on: a revision, with what replicas tell of it. Of which requests share runs, the most careful."""
+def merged(found: Agreed, told: Sequence[Told]) -> Agreed:
+    """A revision with what replicas tell of it. Of which requests share runs, the most careful."""
     joinable = dict(told[0].joinable) if told else {}
     for other in told[1:]:
         joinable |= {name: verdict for name, verdict in other.joinable.items() if not verdict.joins}
@@ -186,6 +174,7 @@ def merged(found: Found, told: Sequence[Told]) -> Agreed:
         [execution for each in told[:1] for execution in each.executions],
         joinable,
         next((each.not_warmed for each in told if each.not_warmed is not None), None),
+        found.described,
     )
 
 

@@ -383,8 +383,8 @@ class Router:
             raise RuntimeError(self._ports.fault)
 
     def load(self, model: str) -> int:
-        """Rows of a model that are queued and running; see `Scheduler.load`."""
-        return self._scheduler.load(model)
+        """Rows of a model that are queued and running; see `Scheduler.load`. Of one that is not served: none."""
+        return self._scheduler.load(model) if model in self._routed else 0
 
     def statistics(self) -> dict[str, Statistics]:
         """The statistics of its models, by name."""
