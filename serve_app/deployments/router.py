@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.composition import router_settings
 from serve_app.composition.keeper import Keeper
+from serve_app.composition.look import look_at
 from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
@@ -32,6 +33,7 @@ from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payloa
 from serve_app.router.repository import Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
+from serve_app.router.watch import Watcher
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
 from serve_app.transport.send import ReplicaLost
@@ -76,7 +78,8 @@ class RouterDeployment:
     ) -> None:
         join_serve_log()
         self._loop = asyncio.get_running_loop()
-        self._models = {model.name: model.deployment for model in config.models}
+        models = {model.name: model for model in config.models}
+        self._models = {name: model.deployment for name, model in models.items()}
         self._model_of = {deployment_name(model): model for model in infos}
         self._node = ray.get_runtime_context().get_node_id()
         self._drain_timeout_s = config.router.drain_timeout_s
@@ -110,6 +113,16 @@ class RouterDeployment:
             if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
                 self._keeper.begin(model, agreed)
         self.grpc_app = self._router.grpc
+        self._watcher = None
+        if config.repository.watch:
+            self._watcher = Watcher(
+                repository,
+                lambda model: asyncio.to_thread(look_at, models[model]),
+                lambda: self._router.service.models,
+                config.repository.interval_s,
+                _is_first,
+            )
+            self._watcher.start()
         directory.subscribe(self._on_replicas)
         tune_garbage_collection()
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
@@ -117,6 +130,8 @@ class RouterDeployment:
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
+        if self._watcher is not None:
+            self._watcher.close()
         await self._router.close(self._drain_timeout_s)
 
     async def drain(self, limit_s: float) -> int:
@@ -346,6 +361,12 @@ def _routers() -> DeploymentHandle[Any]:
 
 def _own_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def _is_first() -> bool:
+    """Whether this is the router that does what one does for all: Serve ranks them, anew when one is replaced."""
+    rank = serve.get_replica_context().rank
+    return rank is None or rank.rank == 0
 
 
 def _log_name() -> str:
