@@ -41,7 +41,9 @@ def server(folder: Path) -> Iterator[ServeProcess]:
     direct_port = free_ports(1)[0]
     router = {"cpus": 0.1, "replicas": 2, "http": {"port": direct_port}, "access": {"open_administration": True}}
     args = {"models": [model], "router": router, "classes": {"normal": {"timeout_ms": 60000}}}
-    with ServeProcess(args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}) as running:
+    with ServeProcess(
+        args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}, graceful=True
+    ) as running:
         yield running
 
 
