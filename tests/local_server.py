@@ -33,7 +33,7 @@ from serve_app.composition.model import find_files, make_processor, make_samples
 from serve_app.composition.replica import Replica, expected_memory, host_revision
 from serve_app.composition.revision import find_revision, open_revision
 from serve_app.config import AppArgs, ModelConfig, parse_args
-from serve_app.domain.agreed import Agreed, Told
+from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
@@ -131,12 +131,16 @@ class LocalServer:
         app: The HTTP application, as a server in front would ask it.
         grpc: Where it listens for gRPC.
         keys: Its API keys, where it has any.
+        keeper: Keeps its router to what is agreed on.
+        replicas: What its replicas run on, by their names.
+        register: Where it is written down what is agreed on.
     """
 
     url: str
     app: HttpApp
     grpc: str
     keys: KeyFileWatcher | None
+    keeper: Keeper
 
     def __init__(self, args: Mapping[str, Any], settings: HttpSettings | None = None) -> None:
         self._config = parse_args(args)
@@ -146,8 +150,7 @@ class LocalServer:
         self._started = threading.Event()
         self._fault: BaseException | None = None
         self._router: Router
-        self._keeper: Keeper
-        self._replicas: dict[str, Revisions] = {}
+        self.replicas: dict[str, Revisions] = {}
         self._deployed: dict[str, Agreed] = {}
         self.register = Register()
         self._thread = threading.Thread(target=self._run, name="local-server")
@@ -200,10 +203,10 @@ class LocalServer:
             grpc_port=GrpcPort("127.0.0.1", 0),
         )
         self.keys = settings.keys
-        fleet = _Fleet(self._replicas, lambda: self._keeper)
+        fleet = _Fleet(self.replicas, lambda: self.keeper)
         repository = Repository(fleet, self.register, self._deployed)
         self._router = router = Router(settings, self._call, None, repository, self._catch_up)
-        self._keeper = Keeper(self._config, router, self.register, self._deployed)
+        self.keeper = Keeper(self._config, router, self.register, self._deployed)
         self.app = router.app
         self._add(self._config)
         await router.opened()
@@ -213,15 +216,15 @@ class LocalServer:
         self._started.set()
         await self._stop.wait()
         await router.close(1.0, grace_s=0.0)
-        for revisions in self._replicas.values():
+        for revisions in self.replicas.values():
             revisions.close()
 
     def _catch_up(self, model: str) -> None:
-        self._keeper.catch_up(model)
+        self.keeper.catch_up(model)
 
     async def _call(self, _model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
         assert replica is not None
-        return await self._replicas[replica].run(bundle)
+        return await self.replicas[replica].run(bundle)
 
     def _add(self, config: AppArgs) -> None:
         described = read_models(config)
@@ -232,9 +235,9 @@ class LocalServer:
             self._deployed[model.name] = base
             first = host_revision(revision, described[model.name], _make)
             replica = f"{model.name}-{_REPLICA}"
-            while replica in self._replicas:  # that of a model of this name that was removed
+            while replica in self.replicas:  # that of a model of this name that was removed
                 replica += "-again"
-            self._replicas[replica] = Revisions(
+            self.replicas[replica] = Revisions(
                 model.name,
                 first,
                 base,
@@ -274,15 +277,16 @@ class Register:
     """Where it is written down what is agreed on: in this process."""
 
     def __init__(self) -> None:
-        self._agreed: dict[str, Agreed] = {}
+        self._agreed: dict[str, bytes] = {}
 
     async def read(self, model: str) -> Agreed | None:
         """See `serve_app.domain.agreed.Register`."""
-        return self._agreed.get(model)
+        content = self._agreed.get(model)
+        return None if content is None else decode_agreed(content)
 
     async def write(self, model: str, agreed: Agreed) -> None:
         """See `serve_app.domain.agreed.Register`."""
-        self._agreed[model] = agreed
+        self._agreed[model] = encode_agreed(agreed)
 
 
 class _Fleet:

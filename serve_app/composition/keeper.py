@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from serve_app.composition.revision import find_revision
 from serve_app.composition.router import describe_revision, route_revision
@@ -17,6 +19,9 @@ from serve_app.router.router import Router
 from serve_app.router.settings import RoutedModel
 
 _log = logging.getLogger(__name__)
+
+_TURN_S: Final = 30.0
+"""How long the answers to what was sent before are waited for, seconds."""
 
 
 class Keeper:
@@ -61,7 +66,13 @@ class Keeper:
             raise not_loaded(model, error) from None
 
     async def settle(self, model: str) -> None:
-        """Serve what is agreed on of a model from now on. Raises as `prepare`."""
+        """Serve what is agreed on of a model from now on, and wait for what was sent before. Raises as `prepare`."""
+        await self._settle(model)
+        with contextlib.suppress(TimeoutError):  # a replica hangs, of which others have the care
+            async with asyncio.timeout(_TURN_S):
+                await self._router.turned(model)
+
+    async def _settle(self, model: str) -> None:
         async with self._settling[model]:
             agreed = await self._register.read(model) or self._deployed[model]
             served = self._router.service.models.get(model)
@@ -86,7 +97,7 @@ class Keeper:
 
     async def _caught_up(self, model: str) -> None:
         try:
-            await self.settle(model)
+            await self._settle(model)
         except Exception as error:  # it is tried again with the next bundle that comes back
             _log.warning("Model %s: this router could not settle: %s", model, error)
 

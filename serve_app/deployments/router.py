@@ -328,9 +328,11 @@ def _answers(answers: Sequence[Any], what: str) -> list[Any]:
     """What was answered, without those who have died. Raises what another has raised."""
     found = []
     for answer in answers:
-        if not isinstance(answer, Exception):
+        if not isinstance(answer, BaseException):
             found.append(answer)
-        elif not isinstance(error := translate_error(answer, what, None), ReplicaLost):
+        elif isinstance(answer, Exception) and not isinstance(
+            error := translate_error(answer, what, None), ReplicaLost
+        ):
             raise error
     return found
 

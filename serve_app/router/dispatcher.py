@@ -75,7 +75,8 @@ class Dispatcher:
         bundle_timeout_s: See `RouterCore`.
         recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
         ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
-        revision_for: Which state of a model a replica is to run, given both names; see `Bundle.revision`.
+        revision_for: Which state of a model a replica is to run, given both names; see `Bundle.revision`. It is asked
+            once for each bundle that is then sent.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -94,6 +95,8 @@ class Router:
         self._on_stale = on_stale
         self._routed: dict[str, RoutedModel] = {}
         self._reports: dict[str, Mapping[str, ReplicaReport]] = {}
+        self._under_way: Counter[tuple[str, str]] = Counter()  # bundles by model and the revision that they name
+        self._one_ended = asyncio.Event()
         self._settings = settings
         self._call = call
         self._peers = peers
@@ -258,12 +261,32 @@ class Router:
         logger.info("Model %s is served from revision %s now", name, model.info.revision)
         self.on_replicas(name, self._reports.get(name, {}))
 
+    async def turned(self, model: str) -> None:
+        """Wait until no bundle is under way that names another revision of a model than the present one.
+
+        Replicas may close those then: nothing is sent to them any more, and nothing is on its way.
+        """
+        while True:
+            routed = self._routed.get(model)
+            present = ("", "" if routed is None else routed.info.revision)
+            if not any(name == model and revision not in present for name, revision in self._under_way):
+                return
+            self._one_ended.clear()
+            await self._one_ended.wait()
+
+    def _end_under_way(self, model: str, revision: str) -> None:
+        self._under_way[model, revision] -= 1
+        if not self._under_way[model, revision]:
+            del self._under_way[model, revision]
+            self._one_ended.set()
+
     def _revision_for(self, model: str, replica: str | None) -> str:
-        """What a bundle names to a replica: nothing to one of another deployment, which it may replace soon."""
+        """What a bundle that is being sent names: to a replica of another deployment, which goes soon, nothing."""
         routed = self._routed.get(model)
         report = self._reports.get(model, {}).get(replica or "")
         if routed is None or report is None or not routed.base or report.base != routed.base:
             return ""
+        self._under_way[model, routed.info.revision] += 1
         return routed.info.revision
 
     def remove_model(self, name: str, successor: str | None = None) -> asyncio.Task[None]:
@@ -347,7 +370,11 @@ class Router:
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         link = self._links.find(replica)
-        result = await (self._call(model, bundle, replica, nbytes) if link is None else link.call(bundle))
+        try:
+            result = await (self._call(model, bundle, replica, nbytes) if link is None else link.call(bundle))
+        finally:
+            if bundle.revision:
+                self._end_under_way(model, bundle.revision)
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
             if self._on_stale is not None:
                 self._on_stale(model)

@@ -18,6 +18,9 @@ from local_server import LocalServer
 from onnx import TensorProto, helper
 
 from serve_app.api.http_app import HttpSettings
+from serve_app.composition.revision import find_revision, keep_revision, open_revision
+from serve_app.config import parse_args
+from serve_app.errors import ConfigError, ModelUnavailable
 
 SWAPS = 100
 OPEN = HttpSettings(open_administration=True)
@@ -93,8 +96,10 @@ def test_what_is_asked_after_a_load_is_answered_by_it(server: LocalServer, folde
         assert again["replicas"] == 0
 
 
-def test_clients_are_answered_by_one_of_the_two_whatever_happens(server: LocalServer, folder: Path) -> None:
-    """A hundred loads under clients: every request is answered, by the state before or after."""
+def test_clients_are_answered_by_one_of_the_two_whatever_happens(
+    server: LocalServer, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hundred loads under clients: every request is answered, by the state before or after, and sent once."""
     stop, newest, asked = threading.Event(), [1.0], [0]
 
     def ask() -> list[str]:
@@ -123,6 +128,7 @@ def test_clients_are_answered_by_one_of_the_two_whatever_happens(server: LocalSe
         for each in clients:
             assert each.result() == []
     assert asked[0] > SWAPS
+    assert "does not have revision" not in caplog.text
 
 
 def test_a_file_that_cannot_be_loaded_changes_nothing(server: LocalServer, folder: Path) -> None:
@@ -234,3 +240,54 @@ def test_triton_clients_load_and_unload(server: LocalServer, folder: Path) -> No
     grpc.load_model("constant")
     with httpx.Client() as client:
         assert _value(_infer(client, server.url)) == 7.0
+
+
+def test_a_router_that_missed_a_load_hears_of_it_by_its_next_bundle(server: LocalServer, folder: Path) -> None:
+    """The replica gives the bundle back, and the router turns to what is agreed on."""
+    write_constant(folder / "model.onnx", 2.0)
+    agreed = server.run(server.keeper.find("constant"))
+    server.run(server.register.write("constant", agreed))
+    assert server.run(server.replicas["constant-only"].settle()) == agreed.revision
+    with httpx.Client() as client:
+        assert _value(_infer(client, server.url)) == 2.0
+
+
+def test_a_replica_that_missed_a_load_catches_up_with_its_next_bundle(server: LocalServer, folder: Path) -> None:
+    """As one that was starting meanwhile: what names the new state waits in the router until the replica has it."""
+    write_constant(folder / "model.onnx", 2.0)
+    agreed = server.run(server.keeper.find("constant"))
+    server.run(server.register.write("constant", agreed))
+    server.run(server.keeper.settle("constant"))
+    with httpx.Client() as client:
+        assert _value(_infer(client, server.url)) == 2.0
+    assert server.replicas["constant-only"].current == agreed.revision
+
+
+def test_what_was_loaded_and_not_agreed_on_is_dropped(server: LocalServer, folder: Path) -> None:
+    """Who asked for it gave up: the present state stays, and the other can be loaded again."""
+    replica, before = server.replicas["constant-only"], server.replicas["constant-only"].current
+    write_constant(folder / "model.onnx", 2.0)
+    found = server.run(server.keeper.find("constant"))
+    server.run(replica.prepare(found.revision, found.version))
+    write_constant(folder / "model.onnx", 3.0)
+    other = server.run(server.keeper.find("constant"))
+    with pytest.raises(ModelUnavailable, match="another load"):
+        server.run(replica.prepare(other.revision, other.version))
+    assert server.run(replica.settle()) == before
+    server.run(replica.prepare(other.revision, other.version))
+    with httpx.Client() as client:
+        assert _value(_infer(client, server.url)) == 1.0
+
+
+def test_a_replica_that_starts_late_takes_what_was_agreed_on(folder: Path) -> None:
+    """Its files were replaced on the disk meanwhile, and are found where they were kept."""
+    model = parse_args(serving(folder)).models[0]
+    first = find_revision(model)
+    keep_revision(first)
+    write_constant(folder / "model.onnx", 2.0)
+    found = open_revision(model, first.name, first.version)
+    assert found.name == first.name
+    assert not found.locations[""].model_file.is_relative_to(folder)
+    (found.locations[""].model_file).write_bytes(b"overwritten in place")
+    with pytest.raises(ConfigError, match="load the model again"):
+        open_revision(model, first.name, first.version)
