@@ -16,7 +16,6 @@ from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args
 from serve_app.composition.triton import read_repository
 from serve_app.config import AppArgs, parse_args
-from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 
 LEVELS = "dynamic_batching {{ priority_levels: {} default_priority_level: {} }}"
@@ -37,7 +36,7 @@ def read(folder: Path, **keys: Any) -> AppArgs:
 
 def told(folder: Path, **keys: Any) -> list[str]:
     """What is told of it, without the folder."""
-    notes = read_repository(RepositoryConfig(path=str(folder)), **keys).notes
+    notes = read_repository(str(folder), **keys).notes
     return [note.removeprefix(f"{folder}/") for note in notes]
 
 
@@ -273,7 +272,7 @@ def test_a_torchscript_file_has_the_tensors_of_its_configuration(
         'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2, 3 ] }\n',
         "utf-8",
     )
-    (model,) = read_repository(RepositoryConfig(path=str(tmp_path))).models
+    (model,) = read_repository(str(tmp_path)).models
     assert model.keys is not None
     assert model.keys["backend"] == "torchscript"
     assert model.keys["backend_options"] == {
