@@ -117,10 +117,10 @@ class GuardedService:
         return await self._service.metrics()
 
     @property
-    def unloaded(self) -> Mapping[str, ModelInfo]:
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
         """As the service's, of the models that the key may use."""
         models, names = self._service.unloaded, self._guard.current().models
-        return models if names is None else {key: info for key, info in models.items() if info.name in names}
+        return models if names is None else {name: infos for name, infos in models.items() if name in names}
 
     async def load(self, model: str) -> Loaded:
         """As the service's; `ModelNotFound` for models that the key may not use. That it may is its route's matter."""
@@ -133,7 +133,7 @@ class GuardedService:
         return await self._service.unload(model)
 
     def _check_any(self, model: str) -> None:
-        if all(info.name != model for info in self.unloaded.values()):
+        if model not in self.unloaded:
             self._check(model)
 
     def _check(self, model: str) -> Key:

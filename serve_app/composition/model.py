@@ -82,6 +82,7 @@ def named_files(model: ModelConfig) -> tuple[str, ...]:
     """
     kind = BACKENDS.get(model.backend or "")
     of_backend = () if kind is None else read_options(model, kind).files()
+    of_processor: tuple[str, ...]
     if isinstance(model.processor, CustomOptions):
         of_processor = () if model.processor.file is None else (model.processor.file,)
     else:

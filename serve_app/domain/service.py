@@ -302,8 +302,8 @@ class InferenceService(Protocol):
         """The metrics page in Prometheus' text format and its content type."""
 
     @property
-    def unloaded(self) -> Mapping[str, ModelInfo]:
-        """What was unloaded, models by name and versions by key, as it was last served."""
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """The models that were unloaded, by name, as they were last served; of several versions those."""
 
     async def load(self, model: str) -> Loaded:
         """Have a model served from its files as they are now, by all replicas, or change nothing.

@@ -192,19 +192,22 @@ class Service:
         return "" if served is None else served.info.revision
 
     @property
-    def unloaded(self) -> Mapping[str, ModelInfo]:
-        """What was unloaded, by name or key, as it was last served."""
-        return self._unloaded
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """The models that were unloaded, by name, as they were last served; of several versions those."""
+        found: dict[str, list[ModelInfo]] = {}
+        for info in self._unloaded.values():
+            found.setdefault(info.name, []).append(info)
+        return found
 
     async def load(self, model: str) -> Loaded:
         """Have a model served from its files as they are now; see `InferenceService.load`."""
         keys, repository = self._changeable(model)
-        return _summed(model, [await repository.load(key) for key in keys])
+        return await _changed(model, keys, repository.load)
 
     async def unload(self, model: str) -> Loaded:
         """Serve a model no more, until it is loaded again; see `InferenceService.unload`."""
         keys, repository = self._changeable(model)
-        return _summed(model, [await repository.unload(key) for key in keys])
+        return await _changed(model, keys, repository.unload)
 
     def _changeable(self, model: str) -> tuple[Sequence[str], Loading]:
         """What a model has replicas as, served or not, the newest version last; and what loads it."""
@@ -218,7 +221,7 @@ class Service:
 
     def _unknown(self, model: str) -> ModelNotFound:
         name = model_of(model)
-        if name not in self._models and any(info.name == name for info in self._unloaded.values()):
+        if name not in self._models and name in self.unloaded:
             return unloaded_model(name)
         return unknown_model(model, self._models)
 
@@ -742,8 +745,13 @@ def _informed(served: _Served, answer: Answer, options: RequestOptions) -> Answe
     return answer if info is None else replace(answer, info=info)
 
 
-def _summed(model: str, told: Sequence[Loaded]) -> Loaded:
-    """What a change of all versions of a model came to."""
+async def _changed(model: str, keys: Sequence[str], change: Callable[[str], Awaitable[Loaded]]) -> Loaded:
+    """Load or unload all versions of a model, one after the other, whether whoever asked waits for it or leaves."""
+
+    async def in_turn() -> Sequence[Loaded]:
+        return [await change(key) for key in keys]
+
+    told = await asyncio.shield(asyncio.ensure_future(in_turn()))
     return Loaded(
         model,
         told[0].state,

@@ -166,9 +166,10 @@ class TrafficTables:
 
     def add(self, model: str, version: str, key: str, configured: Traffic) -> Versions:
         """Serve one more version of a model, or the first. One that was kept goes on with its table."""
-        if model not in self._models:
-            self._models[model] = self._unloaded.pop(model, None) or Versions(model, configured)
-        versions = self._models[model]
+        versions = self._models.get(model)
+        if versions is None:
+            kept = self._unloaded.pop(model, None)
+            versions = self._models[model] = Versions(model, configured) if kept is None else kept
         versions.add(version, key)
         return versions
 

@@ -161,7 +161,7 @@ class NumpyService:
         return replace(self.took, value=value, priority=priority, variant=variant)
 
     @property
-    def unloaded(self) -> Mapping[str, ModelInfo]:
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
         """None are."""
         return {}
 

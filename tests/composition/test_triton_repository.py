@@ -16,6 +16,7 @@ from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args
 from serve_app.composition.triton import read_repository
 from serve_app.config import AppArgs, parse_args
+from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 
 LEVELS = "dynamic_batching {{ priority_levels: {} default_priority_level: {} }}"
@@ -236,6 +237,23 @@ def test_faults_of_the_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_args({"repository": "models", "models": [{"name": "a", "path": "a"}]})
     assert caught.value.problems == ("args.repository: is read by serve_app.composition.read_args only",)
+
+
+def test_how_models_are_loaded_stays(tmp_path: Path) -> None:
+    """What else the section says counts, with a path or without one."""
+    add_model(tmp_path, "m")
+    both = read_args({"repository": {"path": str(tmp_path), "strict": True, "watch": True, "interval_s": 2}})
+    assert ([model.name for model in both.models], both.repository) == (
+        ["m"],
+        RepositoryConfig(watch=True, interval_s=2.0),
+    )
+    one = {"name": "a", "path": "a"}
+    alone = read_args({"repository": {"watch": True}, "models": [one]})
+    assert ([model.name for model in alone.models], alone.repository.watch) == (["a"], True)
+    assert faults({"repository": {"watch": True}}) == ("args.models: required, but missing",)
+    assert faults({"repository": {"path": str(tmp_path), "interval_s": -1}, "models": [one]}) == (
+        "args.repository.interval_s: must be more than 0, got -1",
+    )
 
 
 def test_faults_of_models_name_them(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def repository_index(service: InferenceService, *, ready_only: bool = False) -> 
     if not ready_only:
         entries += [
             {"name": info.name, "version": info.version, "state": "UNAVAILABLE", "reason": "unloaded"}
-            for info in service.unloaded.values()
+            for infos in service.unloaded.values()
+            for info in infos
         ]
     return entries
 
