@@ -1,0 +1,299 @@
+"""Pools: many models, in few processes that have memory for some of them (`scheduling.placement.residency`).
+
+The router composes the batches of all members, as on a shared device, by class and slack; a batch goes only to a host
+where its model is resident. What waits for a member that is not is a reason to load it, if any entry can be in time
+when it is loaded and run. What cannot is given up at once. So a load stands on the same clock as deadlines, as an
+action of Clockwork's (Gujarati et al., OSDI 2020).
+
+    loads at a free host   the member with the most urgent class; among equals, the most rows per second of loading
+    makes room             the least value per byte, see `scheduling.placement.residency`; never who is in use, nor who
+                           has entries waiting that are as urgent
+    not at once            evicting a member that was loaded only just now, unless an entry would be too late for that
+    not beside `high`      a load for less urgent entries, where `high` runs, unless an entry would be too late
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from math import inf
+from typing import NamedTuple
+
+from serve_app.scheduling.entry import Entry, Priority
+from serve_app.scheduling.model_state import ModelState
+from serve_app.scheduling.placement.devices import Candidate, NextBundle, SharedDevice
+from serve_app.scheduling.placement.residency import Host, Order, Residency
+from serve_app.scheduling.settings import Pool
+from serve_app.scheduling.slots import Replica
+
+_PRIORITIES = tuple(Priority)
+_HIGH = Priority.HIGH
+
+
+class _Want(NamedTuple):
+    """A member that is to be loaded.
+
+    Attributes:
+        model: The member.
+        priority: The most urgent class that waits for it.
+        latest: When the load must begin for its most urgent entry, seconds.
+        worth: Rows that wait, per second of loading.
+    """
+
+    model: ModelState
+    priority: Priority
+    latest: float
+    worth: float
+
+
+class _InFlight(NamedTuple):
+    """A bundle at a host."""
+
+    model: str
+    host: str
+    priority: Priority
+    end: float
+
+
+class PoolDevice(SharedDevice):
+    """The hosts of a pool, and its members.
+
+    Args:
+        pool: Its settings; models join one by one, and hosts come with `set_hosts`.
+        min_share: Guaranteed share per class, over all members.
+
+    Attributes:
+        residency: Where its members are.
+        load_at: When `orders` is to be asked again if nothing else happens, seconds; ``inf``: never.
+    """
+
+    __slots__ = ("_at", "_bundles", "_models", "_pending", "_pool", "load_at", "residency")
+
+    def __init__(self, pool: Pool, min_share: Mapping[Priority, float]) -> None:
+        super().__init__(pool, min_share)
+        self.residency = Residency(pool)
+        self.load_at = inf
+        self._pool = pool
+        self._models: dict[str, ModelState] = {}
+        self._bundles: dict[int, _InFlight] = {}
+        self._at: dict[str, dict[int, _InFlight]] = {}
+        self._pending: list[Order] = []
+
+    @property
+    def needed(self) -> bool:
+        """Its hosts are there without members, too."""
+        return True
+
+    # ---------------------------------------------------------------- events
+
+    def join(self, model: ModelState) -> None:
+        """See `SharedDevice.join`."""
+        self.residency.join(model.settings.name, model.settings.resident_bytes)
+        self.members += 1
+        self._models[model.settings.name] = model
+
+    def leave(self, model: ModelState, bundles: Iterable[int]) -> None:
+        """See `SharedDevice.leave`."""
+        for bundle_id in bundles:
+            self.ended(bundle_id)
+        self.members -= 1
+        self.active.pop(model, None)
+        del self._models[model.settings.name]
+        self._pending += self.residency.leave(model.settings.name)
+
+    def set_hosts(self, names: Collection[str]) -> list[ModelState]:
+        """Take the list of hosts as it is now. Returns the members that lost one."""
+        lost = self.residency.set_hosts(names)
+        self._at = {name: self._at.get(name, {}) for name in names}
+        self.concurrency = self._pool.concurrency * max(1, len(names))
+        return [self._models[name] for name in lost if name in self._models]
+
+    def arrived(self, entry: Entry, model: ModelState, now: float) -> None:
+        """See `SharedDevice.arrived`."""
+        super().arrived(entry, model, now)
+        self.residency.requested(model.settings.name, now)
+
+    def refused(self, model: ModelState, now: float) -> None:
+        """An entry of a member could not be in time, and was not accepted."""
+        self.residency.requested(model.settings.name, now)
+
+    def loaded(self, name: str, host: str, seconds: float, nbytes: int, now: float) -> None:
+        """A load has ended; see `Residency.loaded`."""
+        self._pending += self.residency.loaded(name, host, seconds, nbytes, now)
+
+    def launched(self, bundle_id: int, following: NextBundle, now: float) -> None:
+        """See `SharedDevice.launched`."""
+        host, name = str(following.replica.name), following.model.settings.name
+        if host not in self._at:
+            return
+        priority = following.entries[0].priority
+        ahead = [other.end for other in self._at[host].values() if other.priority <= priority]
+        sent = _InFlight(name, host, priority, max([now, *ahead]) + following.predicted_s)
+        self._bundles[bundle_id] = self._at[host][bundle_id] = sent
+        in_use = self.residency.hosts[host].in_use
+        in_use[name] = in_use.get(name, 0) + 1
+
+    def ended(self, bundle_id: int) -> None:
+        """See `SharedDevice.ended`."""
+        sent = self._bundles.pop(bundle_id, None)
+        if sent is None:
+            return
+        self._at.get(sent.host, {}).pop(bundle_id, None)
+        if (host := self.residency.hosts.get(sent.host)) is not None and sent.model in host.in_use:
+            host.in_use[sent.model] -= 1
+            if not host.in_use[sent.model]:
+                del host.in_use[sent.model]
+
+    # ------------------------------------------------------------- questions
+
+    @property
+    def wake_at(self) -> float:
+        """As of `DedicatedDevice`."""
+        return min(super().wake_at, self.load_at)
+
+    def ready_s(self, model: ModelState, now: float) -> float:
+        """See `SharedDevice.ready_s`."""
+        return self.residency.ready_s(model.settings.name, now)
+
+    def resident_at(self, model: ModelState) -> Collection[str]:
+        """The hosts where a member is resident."""
+        return self.residency.members[model.settings.name].hosts
+
+    def wait_s(self, now: float) -> float:
+        """See `SharedDevice.wait_s`: at the host that is done first."""
+        ends = [max([sent.end for sent in sent_there.values()], default=now) for sent_there in self._at.values()]
+        return max(0.0, min(ends, default=now) - now)
+
+    # ------------------------------------------------------------- decisions
+
+    def orders(self, now: float, given_up: list[Entry]) -> list[Order]:
+        """What hosts are to load and to unload now.
+
+        Args:
+            now: Seconds.
+            given_up: Receives the entries that no load can serve in time. The caller ends them.
+        """
+        orders, self._pending = self._pending, []
+        self.load_at = inf
+        residency = self.residency
+        for member, eviction in residency.trim():
+            orders.append(eviction)
+            self._unlist(member.name, now)
+        free = residency.free_hosts()
+        if not free:
+            return orders
+        for want in sorted(self._wants(now, given_up), key=_order):
+            made = self._load(want, free, now)
+            if made:
+                orders += made
+                free = residency.free_hosts()
+                if not free:
+                    break
+        return orders
+
+    def _wants(self, now: float, given_up: list[Entry]) -> list[_Want]:
+        """Members with entries that a load which begins now would serve in time."""
+        wants = []
+        for model in self.active:
+            if not model.queue.total.rows:
+                continue
+            member = self.residency.members[model.settings.name]
+            if member.hosts or member.loading:
+                continue
+            if member.held_until > now:
+                self.load_at = min(self.load_at, member.held_until)
+                continue
+            load_s = self.residency.load_s(member)
+            around_s = load_s + model.overhead.seconds
+            head = self._head_in_time(model, now + around_s, given_up)
+            if head is not None:
+                latest = head.deadline - around_s - model.solo_s(head)
+                wants.append(_Want(model, head.priority, latest, model.queue.total.rows / max(1e-9, load_s)))
+        return wants
+
+    def _head_in_time(self, model: ModelState, begins: float, given_up: list[Entry]) -> Entry | None:
+        """The most urgent entry of a member that can begin at a time at the earliest. What cannot is given up."""
+        first: Entry | None = None
+        late: list[Entry] = []
+        for priority in _PRIORITIES:
+            for queue in (model.queue.fresh[priority - 1], model.queue.retry[priority - 1]):
+                while (head := queue.head()) is not None:
+                    if head.probe or begins + model.solo_s(head) <= head.deadline:
+                        if first is None:
+                            first = head
+                        break
+                    late.append(queue.pop())
+        model.queue.ended([entry for entry in late if not entry.attempts], ran=False)
+        given_up += late
+        return first
+
+    def _load(self, want: _Want, free: Iterable[Host], now: float) -> list[Order]:
+        """Load a member where that costs least; nothing where it has to wait."""
+        member = self.residency.members[want.model.settings.name]
+        urgent = want.latest <= now
+        best: tuple[float, int, Host, list[str]] | None = None
+        for host in free:
+            if want.priority is not _HIGH and not urgent and self._runs_high(host):
+                self.load_at = min(self.load_at, want.latest)
+                continue
+            room = self.residency.room(member, host, now, lambda name: self._keeps(name, want.priority), urgent=urgent)
+            if room.victims is None:
+                self.load_at = min(self.load_at, max(now, min(room.again_at, want.latest)) if not urgent else inf)
+                continue
+            cost = (room.worth, host.used_bytes, host, [victim.name for victim in room.victims])
+            if best is None or cost[:2] < best[:2]:
+                best = cost
+        if best is None:
+            return []
+        _, _, host, names = best
+        orders = self.residency.begin(member, host, [self.residency.members[name] for name in names], now)
+        for name in names:
+            self._unlist(name, now)
+        return orders
+
+    def _keeps(self, name: str, priority: Priority) -> bool:
+        """Whether a resident has entries waiting that are as urgent as this."""
+        queue = self._models[name].queue
+        return queue.total.rows > 0 and queue.ahead(priority)[0] > 0
+
+    def _runs_high(self, host: Host) -> bool:
+        return any(sent.priority is _HIGH for sent in self._at[host.name].values())
+
+    def _unlist(self, name: str, now: float) -> None:
+        """A member is resident at one host less."""
+        self._models[name].slots.set_replicas(self.residency.members[name].hosts, now)
+
+    # ------------------------------------------------------ as `SharedDevice`
+
+    def _is_full(self) -> bool:
+        return not self._at
+
+    def _choose(self, model: ModelState, priority: Priority, now: float, again: Entry | None = None) -> Replica | None:  # noqa: ARG002 - as of `SharedDevice`
+        slots = model.slots
+        if not slots.replicas:
+            return None
+        avoid = None if again is None or slots.usable <= 1 else again.avoid
+        best: Replica | None = None
+        least = (inf, inf)
+        for replica in slots.replicas.values():
+            if replica.held_until is not None or replica.name == avoid or (again is not None and replica.suspects):
+                continue
+            there = self._at[str(replica.name)]
+            cost = (len([sent for sent in there.values() if sent.priority <= priority]), replica.sent_at)
+            if cost < least:
+                best, least = replica, cost
+        return best
+
+    def _has_room(self, replica: Replica, priority: Priority) -> bool:
+        there = self._at[str(replica.name)].values()
+        return len([sent for sent in there if sent.priority <= priority]) < self._pool.concurrency
+
+    def _begins(self, candidate: Candidate, now: float) -> float:
+        ends = [sent.end for sent in self._at[str(candidate.replica.name)].values()]
+        ahead = [
+            sent.end for sent in self._at[str(candidate.replica.name)].values() if sent.priority <= candidate.priority
+        ]
+        return max([now, *ahead]) if ahead or not ends else max(now, min(ends))
+
+
+def _order(want: _Want) -> tuple[Priority, float, float, str]:
+    return want.priority, -want.worth, want.latest, want.model.settings.name
