@@ -372,8 +372,11 @@ class SharedDevice:
         for priority in _PRIORITIES:
             fresh = queue.fresh[priority - 1]
             head = fresh.turns()[0].head() if fresh.rows else None
+            retry = queue.retry[priority - 1]
+            again = retry.head() if retry.rows else None
+            if head is None and again is None:
+                continue
             replica = self._choose(model, priority, now)
-            again = queue.retry[priority - 1].head()
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
                 elsewhere = self._choose(model, priority, now, again)
                 if elsewhere is not None:

@@ -6,9 +6,11 @@ when it is loaded and run. What cannot is given up at once. So a load stands on 
 action of Clockwork's (Gujarati et al., OSDI 2020).
 
     loads at a free host   the member with the most urgent class; among equals, the most rows per second of loading
-    makes room             the least value per byte, see `scheduling.placement.residency`; never who is in use, nor who
-                           has entries waiting that are as urgent
+    makes room             the least value per byte, see `scheduling.placement.residency`; never who is in use, nor for
+                           whom as much waits that is as urgent
+    drains                 who is in use and has to make room for who cannot wait gets no more until it is evicted
     not at once            evicting a member that was loaded only just now, unless an entry would be too late for that
+    fair                   a part of the loads is of whom was asked for longest ago, whatever waits for others
     not beside `high`      a load for less urgent entries, where `high` runs, unless an entry would be too late
 """
 
@@ -25,6 +27,11 @@ from serve_app.scheduling.placement.residency import Host, Order, Residency
 from serve_app.scheduling.settings import Pool
 from serve_app.scheduling.slots import Replica
 
+_FAIR_PART = 0.05
+_FAIR_AFTER_S = 1.0
+"""That part of the loaders' time goes to who has waited longest for a load, so that nobody is starved by others who ask
+for more: as far as anybody waits for so long. Clients may have given up meanwhile, and others come.
+"""
 _PRIORITIES = tuple(Priority)
 _HIGH = Priority.HIGH
 
@@ -46,7 +53,7 @@ class _Want(NamedTuple):
 
 
 class _InFlight(NamedTuple):
-    """A bundle at a host."""
+    """A bundle at a host, and when it is predicted to end."""
 
     model: str
     host: str
@@ -66,7 +73,18 @@ class PoolDevice(SharedDevice):
         load_at: When `orders` is to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
-    __slots__ = ("_at", "_bundles", "_models", "_pending", "_pool", "load_at", "residency")
+    __slots__ = (
+        "_ahead",
+        "_at",
+        "_bundles",
+        "_draining",
+        "_fair_at",
+        "_models",
+        "_pending",
+        "_pool",
+        "load_at",
+        "residency",
+    )
 
     def __init__(self, pool: Pool, min_share: Mapping[Priority, float]) -> None:
         super().__init__(pool, min_share)
@@ -76,7 +94,12 @@ class PoolDevice(SharedDevice):
         self._models: dict[str, ModelState] = {}
         self._bundles: dict[int, _InFlight] = {}
         self._at: dict[str, dict[int, _InFlight]] = {}
+        # By host, bundles there of each class and those above it.
+        self._ahead: dict[str, list[int]] = {}
         self._pending: list[Order] = []
+        self._fair_at = -inf
+        # Who is to be evicted, by host, and is in use there.
+        self._draining: dict[str, set[str]] = {}
 
     @property
     def needed(self) -> bool:
@@ -104,6 +127,7 @@ class PoolDevice(SharedDevice):
         """Take the list of hosts as it is now. Returns the members that lost one."""
         lost = self.residency.set_hosts(names)
         self._at = {name: self._at.get(name, {}) for name in names}
+        self._ahead = {name: self._ahead.get(name) or [0] * len(_PRIORITIES) for name in names}
         self.concurrency = self._pool.concurrency * max(1, len(names))
         return [self._models[name] for name in lost if name in self._models]
 
@@ -129,6 +153,8 @@ class PoolDevice(SharedDevice):
         ahead = [other.end for other in self._at[host].values() if other.priority <= priority]
         sent = _InFlight(name, host, priority, max([now, *ahead]) + following.predicted_s)
         self._bundles[bundle_id] = self._at[host][bundle_id] = sent
+        for place in range(priority - 1, len(_PRIORITIES)):
+            self._ahead[host][place] += 1
         in_use = self.residency.hosts[host].in_use
         in_use[name] = in_use.get(name, 0) + 1
 
@@ -137,7 +163,10 @@ class PoolDevice(SharedDevice):
         sent = self._bundles.pop(bundle_id, None)
         if sent is None:
             return
-        self._at.get(sent.host, {}).pop(bundle_id, None)
+        if self._at.get(sent.host, {}).pop(bundle_id, None) is None:
+            return
+        for place in range(sent.priority - 1, len(_PRIORITIES)):
+            self._ahead[sent.host][place] -= 1
         if (host := self.residency.hosts.get(sent.host)) is not None and sent.model in host.in_use:
             host.in_use[sent.model] -= 1
             if not host.in_use[sent.model]:
@@ -174,6 +203,7 @@ class PoolDevice(SharedDevice):
         """
         orders, self._pending = self._pending, []
         self.load_at = inf
+        self._draining.clear()
         residency = self.residency
         for member, eviction in residency.trim():
             orders.append(eviction)
@@ -181,9 +211,16 @@ class PoolDevice(SharedDevice):
         free = residency.free_hosts()
         if not free:
             return orders
-        for want in sorted(self._wants(now, given_up), key=_order):
-            made = self._load(want, free, now)
+        wants = sorted(self._wants(now, given_up), key=_order)
+        fair = wants and self._fair_at <= now and self._starved(wants, now)
+        for want in [fair, *wants] if fair else wants:
+            if self.residency.members[want.model.settings.name].loading:
+                continue  # in its fair turn
+            made = self._load(want, free, now, fair=want is fair)
             if made:
+                if want is fair:
+                    load_s = self.residency.load_s(self.residency.members[want.model.settings.name])
+                    self._fair_at = now + load_s / (_FAIR_PART * len(self.residency.hosts))
                 orders += made
                 free = residency.free_hosts()
                 if not free:
@@ -226,7 +263,18 @@ class PoolDevice(SharedDevice):
         given_up += late
         return first
 
-    def _load(self, want: _Want, free: Iterable[Host], now: float) -> list[Order]:
+    def _starved(self, wants: Iterable[_Want], now: float) -> _Want | None:
+        """Who has waited longest for a load, if that is long."""
+        members = self.residency.members
+
+        def since(want: _Want) -> tuple[float, str]:
+            name = want.model.settings.name
+            return members[name].wanted_since, name
+
+        longest = min(wants, key=since)
+        return longest if since(longest)[0] < now - _FAIR_AFTER_S else None
+
+    def _load(self, want: _Want, free: Iterable[Host], now: float, *, fair: bool) -> list[Order]:
         """Load a member where that costs least; nothing where it has to wait."""
         member = self.residency.members[want.model.settings.name]
         urgent = want.latest <= now
@@ -235,8 +283,12 @@ class PoolDevice(SharedDevice):
             if want.priority is not _HIGH and not urgent and self._runs_high(host):
                 self.load_at = min(self.load_at, want.latest)
                 continue
-            room = self.residency.room(member, host, now, lambda name: self._keeps(name, want.priority), urgent=urgent)
+            room = self.residency.room(
+                member, host, now, lambda name: not fair and self._keeps(name, want), urgent=urgent or fair
+            )
             if room.victims is None:
+                if urgent or fair:
+                    self._drain(want, host, now, fair=fair)
                 self.load_at = min(self.load_at, max(now, min(room.again_at, want.latest)) if not urgent else inf)
                 continue
             cost = (room.worth, host.used_bytes, host, [victim.name for victim in room.victims])
@@ -250,13 +302,28 @@ class PoolDevice(SharedDevice):
             self._unlist(name, now)
         return orders
 
-    def _keeps(self, name: str, priority: Priority) -> bool:
-        """Whether a resident has entries waiting that are as urgent as this."""
+    def _drain(self, want: _Want, host: Host, now: float, *, fair: bool) -> None:
+        """Send nothing more to those at a host that make room for a member when they are not in use any more."""
+        room = self.residency.room(
+            self.residency.members[want.model.settings.name],
+            host,
+            now,
+            lambda name: not fair and self._keeps(name, want),
+            urgent=True,
+            when_idle=True,
+        )
+        if room.victims is not None and host.name not in self._draining:
+            self._draining[host.name] = {victim.name for victim in room.victims if victim.name in host.in_use}
+
+    def _keeps(self, name: str, want: _Want) -> bool:
+        """Whether as much waits for a resident that is as urgent."""
         queue = self._models[name].queue
-        return queue.total.rows > 0 and queue.ahead(priority)[0] > 0
+        if not queue.total.rows:
+            return False
+        return queue.ahead(want.priority)[0] >= want.model.queue.ahead(want.priority)[0]
 
     def _runs_high(self, host: Host) -> bool:
-        return any(sent.priority is _HIGH for sent in self._at[host.name].values())
+        return self._ahead[host.name][_HIGH - 1] > 0
 
     def _unlist(self, name: str, now: float) -> None:
         """A member is resident at one host less."""
@@ -264,8 +331,11 @@ class PoolDevice(SharedDevice):
 
     # ------------------------------------------------------ as `SharedDevice`
 
+    def _candidate(self, model: ModelState, now: float) -> Candidate | None:
+        return super()._candidate(model, now) if model.slots.replicas else None
+
     def _is_full(self) -> bool:
-        return not self._at
+        return all(ahead[_HIGH - 1] >= self._pool.concurrency for ahead in self._ahead.values())
 
     def _choose(self, model: ModelState, priority: Priority, now: float, again: Entry | None = None) -> Replica | None:  # noqa: ARG002 - as of `SharedDevice`
         slots = model.slots
@@ -277,22 +347,23 @@ class PoolDevice(SharedDevice):
         for replica in slots.replicas.values():
             if replica.held_until is not None or replica.name == avoid or (again is not None and replica.suspects):
                 continue
-            there = self._at[str(replica.name)]
-            cost = (len([sent for sent in there.values() if sent.priority <= priority]), replica.sent_at)
+            if self._draining and model.settings.name in self._draining.get(str(replica.name), ()):
+                continue
+            cost = (self._ahead[str(replica.name)][priority - 1], replica.sent_at)
             if cost < least:
                 best, least = replica, cost
         return best
 
     def _has_room(self, replica: Replica, priority: Priority) -> bool:
-        there = self._at[str(replica.name)].values()
-        return len([sent for sent in there if sent.priority <= priority]) < self._pool.concurrency
+        return self._ahead[str(replica.name)][priority - 1] < self._pool.concurrency
 
     def _begins(self, candidate: Candidate, now: float) -> float:
-        ends = [sent.end for sent in self._at[str(candidate.replica.name)].values()]
-        ahead = [
-            sent.end for sent in self._at[str(candidate.replica.name)].values() if sent.priority <= candidate.priority
-        ]
-        return max([now, *ahead]) if ahead or not ends else max(now, min(ends))
+        there = self._at[str(candidate.replica.name)].values()
+        if not there:
+            return now
+        ahead = [sent.end for sent in there if sent.priority <= candidate.priority]
+        # Even behind none that is as urgent, what runs has to end.
+        return max([now, *ahead]) if ahead else max(now, min([sent.end for sent in there]))
 
 
 def _order(want: _Want) -> tuple[Priority, float, float, str]:

@@ -53,11 +53,12 @@ class Member:
         load_s: What its loads take on average, seconds; ``None`` before the first.
         hosts: Where it is resident, by name, and since when.
         loading: Where it is being loaded, by name, and until when by prediction.
+        wanted_since: The first request since it was last loaded, seconds; ``inf``: none.
         held_until: When it may be loaded again after a failure, seconds.
         failures: Loads in a row that failed.
     """
 
-    __slots__ = ("_weight", "failures", "held_until", "hosts", "load_s", "loading", "name", "nbytes")
+    __slots__ = ("_weight", "failures", "held_until", "hosts", "load_s", "loading", "name", "nbytes", "wanted_since")
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.name = name
@@ -65,6 +66,7 @@ class Member:
         self.load_s: float | None = None
         self.hosts: dict[str, float] = {}
         self.loading: dict[str, float] = {}
+        self.wanted_since = inf
         self.held_until = -inf
         self.failures = 0
         # The logarithm of its decayed count, as of time 0: so it changes only when it is asked for.
@@ -220,11 +222,15 @@ class Residency:
 
     def requested(self, name: str, now: float) -> None:
         """A request for a member has come, whatever becomes of it."""
-        self.members[name].requested(now, self._pool.memory_s)
+        member = self.members[name]
+        member.requested(now, self._pool.memory_s)
+        if not member.hosts and not member.loading:
+            member.wanted_since = min(now, member.wanted_since)
 
     def begin(self, member: Member, host: Host, victims: Collection[Member], now: float) -> list[Order]:
         """Load a member, in the room that `room` found."""
         orders: list[Order] = [self.evict(victim, host) for victim in victims]
+        member.wanted_since = inf
         expected_s = self._usual_s(member)
         host.used_bytes += member.nbytes
         host.loading[member.name] = member
@@ -320,7 +326,16 @@ class Residency:
         """Those that can begin a load."""
         return [host for host in self.hosts.values() if len(host.loading) < self._pool.loads]
 
-    def room(self, member: Member, host: Host, now: float, keeps: Callable[[str], bool], *, urgent: bool) -> Room:
+    def room(
+        self,
+        member: Member,
+        host: Host,
+        now: float,
+        keeps: Callable[[str], bool],
+        *,
+        urgent: bool,
+        when_idle: bool = False,
+    ) -> Room:
         """Find room for a member.
 
         Args:
@@ -329,6 +344,7 @@ class Residency:
             now: Seconds.
             keeps: Whether a resident, by name, is to stay in any case.
             urgent: Whether it cannot wait for those that were loaded only just now to be of use.
+            when_idle: Look for room that there will be when what is in use there is not any more.
         """
         need = host.used_bytes + member.nbytes - self._pool.memory_bytes
         if need <= 0:
@@ -337,7 +353,7 @@ class Residency:
         again_at = inf
         residents = host.least(self.value)
         for victim in residents:
-            if victim.name in host.in_use or keeps(victim.name):
+            if (victim.name in host.in_use and not when_idle) or keeps(victim.name):
                 continue
             if not urgent and (until := victim.hosts[host.name] + self._pool.hold * self._usual_s(victim)) > now:
                 again_at = min(again_at, until)
