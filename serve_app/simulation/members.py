@@ -49,7 +49,7 @@ class Members:
 
     def evict(self, eviction: Eviction) -> None:
         """Have a member unloaded."""
-        del self._replicas[self._at.pop((eviction.model, eviction.host))]
+        self._replicas.pop(self._at.pop((eviction.model, eviction.host))).retire()
         self._tell(eviction.host, partial(self._world.evict_member, eviction.model, eviction.host))
 
     def _loaded(self, load: Load, done: Callable[[str, Loaded], None], loaded: Loaded) -> None:

@@ -258,6 +258,12 @@ class SimulatedReplica:
             self._reply(sent, sent.done)
         self.open()
 
+    def retire(self) -> None:
+        """It is unloaded, with nothing there: it begins nothing more."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
+
     def probe(self, answer: Callable[[], None]) -> None:
         """A router asks whether it is alive; its event loop answers while its session runs."""
         status = self._world.status(self._name)
