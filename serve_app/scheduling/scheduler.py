@@ -673,6 +673,8 @@ class Scheduler:
         orders: list[Load | Eviction] = []
         for device in self._agenda.take(now):
             waiting = False
+            if isinstance(device, PoolDevice):
+                device.wake(now)
             for model in device.active:
                 if model.slots.holding:
                     model.slots.release_holds(now)

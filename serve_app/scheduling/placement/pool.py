@@ -17,6 +17,7 @@ action of Clockwork's (Gujarati et al., OSDI 2020).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
@@ -70,6 +71,8 @@ class PoolDevice(SharedDevice):
 
     Attributes:
         residency: Where its members are.
+        waiting: Members that are not resident and have entries waiting. They are not `active` but when something has
+            happened to them: a decision costs nothing for them, unless a loader is free.
         load_at: When `orders` is to be asked again if nothing else happens, seconds; ``inf``: never.
     """
 
@@ -78,18 +81,23 @@ class PoolDevice(SharedDevice):
         "_at",
         "_bundles",
         "_draining",
+        "_due",
         "_fair_at",
         "_models",
         "_pending",
         "_pool",
         "load_at",
         "residency",
+        "waiting",
     )
 
     def __init__(self, pool: Pool, min_share: Mapping[Priority, float]) -> None:
         super().__init__(pool, min_share)
         self.residency = Residency(pool)
         self.load_at = inf
+        self.waiting: dict[ModelState, float] = {}
+        # When something happens by itself to those that wait; what is not true any more is dropped when it comes up.
+        self._due: list[tuple[float, str, ModelState]] = []
         self._pool = pool
         self._models: dict[str, ModelState] = {}
         self._bundles: dict[int, _InFlight] = {}
@@ -120,6 +128,7 @@ class PoolDevice(SharedDevice):
             self.ended(bundle_id)
         self.members -= 1
         self.active.pop(model, None)
+        self.waiting.pop(model, None)
         del self._models[model.settings.name]
         self._pending += self.residency.leave(model.settings.name)
 
@@ -177,7 +186,31 @@ class PoolDevice(SharedDevice):
     @property
     def wake_at(self) -> float:
         """As of `DedicatedDevice`."""
-        return min(super().wake_at, self.load_at)
+        due = self._due
+        while due and self.waiting.get(due[0][2]) != due[0][0]:
+            heappop(due)
+        return min(super().wake_at, self.load_at, due[0][0] if due else inf)
+
+    def wake(self, now: float) -> None:
+        """Look at those that wait and to which something happens by itself now."""
+        due = self._due
+        while due and due[0][0] <= now:
+            at, _, model = heappop(due)
+            if self.waiting.get(model) == at:
+                self.active[model] = None
+
+    def rest(self) -> None:
+        """See `SharedDevice.rest`: what only waits for a load is put aside."""
+        for model in list(self.active):
+            if model.slots.replicas or not model.queue.total.rows:
+                self.waiting.pop(model, None)
+                continue
+            del self.active[model]
+            at = model.wake_at
+            if self.waiting.get(model) != at:
+                self.waiting[model] = at
+                heappush(self._due, (at, model.settings.name, model))
+        super().rest()
 
     def ready_s(self, model: ModelState, now: float) -> float:
         """See `SharedDevice.ready_s`."""
@@ -201,6 +234,7 @@ class PoolDevice(SharedDevice):
             now: Seconds.
             given_up: Receives the entries that no load can serve in time. The caller ends them.
         """
+        self.rest()
         orders, self._pending = self._pending, []
         self.load_at = inf
         self._draining.clear()
@@ -230,11 +264,9 @@ class PoolDevice(SharedDevice):
     def _wants(self, now: float, given_up: list[Entry]) -> list[_Want]:
         """Members with entries that a load which begins now would serve in time."""
         wants = []
-        for model in self.active:
-            if not model.queue.total.rows:
-                continue
+        for model in self.waiting:
             member = self.residency.members[model.settings.name]
-            if member.hosts or member.loading:
+            if member.loading:
                 continue
             if member.held_until > now:
                 self.load_at = min(self.load_at, member.held_until)
@@ -253,14 +285,16 @@ class PoolDevice(SharedDevice):
         late: list[Entry] = []
         for priority in _PRIORITIES:
             for queue in (model.queue.fresh[priority - 1], model.queue.retry[priority - 1]):
-                while (head := queue.head()) is not None:
+                while queue.rows and (head := queue.head()) is not None:
                     if head.probe or begins + model.solo_s(head) <= head.deadline:
                         if first is None:
                             first = head
                         break
                     late.append(queue.pop())
-        model.queue.ended([entry for entry in late if not entry.attempts], ran=False)
-        given_up += late
+        if late:
+            model.queue.ended([entry for entry in late if not entry.attempts], ran=False)
+            given_up += late
+            self.active[model] = None
         return first
 
     def _starved(self, wants: Iterable[_Want], now: float) -> _Want | None:
