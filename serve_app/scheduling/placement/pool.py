@@ -86,6 +86,7 @@ class PoolDevice(SharedDevice):
         "_models",
         "_pending",
         "_pool",
+        "_wanted",
         "load_at",
         "residency",
         "waiting",
@@ -98,6 +99,8 @@ class PoolDevice(SharedDevice):
         self.waiting: dict[ModelState, float] = {}
         # When something happens by itself to those that wait; what is not true any more is dropped when it comes up.
         self._due: list[tuple[float, str, ModelState]] = []
+        # What was found out about those that wait, until something happens to them.
+        self._wanted: dict[ModelState, _Want] = {}
         self._pool = pool
         self._models: dict[str, ModelState] = {}
         self._bundles: dict[int, _InFlight] = {}
@@ -129,6 +132,7 @@ class PoolDevice(SharedDevice):
         self.members -= 1
         self.active.pop(model, None)
         self.waiting.pop(model, None)
+        self._wanted.pop(model, None)
         del self._models[model.settings.name]
         self._pending += self.residency.leave(model.settings.name)
 
@@ -202,6 +206,7 @@ class PoolDevice(SharedDevice):
     def rest(self) -> None:
         """See `SharedDevice.rest`: what only waits for a load is put aside."""
         for model in list(self.active):
+            self._wanted.pop(model, None)
             if model.slots.replicas or not model.queue.total.rows:
                 self.waiting.pop(model, None)
                 continue
@@ -271,12 +276,17 @@ class PoolDevice(SharedDevice):
             if member.held_until > now:
                 self.load_at = min(self.load_at, member.held_until)
                 continue
+            if (want := self._wanted.get(model)) is not None and want.latest >= now:
+                wants.append(want)
+                continue
             load_s = self.residency.load_s(member)
             around_s = load_s + model.overhead.seconds
             head = self._head_in_time(model, now + around_s, given_up)
             if head is not None:
                 latest = head.deadline - around_s - model.solo_s(head)
-                wants.append(_Want(model, head.priority, latest, model.queue.total.rows / max(1e-9, load_s)))
+                want = _Want(model, head.priority, latest, model.queue.total.rows / max(1e-9, load_s))
+                self._wanted[model] = want
+                wants.append(want)
         return wants
 
     def _head_in_time(self, model: ModelState, begins: float, given_up: list[Entry]) -> Entry | None:
@@ -366,7 +376,16 @@ class PoolDevice(SharedDevice):
     # ------------------------------------------------------ as `SharedDevice`
 
     def _candidate(self, model: ModelState, now: float) -> Candidate | None:
-        return super()._candidate(model, now) if model.slots.replicas else None
+        queue = model.queue
+        for fresh, retry, place in zip(queue.fresh, queue.retry, range(len(_PRIORITIES)), strict=True):
+            if fresh.rows or retry.rows:
+                # Where there is no room for this class, there is none for those below it.
+                most = self._pool.concurrency
+                for name in model.slots.replicas:
+                    if self._ahead[name][place] < most:
+                        return super()._candidate(model, now)
+                return None
+        return None
 
     def _is_full(self) -> bool:
         return all(ahead[_HIGH - 1] >= self._pool.concurrency for ahead in self._ahead.values())
