@@ -9,7 +9,7 @@ last slot, a is how many are answered in time. In any schedule,
 - *a request that is answered in time is executed between its arrival and its deadline*, in a slot from ``i``, that of
   its arrival, to ``j``, that of its deadline. Its model is resident then: it was when slot i began, or a load of it has
   ended since. So ``a / n <= h[m, i] + sum of l[m, i..j]``, and as some batch begins there, ``a / n <= sum of y[m, i..j]``;
-- *residents come from loads*: ``h[m, k+1] <= h[m, k] + l[m, k]``. What is resident at first is free to choose;
+- *residents come from loads*: ``h[m, k+1] <= h[m, k] + l[m, k]``. At the start of the workload nothing is resident;
 - *memory*: at every moment, the bytes of the models that are resident on any host are at most those of all hosts;
 - *loaders*: loads that end within a stretch of time H take at most ``loaders * (H + longest load)``, as each loader has
   at most one that began before it;
@@ -17,8 +17,8 @@ last slot, a is how many are answered in time. In any schedule,
   ``cores * (H + longest batch)`` at most. Of the rows, those of requests whose time lies within the stretch count.
 
 Models and batches may be split, a load slows nobody down, and messages take no time. Long workloads are cut by arrival
-into windows that are planned alone, each with any residents at first, and idle loaders and processors: a schedule for
-everything contains one for each window, so the sum of their optima is a bound.
+into windows that are planned alone, each but the first with any residents at its start, and with idle loaders and
+processors: a schedule for everything contains one for each window, so the sum of their optima is a bound.
 
 Where loads and executions scatter, it holds for their means, as the other bounds do.
 """
@@ -34,7 +34,7 @@ from serve_app.simulation.scenario import Affine, Scenario
 from serve_app.simulation.workloads import Arrivals
 
 _SLOT_S = 0.25
-_WINDOW_S = 10.0
+_WINDOW_S = 30.0
 
 
 def loading_bound(
@@ -66,11 +66,17 @@ def loading_bound(
     limits = _Limits(
         places, pool.hosts * pool.scheduling.loads, pool.load_s, pool.hosts * pool.cores, curve, longest_s, slot_s
     )
-    window = np.floor((arrivals.arrival - scenario.warm_up_s) / window_s).astype(np.int64)
+    window = np.floor(arrivals.arrival / window_s).astype(np.int64)
     total = 0.0
     for number in np.unique(window[counted]):
         chosen = counted & (window == number)
-        total += limits.best(arrivals.arrival[chosen], arrivals.deadline[chosen], arrivals.model[chosen])
+        begins = number * window_s
+        total += limits.best(
+            arrivals.arrival[chosen] - begins,
+            arrivals.deadline[chosen] - begins,
+            arrivals.model[chosen],
+            empty=number == 0,
+        )
     return total
 
 
@@ -98,20 +104,20 @@ class _Limits:
         self._longest_s = longest_s
         self._slot_s = slot_s
 
-    def best(self, arrival: Floats, deadline: Floats, model: Integers) -> float:
-        """The optimum of a window."""
-        origin = float(arrival.min())
-        first = np.floor((arrival - origin) / self._slot_s + 1e-9).astype(np.int64)
-        last = np.floor((deadline - origin) / self._slot_s + 1e-9).astype(np.int64)
+    def best(self, arrival: Floats, deadline: Floats, model: Integers, *, empty: bool) -> float:
+        """The optimum of a window, whose times count from its start; where it is ``empty``, nothing is resident then."""
+        first = np.floor(arrival / self._slot_s).astype(np.int64)
+        last = np.floor(deadline / self._slot_s).astype(np.int64)
         groups, counts = np.unique(np.column_stack([model, first, last]), axis=0, return_counts=True)
         names, of_model = np.unique(groups[:, 0], return_inverse=True)
         slots = int(last.max()) + 1
         programme = Programme()
         shape = (len(names), slots)
-        resident, loads, batches = (
-            programme.variables(len(names) * slots, most).reshape(shape)
-            for most in (1.0, float(self._loaders), np.inf)
-        )
+        most = np.ones(shape)
+        if empty:
+            most[:, 0] = 0.0
+        resident = programme.variables(most.size, most.ravel()).reshape(shape)
+        loads, batches = (programme.variables(most.size).reshape(shape) for _ in range(2))
         answered = programme.variables(len(groups), counts.astype(np.float64), 1.0)
         begin, end = groups[:, 1], groups[:, 2]
 
@@ -138,10 +144,12 @@ class _Limits:
         for low, high in _stretches(slots):
             stretch_s = (high - low) * self._slot_s
             loader, processor = limits.open(
-                np.array([
-                    self._loaders * (stretch_s + self._load_s),
-                    self._cores * (stretch_s + self._longest_s),
-                ])
+                np.array(
+                    [
+                        self._loaders * (stretch_s + self._load_s),
+                        self._cores * (stretch_s + self._longest_s),
+                    ]
+                )
             )
             inside = loads[:, low:high].ravel()
             limits.put(np.full(len(inside), loader), inside, self._load_s)

@@ -5,7 +5,8 @@ where its model is resident. What waits for a member that is not is a reason to 
 when it is loaded and run. What cannot is given up at once. So a load stands on the same clock as deadlines, as an
 action of Clockwork's (Gujarati et al., OSDI 2020).
 
-    loads at a free host   the member with the most urgent class; among equals, the most rows per second of loading
+    loads at a free host   the member with the most urgent class; among equals, the most rows per second of loading,
+                           those that are likely to come while it is resident included
     makes room             the least value per byte, see `scheduling.placement.residency`; never who is in use, nor for
                            whom as much waits that is as urgent
     drains                 who is in use and has to make room for who cannot wait gets no more until it is evicted
@@ -33,6 +34,8 @@ _FAIR_AFTER_S = 1.0
 """That part of the loaders' time goes to who has waited longest for a load, so that nobody is starved by others who ask
 for more: as far as anybody waits for so long. Clients may have given up meanwhile, and others come.
 """
+_FUTURE = 0.5
+"""How many requests each one that is remembered lets expect while a member is resident."""
 _PRIORITIES = tuple(Priority)
 _HIGH = Priority.HIGH
 
@@ -44,7 +47,7 @@ class _Want(NamedTuple):
         model: The member.
         priority: The most urgent class that waits for it.
         latest: When the load must begin for its most urgent entry, seconds.
-        worth: Rows that wait, per second of loading.
+        worth: Rows that wait, and that are expected to come, per second of loading.
     """
 
     model: ModelState
@@ -284,7 +287,10 @@ class PoolDevice(SharedDevice):
             head = self._head_in_time(model, now + around_s, given_up)
             if head is not None:
                 latest = head.deadline - around_s - model.solo_s(head)
-                want = _Want(model, head.priority, latest, model.queue.total.rows / max(1e-9, load_s))
+                # What is tried although it is predicted to be late goes before nobody.
+                priority = Priority.LOW if head.probe else head.priority
+                rows = model.queue.total.rows + _FUTURE * member.requests(now, self._pool.memory_s)
+                want = _Want(model, priority, latest, rows / max(1e-9, load_s))
                 self._wanted[model] = want
                 wants.append(want)
         return wants
