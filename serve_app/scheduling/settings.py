@@ -125,7 +125,7 @@ class Pool(DeviceGroup):
     concurrency: int = 2
     load_s: float = 0.1
     loads: int = 1
-    hold: float = 4.0
+    hold: float = 2.0
     memory_s: float = 60.0
 
 

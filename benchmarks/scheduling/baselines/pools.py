@@ -6,8 +6,8 @@ to the host with the most free memory, else to the one whose least recently used
 the load in the order of their arrival. A model with more requests than a rate (2,000 per minute by default) is loaded
 at one more host.
 
-``Multiplexed``, as ``@serve.multiplexed`` of Ray Serve 2.60: each replica has an LRU cache of at most so many models. The
-router prefers replicas that have the model, and has a request wait for room at one of them for a while
+``Multiplexed``, as ``@serve.multiplexed`` of Ray Serve 2.60: each replica has an LRU cache of at most so many models.
+The router prefers replicas that have the model, and has a request wait for room at one of them for a while
 (``RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S``, 1 s by default); else it takes one of those with the fewest
 models. A replica takes ``max_ongoing_requests``; one that becomes free wakes the router, which is faster than Ray's
 back-off.

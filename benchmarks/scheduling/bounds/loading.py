@@ -8,7 +8,7 @@ last slot, a is how many are answered in time. In any schedule,
 
 - *a request that is answered in time is executed between its arrival and its deadline*, in a slot from ``i``, that of
   its arrival, to ``j``, that of its deadline. Its model is resident then: it was when slot i began, or a load of it has
-  ended since. So ``a / n <= h[m, i] + sum of l[m, i..j]``, and as some batch begins there, ``a / n <= sum of y[m, i..j]``;
+  ended since. So ``a / n <= h[m, i] + sum of l[m, i..j]``; and ``a / n <= sum of y[m, i..j]``, as a batch begins there;
 - *residents come from loads*: ``h[m, k+1] <= h[m, k] + l[m, k]``. At the start of the workload nothing is resident;
 - *memory*: at every moment, the bytes of the models that are resident on any host are at most those of all hosts;
 - *loaders*: loads that end within a stretch of time H take at most ``loaders * (H + longest load)``, as each loader has
@@ -105,7 +105,7 @@ class _Limits:
         self._slot_s = slot_s
 
     def best(self, arrival: Floats, deadline: Floats, model: Integers, *, empty: bool) -> float:
-        """The optimum of a window, whose times count from its start; where it is ``empty``, nothing is resident then."""
+        """The optimum of a window, whose times count from its start; ``empty``: nothing is resident then."""
         first = np.floor(arrival / self._slot_s).astype(np.int64)
         last = np.floor(deadline / self._slot_s).astype(np.int64)
         groups, counts = np.unique(np.column_stack([model, first, last]), axis=0, return_counts=True)

@@ -11,6 +11,8 @@ action of Clockwork's (Gujarati et al., OSDI 2020).
                            whom as much waits that is as urgent
     drains                 who is in use and has to make room for who cannot wait gets no more until it is evicted
     not at once            evicting a member that was loaded only just now, unless an entry would be too late for that
+    one more copy          of a member whose entries wait longer for the hosts that have it than a load takes, at a host
+                           that idles, if that is worth more than whom it evicts
     fair                   a part of the loads is of whom was asked for longest ago, whatever waits for others
     not beside `high`      a load for less urgent entries, where `high` runs, unless an entry would be too late
 """
@@ -253,7 +255,7 @@ class PoolDevice(SharedDevice):
         free = residency.free_hosts()
         if not free:
             return orders
-        wants = sorted(self._wants(now, given_up), key=_order)
+        wants = sorted(self._wants(now, given_up), key=_order) + self._copies(free, now)
         fair = wants and self._fair_at <= now and self._starved(wants, now)
         for want in [fair, *wants] if fair else wants:
             if self.residency.members[want.model.settings.name].loading:
@@ -295,6 +297,23 @@ class PoolDevice(SharedDevice):
                 wants.append(want)
         return wants
 
+    def _copies(self, free: Iterable[Host], now: float) -> list[_Want]:
+        """Members whose entries wait longer for the hosts that have them than a load takes, while another idles."""
+        idle = [host.name for host in free if not self._at[host.name]]
+        if not idle or len(self._at) < 2:
+            return []
+        wants = []
+        for model in self.active:
+            member = self.residency.members[model.settings.name]
+            if not model.queue.total.rows or not member.hosts or member.loading or member.held_until > now:
+                continue
+            if all(name in member.hosts for name in idle):
+                continue
+            ends = [max([sent.end for sent in self._at[name].values()], default=now) for name in member.hosts]
+            if min(ends) - now > self.residency.load_s(member):
+                wants.append(_Want(model, Priority.LOW, inf, model.queue.total.rows))
+        return sorted(wants, key=_order)
+
     def _head_in_time(self, model: ModelState, begins: float, given_up: list[Entry]) -> Entry | None:
         """The most urgent entry of a member that can begin at a time at the earliest. What cannot is given up."""
         first: Entry | None = None
@@ -327,11 +346,15 @@ class PoolDevice(SharedDevice):
     def _load(self, want: _Want, free: Iterable[Host], now: float, *, fair: bool) -> list[Order]:
         """Load a member where that costs least; nothing where it has to wait."""
         member = self.residency.members[want.model.settings.name]
-        urgent = want.latest <= now
+        # One more load may come before it.
+        urgent_at = want.latest - self.residency.load_s(member)
+        urgent = urgent_at <= now
         best: tuple[float, int, Host, list[str]] | None = None
         for host in free:
+            if host.name in member.hosts:
+                continue
             if want.priority is not _HIGH and not urgent and self._runs_high(host):
-                self.load_at = min(self.load_at, want.latest)
+                self.load_at = min(self.load_at, urgent_at)
                 continue
             room = self.residency.room(
                 member, host, now, lambda name: not fair and self._keeps(name, want), urgent=urgent or fair
@@ -339,8 +362,10 @@ class PoolDevice(SharedDevice):
             if room.victims is None:
                 if urgent or fair:
                     self._drain(want, host, now, fair=fair)
-                self.load_at = min(self.load_at, max(now, min(room.again_at, want.latest)) if not urgent else inf)
+                self.load_at = min(self.load_at, max(now, min(room.again_at, urgent_at)) if not urgent else inf)
                 continue
+            if member.hosts and room.worth >= self.residency.value(member, len(member.hosts) + 1):
+                continue  # who makes room for one more copy is worth less than that
             cost = (room.worth, host.used_bytes, host, [victim.name for victim in room.victims])
             if best is None or cost[:2] < best[:2]:
                 best = cost
