@@ -33,7 +33,7 @@ from benchmarks.scheduling.bounds.programme import Floats, Integers, Programme
 from serve_app.simulation.scenario import Affine, Scenario
 from serve_app.simulation.workloads import Arrivals
 
-_SLOT_S = 0.25
+_SLOT_S = 0.5
 _WINDOW_S = 30.0
 
 
