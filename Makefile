@@ -265,6 +265,10 @@ bench-trees: env models ## Measure this tree beside another one in turns (AGAINS
 bench-scheduling: env ## Compare the scheduler with others in the simulator (two cores, half an hour)
 	@$(BIN)/python -m benchmarks.scheduling $(SCHEDULING)
 
+.PHONY: bench-pool
+bench-pool: env ## Compare pools of many models with other servers in the simulator (half an hour)
+	@$(BIN)/python -m benchmarks.scheduling --only pools $(SCHEDULING)
+
 .PHONY: bench-calibration
 bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)
 	@$(BIN)/python -m benchmarks.calibration
