@@ -196,7 +196,8 @@ layers: env
 .PHONY: test
 test: env models clients ## Run the tests, those that start a Ray cluster last and alone (TESTS=... chooses)
 ifeq ($(TESTS),)
-	@$(MAKE) test-torch
+	@if $(MAKE) --no-print-directory .venv-torch/.made; then $(MAKE) --no-print-directory test-torch; else \
+		echo "skipped: the tests of PyTorch's models; with its wheel for CPUs, make test-torch runs them"; fi
 	@$(PARALLEL) -m "not cluster"
 	@$(PYTEST) -m cluster
 else
