@@ -44,10 +44,7 @@ SUBJECTS: Mapping[str, Mapping[str, Callable[[Path], Subject]]] = {
     "onnx": {model: partial(onnx_subject, model) for model in onnx_models.KINDS},
     "python": {
         **{model: partial(python_subject, model, {}) for model in python_models.MODELS},
-        **{
-            f"{model} in its own process": partial(python_subject, model, {"environment": {"python": sys.executable}})
-            for model in ("linear", "text")
-        },
+        "its own process": partial(python_subject, "linear", {"environment": {"python": sys.executable}}),
     },
 }
 """By the name of a kind of backend, models to check it with, made in a folder."""
