@@ -268,7 +268,7 @@ bench-scheduling: env ## Compare the scheduler with others in the simulator (two
 
 .PHONY: bench-pool
 bench-pool: env ## Compare pools of many models with other servers in the simulator (half an hour)
-	@$(BIN)/python -m benchmarks.scheduling --only pools $(SCHEDULING)
+	@$(BIN)/python -m benchmarks.scheduling --only pools,pools_remote $(SCHEDULING)
 
 .PHONY: bench-calibration
 bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)

@@ -52,7 +52,8 @@ EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "caps": caps.run,
     "frontier": frontier.run,
     "faults": faults.run,
-    "pools": pools.run,
+    "pools": partial(pools.run, "page cache"),
+    "pools_remote": partial(pools.run, "remote"),
     "parts": parts.run,
     "speed": speed.run,
 }

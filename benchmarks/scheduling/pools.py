@@ -54,6 +54,7 @@ SETTINGS = (
     *(Setting("page cache", 0.015, rate) for rate in (300.0, 450.0)),
     *(Setting("remote", 0.2, rate) for rate in (40.0, 80.0)),
 )
+_NAMES = {"page cache": "pools", "remote": "pools_remote"}
 GRIDS: Mapping[str, Sequence[MakeSystem]] = {
     "modelmesh": [
         partial(ModelMesh, rpm, disconnect=disconnect) for rpm, disconnect in product((300.0, 2000.0), (True, False))
@@ -146,20 +147,21 @@ def urgent_p99(setting: Setting, resident: bool, seconds: float, seed: int) -> f
     return result.classes["high"].p99_s or 0.0
 
 
-def run(lab: Laboratory) -> Experiment:
-    """See the module."""
+def run(load: str, lab: Laboratory) -> Experiment:
+    """One part of `SETTINGS`: the members that are loaded from there."""
+    settings = [setting for setting in SETTINGS if setting.load == load]
     seconds = lab.seconds(8)
     baselines = tuple(GRIDS)
-    tuning = [(setting, name, lab.seconds(_TUNED_S), lab.tuning_seeds[0]) for setting in SETTINGS for name in baselines]
+    tuning = [(setting, name, lab.seconds(_TUNED_S), lab.tuning_seeds[0]) for setting in settings for name in baselines]
     chosen = dict(zip([each[:2] for each in tuning], lab.call(tune, tuning, "tuning"), strict=True))
     systems = (OURS, *baselines, RESIDENT)
-    keys = [(setting, name) for setting in SETTINGS for name in systems]
+    keys = [(setting, name) for setting in settings for name in systems]
     runs = [(*key, chosen.get(key, 0), seconds, seed) for key in keys for seed in lab.seeds]
     done = iter(lab.call(measure, runs, "simulating"))
     results = {key: [next(done) for _ in lab.seeds] for key in keys}
-    bounds_of = iter(lab.call(bound, [(each, seconds, seed) for each in SETTINGS for seed in lab.seeds], "bounds"))
-    bounds = {setting: [next(bounds_of) for _ in lab.seeds] for setting in SETTINGS}
-    urgent_settings = [SETTINGS[0], SETTINGS[2]]
+    bounds_of = iter(lab.call(bound, [(each, seconds, seed) for each in settings for seed in lab.seeds], "bounds"))
+    bounds = {setting: [next(bounds_of) for _ in lab.seeds] for setting in settings}
+    urgent_settings = settings[:1]
     pairs = [
         (each, resident, seconds, seed) for each in urgent_settings for resident in (False, True) for seed in lab.seeds
     ]
@@ -178,45 +180,46 @@ def run(lab: Laboratory) -> Experiment:
             return estimate([one.weighted_goodput / other.weighted_goodput for one, other in both])
         return estimate([one.goodput / other.goodput for one, other in both])
 
-    of_bound = {setting: ratio(setting, bounds[setting]) for setting in SETTINGS}
-    gains = {setting: gain(setting, weighted=False) for setting in SETTINGS}
-    weighted = {setting: gain(setting, weighted=True) for setting in SETTINGS}
+    of_bound = {setting: ratio(setting, bounds[setting]) for setting in settings}
+    gains = {setting: gain(setting, weighted=False) for setting in settings}
+    weighted = {setting: gain(setting, weighted=True) for setting in settings}
     slower = {
         each: estimate([one / two for one, two in zip(tails[each, False], tails[each, True], strict=True)])
         for each in urgent_settings
     }
+    title = f"many models, loaded from {load}"
     worst = min(of_bound.values(), key=_mean)
     largest = max(gains.values(), key=_mean)
     return Experiment(
-        "pools",
-        "Many models: pools",
+        _NAMES[load],
+        f"Many models, loaded from {load}: {settings[0].load_s * 1e3:g} ms",
         f"{_MEMBERS:,} models of 8 MB at {_HOSTS} hosts that have memory for {_PART:.0%} of them in sum; popularity by "
         "Zipf's law with exponent 1, each with bursts of its own (20 times the rate for 2 s on average, 30 s between); "
         f"classes high, normal and low ({', '.join(f'{part:.0%}' for part in _SHARE.values())}) with deadlines of "
         f"{', '.join(f'{timeout:g}' for timeout in _TIMEOUTS_S.values())} s. A batch takes 4 ms and 1 ms per row. A "
-        "load takes 15 ms from the page cache and 200 ms remotely, with a sigma of 0.15; a host loads one at a time, "
+        f"load takes {settings[0].load_s * 1e3:g} ms with a sigma of 0.15; a host loads one at a time, "
         "and what runs there meanwhile takes 1.3 times as long. At first nothing is loaded; 5 s are not counted. The "
         "bound is that of an omniscient planner, by linear programming (`benchmarks/scheduling/bounds/loading.py`); "
         "`all resident` is this scheduler with memory for all, whose loads take no time. Baselines are tuned on each "
         "line for their answers in time. In the second table, class high has 30 requests per second for the 20 most "
         "popular members, which stay resident.",
         [
-            Finding("pools", "goodput at least 0.85 of the bound", f"at least {times(worst)}", worst.mean >= 0.85),
+            Finding(title, "goodput at least 0.85 of the bound", f"at least {times(worst)}", worst.mean >= 0.85),
             Finding(
-                "pools",
+                title,
                 "goodput at least 1.5 times that of LRU and FIFO (ModelMesh)",
                 f"at most {times(largest)}",
                 largest.mean >= 1.5,
             ),
             Finding(
-                "pools",
+                title,
                 "(no aim) weighted goodput over that of LRU and FIFO",
                 f"{times(min(weighted.values(), key=_mean))} to {times(max(weighted.values(), key=_mean))}",
                 None,
             ),
             *(
                 Finding(
-                    f"pools, {each.load}",
+                    title,
                     "p99 of `high` for resident members at most 1.2 times that without loads",
                     times(slower[each]),
                     slower[each].mean <= 1.2,
@@ -263,18 +266,14 @@ def run(lab: Laboratory) -> Experiment:
             "": lines(
                 [
                     (
-                        f"Loads from {load}: {SETTINGS[first].load_s * 1e3:g} ms",
+                        f"Loads from {load}: {settings[0].load_s * 1e3:g} ms",
                         "% in time",
                         100.0,
                         {
-                            **{
-                                system: [(each.rate, of(each, system)) for each in SETTINGS if each.load == load]
-                                for system in systems
-                            },
-                            BOUND: [(each.rate, estimate(bounds[each])) for each in SETTINGS if each.load == load],
+                            **{system: [(each.rate, of(each, system)) for each in settings] for system in systems},
+                            BOUND: [(each.rate, estimate(bounds[each])) for each in settings],
                         },
                     )
-                    for load, first in (("page cache", 0), ("remote", 2))
                 ],
                 "requests per second",
             )
@@ -288,7 +287,7 @@ def run(lab: Laboratory) -> Experiment:
                 "settings": {name: _told(GRIDS[name][chosen[setting, name]]) for name in baselines},
                 **{system: as_values(of(setting, system)) for system in systems},
             }
-            for setting in SETTINGS
+            for setting in settings
         },
     )
 

@@ -332,7 +332,7 @@ class Scheduler:
         self._residency_changed(device, model, now)
 
     def on_unloaded(self, pool: str, model: str, host: str, now: float) -> None:
-        """A host does not have a member any more, although nobody told it so."""
+        """A host does not have a member any more, although it was not told to unload it."""
         device = self._pool(pool)
         device.residency.unloaded(model, host)
         self._residency_changed(device, model, now)

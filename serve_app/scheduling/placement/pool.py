@@ -13,7 +13,7 @@ action of Clockwork's (Gujarati et al., OSDI 2020).
     not at once            evicting a member that was loaded only just now, unless an entry would be too late for that
     one more copy          of a member whose entries wait longer for the hosts that have it than a load takes, at a host
                            that idles, if that is worth more than whom it evicts
-    fair                   a part of the loads is of the member that was asked for longest ago, whatever waits for others
+    fair                   a part of the loads is of the member that was asked for longest ago, whatever else waits
     not beside `high`      a load for less urgent entries, where `high` runs, unless an entry would be too late
 """
 
@@ -33,8 +33,8 @@ from serve_app.scheduling.slots import Replica
 
 _FAIR_PART = 0.05
 _FAIR_AFTER_S = 1.0
-"""That part of the loaders' time goes to who has waited longest for a load, so that no member is starved by others with more
-requests: as far as one waits for so long. Clients may have given up meanwhile, and others come.
+"""That part of the loaders' time goes to the member that has waited longest for a load, if for so long: none is
+starved by others with more requests. Its clients may have given up meanwhile, and others come.
 """
 _FUTURE = 0.5
 """How many requests each one that is remembered lets expect while a member is resident."""
