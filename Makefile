@@ -196,7 +196,8 @@ layers: env
 .PHONY: test
 test: env models clients ## Run the tests, those that start a Ray cluster last and alone (TESTS=... chooses)
 ifeq ($(TESTS),)
-	@$(MAKE) test-torch
+	@if $(MAKE) --no-print-directory .venv-torch/.made; then $(MAKE) --no-print-directory test-torch; else \
+		echo "skipped: the tests of PyTorch's models; with its wheel for CPUs, make test-torch runs them"; fi
 	@$(PARALLEL) -m "not cluster"
 	@$(PYTEST) -m cluster
 else
@@ -264,6 +265,10 @@ bench-trees: env models ## Measure this tree beside another one in turns (AGAINS
 .PHONY: bench-scheduling
 bench-scheduling: env ## Compare the scheduler with others in the simulator (two cores, half an hour)
 	@$(BIN)/python -m benchmarks.scheduling $(SCHEDULING)
+
+.PHONY: bench-pool
+bench-pool: env ## Compare pools of many models with other servers in the simulator (half an hour)
+	@$(BIN)/python -m benchmarks.scheduling --only pools,pools_remote $(SCHEDULING)
 
 .PHONY: bench-calibration
 bench-calibration: env models ## Compare the simulator with the real server (two cores, a quarter of an hour)

@@ -30,9 +30,10 @@ from serve_app.scheduling.decisions import Dispatch
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
-from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import BreakerSettings, ClassSettings, ModelScheduling, Pool, ProcessLimits
 
 _MODEL = "model"
+_POOL = "pool"
 _VARIANT = "light"
 _MAX_ROWS = 32
 _ALPHA_S, _BETA_S = 1e-4, 1e-5
@@ -62,6 +63,7 @@ class Case:
         at_once: Entries that arrive between two decisions.
         tight: Whether deadlines are near enough that entries expire.
         models: Models that are configured; only the first has any work.
+        pool: Whether they are members of a pool that has memory for an eighth of them.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Case:
     at_once: int = _MAX_ROWS
     tight: bool = False
     models: int = 1
+    pool: bool = False
 
 
 _CASES = (
@@ -87,6 +90,10 @@ _CASES = (
     Case("overload x3, auto", load=3.0, tight=True),
     Case("overload x3, three classes", load=3.0, tight=True, priorities=tuple(Priority)),
     *(Case(f"light load, 1 of {models:,} models", at_once=1, load=0.5, models=models) for models in (1, 50, 200, 1000)),
+    *(
+        Case(f"light load, 1 of {models:,} members", at_once=1, load=0.5, models=models, pool=True)
+        for models in (1, 100, 1000)
+    ),
 )
 
 
@@ -145,19 +152,26 @@ class Load:
     def __init__(self, case: Case, queued: int) -> None:
         self._case = case
         classes = {priority: ClassSettings(1 << 30, 1 << 60, 60.0) for priority in Priority}
+        names = (_MODEL, *(f"idle-{at}" for at in range(1, case.models)))
         self._scheduler = Scheduler(
             [
-                ModelScheduling(name, _MAX_ROWS, slo_s=0.1, policy=case.policy, breaker=BreakerSettings())
-                for name in (_MODEL, *(f"idle-{at}" for at in range(1, case.models)))
+                ModelScheduling(
+                    name, _MAX_ROWS, slo_s=0.1, policy=case.policy, breaker=BreakerSettings(), resident_bytes=1
+                )
+                for name in names
             ],
             classes,
             ProcessLimits(1 << 60),
+            [Pool(_POOL, names, memory_bytes=1 + len(names) // 8)] if case.pool else [],
         )
         profile = [(rows, 0, _ALPHA_S + _BETA_S * rows) for rows in (1, 2, 4, 8, 16, 32)]
         self._replicas = {name: _Replica(name) for name in (f"replica-{at}" for at in range(case.replicas))}
         for model in self._scheduler.breakers():
             self._scheduler.seed(model, [(*point, variant) for point in profile for variant in ("", _VARIANT)])
-            self._scheduler.on_replicas(model, list(self._replicas), 0.0)
+            if not case.pool:
+                self._scheduler.on_replicas(model, list(self._replicas), 0.0)
+        if case.pool:
+            self._scheduler.on_hosts(_POOL, list(self._replicas), 0.0)
         self._random = Random(1)
         self._ids = count(1)
         self._kinds = cycle([(priority, variant) for priority in case.priorities for variant in case.variants])
@@ -201,6 +215,8 @@ class Load:
             self.given_up += len(decisions.given_up) + len(decisions.expired)
             for dispatch in decisions.dispatches:
                 self._replicas[str(dispatch.replica)].take(dispatch, now)
+            for order in decisions.orders:
+                scheduler.on_loaded(_POOL, order.model, order.host, _ALPHA_S, 1, now)
         return spent
 
     def _answers(self) -> list[_Answer]:

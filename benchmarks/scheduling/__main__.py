@@ -25,6 +25,7 @@ from benchmarks.scheduling import (
     flash_crowd,
     frontier,
     parts,
+    pools,
     shared_device,
     shares,
     speed,
@@ -51,6 +52,8 @@ EXPERIMENTS: dict[str, Callable[[Laboratory], Experiment]] = {
     "caps": caps.run,
     "frontier": frontier.run,
     "faults": faults.run,
+    "pools": partial(pools.run, "page cache"),
+    "pools_remote": partial(pools.run, "remote"),
     "parts": parts.run,
     "speed": speed.run,
 }

@@ -20,6 +20,10 @@ COLOURS = {
     "clockwork": "#7b5ea7",
     "nexus": "#d16ba5",
     "symphony": "#3d5a80",
+    "modelmesh": "#6a994e",
+    "ray-multiplexed": "#c8553d",
+    "llama-swap": "#b8860b",
+    "all resident": "#7b5ea7",
 }
 _PERCENT = 100.0
 _MARKERS = "osD^vP*X<>"

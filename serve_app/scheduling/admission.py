@@ -131,7 +131,7 @@ def meets_deadline_behind_queue(entry: Entry, model: ModelState, device: Device,
     return wait is None or now + wait + _own_s(entry, model.latencies.of(entry.variant), model) <= entry.deadline
 
 
-def too_slow(entry: Entry, model: ModelState, now: float) -> Rejection | None:
+def too_slow(entry: Entry, model: ModelState, now: float, ready_s: float = 0.0) -> Rejection | None:
     """Refuse an entry that could not be in time even if it began now and alone, or return ``None``.
 
     Where the exact model would be too late, its fallbacks count. What passes as a probe is marked as one.
@@ -140,12 +140,13 @@ def too_slow(entry: Entry, model: ModelState, now: float) -> Rejection | None:
         entry: Not queued yet.
         model: Its model.
         now: Seconds.
+        ready_s: How long until its model can run anything, seconds: it is not loaded.
     """
     latencies = model.latencies
     latency = latencies.of(entry.variant) if entry.variant else latencies.exact
-    if not latency.known:
+    if not latency.known and not ready_s:
         return None
-    budget = entry.deadline - now
+    budget = entry.deadline - now - ready_s
     if entry.rows <= model.settings.max_rows:
         own = latency.predict(entry.rows, entry.bucket) + model.overhead.seconds
     else:
@@ -158,7 +159,7 @@ def too_slow(entry: Entry, model: ModelState, now: float) -> Rejection | None:
     if model.probes.allow(now):
         entry.probe = True
         return None
-    return Rejection(DeadlineExceeded.code, too_short(entry, own, budget))
+    return Rejection(DeadlineExceeded.code, too_short(entry, ready_s + own, ready_s + budget))
 
 
 def _own_s(entry: Entry, latency: LatencyModel, model: ModelState) -> float:

@@ -20,7 +20,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from serve_app.errors import DeadlineExceeded, InferenceFailed
-from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Rejection, Requeue
+from serve_app.scheduling.decisions import RETURNED, Change, Decisions, Dispatch, Eviction, Load, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.scheduler import Scheduler
@@ -90,6 +90,20 @@ class Driver(Protocol[SentT]):
         """Circuit breakers have moved, or replicas were ejected: for the log."""
 
 
+class Loader(Protocol):
+    """Has the hosts of pools load and unload members. None of it may call the core back before it returns.
+
+    A host does what it is told in that order. It ends every load by exactly one of `RouterCore.loaded` and
+    `RouterCore.load_failed`, unless it is not listed any more; an eviction needs no answer.
+    """
+
+    def load(self, load: Load) -> None:
+        """Have a host load a member."""
+
+    def evict(self, eviction: Eviction) -> None:
+        """Have a host unload a member. Nothing of it is in flight there."""
+
+
 class _Flight(Generic[SentT]):
     """A bundle in flight.
 
@@ -118,17 +132,26 @@ class RouterCore(Generic[SentT]):
         bundle_timeout_s: After this long without an answer a replica counts as wedged: its bundles' living entries
             go elsewhere once, and it gets no more until it answers.
         places: Where ties have their places; ``None``: replicas cannot agree, and each runs what it has.
+        loader: Loads and unloads members of pools. Raises ValueError where there is none and the scheduler has pools.
     """
 
     __slots__ = (
-        "_bundle_timeout_s", "_driver", "_flights", "_look_at", "_places", "_pump_scheduled", "_tied", "_timer_at",
-        "_wake_ups", "scheduler",
+        "_bundle_timeout_s", "_driver", "_flights", "_loader", "_look_at", "_places", "_pump_scheduled", "_tied",
+        "_timer_at", "_wake_ups", "scheduler",
     )  # fmt: skip
 
     def __init__(
-        self, scheduler: Scheduler, driver: Driver[SentT], bundle_timeout_s: float, places: Places | None = None
+        self,
+        scheduler: Scheduler,
+        driver: Driver[SentT],
+        bundle_timeout_s: float,
+        places: Places | None = None,
+        loader: Loader | None = None,
     ) -> None:
+        if loader is None and scheduler.has_pools:
+            raise ValueError("a scheduler with pools needs a loader")
         self.scheduler = scheduler
+        self._loader = loader
         self._driver = driver
         self._bundle_timeout_s = bundle_timeout_s
         self._places = places
@@ -211,6 +234,28 @@ class RouterCore(Generic[SentT]):
         self.scheduler.on_responsive(model, replica, now)
         self._pump_soon()
         return True
+
+    # ------------------------------------------------------------------ pools
+
+    def on_hosts(self, pool: str, hosts: Collection[str], now: float) -> None:
+        """See `Scheduler.on_hosts`."""
+        self.scheduler.on_hosts(pool, hosts, now)
+        self._pump_soon()
+
+    def loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int, now: float) -> None:
+        """See `Scheduler.on_loaded`."""
+        self.scheduler.on_loaded(pool, model, host, seconds, nbytes, now)
+        self._pump_soon()
+
+    def load_failed(self, pool: str, model: str, host: str, now: float) -> None:
+        """See `Scheduler.on_load_failed`."""
+        self.scheduler.on_load_failed(pool, model, host, now)
+        self._pump_soon()
+
+    def unloaded(self, pool: str, model: str, host: str, now: float) -> None:
+        """See `Scheduler.on_unloaded`."""
+        self.scheduler.on_unloaded(pool, model, host, now)
+        self._pump_soon()
 
     # --------------------------------------------------------------- bundles
 
@@ -327,6 +372,12 @@ class RouterCore(Generic[SentT]):
                 self._send(dispatch, now)
         if decisions.recalls:
             self._recall_all(decisions.recalls)
+        if decisions.orders and self._loader is not None:
+            for order in decisions.orders:
+                if isinstance(order, Load):
+                    self._loader.load(order)
+                else:
+                    self._loader.evict(order)
         wake_at = self.scheduler.wake_at
         at = self._look_at if wake_at is None or wake_at > self._look_at else wake_at
         if at < self._timer_at:  # else it will be set again when it fires

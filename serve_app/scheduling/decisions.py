@@ -73,6 +73,29 @@ class Change(NamedTuple):
     reason: str = ""
 
 
+class Load(NamedTuple):
+    """Load a member. Its memory is reserved.
+
+    Attributes:
+        model: The member.
+        host: Where.
+        nbytes: What is reserved, bytes.
+        expected_s: How long it usually takes, seconds.
+    """
+
+    model: str
+    host: str
+    nbytes: int
+    expected_s: float
+
+
+class Eviction(NamedTuple):
+    """Unload a member. A host does what it is told in order, so that what follows finds the room."""
+
+    model: str
+    host: str
+
+
 class Decisions(NamedTuple):
     """What to do now.
 
@@ -86,6 +109,7 @@ class Decisions(NamedTuple):
         changes: What circuit breakers did since the last decision.
         recalls: By bundle, entries whose answers are no longer needed: their replica is to answer it without them, as
             far as they still wait there.
+        orders: What hosts of pools are to load and to unload, in this order.
     """
 
     dispatches: list[Dispatch]
@@ -94,6 +118,7 @@ class Decisions(NamedTuple):
     refused: Sequence[tuple[Entry, Rejection]] = ()
     changes: Sequence[Change] = ()
     recalls: Mapping[int, Sequence[Entry]] = {}
+    orders: Sequence[Load | Eviction] = ()
 
 
 class Requeue(NamedTuple):

@@ -30,7 +30,7 @@ from serve_app.scheduling.admission import Bounds, already_late, drain_s, remove
 from serve_app.scheduling.batching.composition import execution_s
 from serve_app.scheduling.batching.latency import LatencyModel
 from serve_app.scheduling.bundles import Bundle, BundlesInFlight
-from serve_app.scheduling.decisions import Change, Decisions, Dispatch, QueueLength, Rejection, Requeue
+from serve_app.scheduling.decisions import Change, Decisions, Dispatch, Eviction, Load, QueueLength, Rejection, Requeue
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.health.breaker import BundleOutcome
 from serve_app.scheduling.health.breakers import Breakers, Refused
@@ -38,8 +38,9 @@ from serve_app.scheduling.hedging import Hedges
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.agenda import Agenda
 from serve_app.scheduling.placement.devices import DedicatedDevice, Device, NextBundle, SharedDevice
+from serve_app.scheduling.placement.pool import PoolDevice
 from serve_app.scheduling.queueing.tenant_queue import TenantQueue
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
 from serve_app.scheduling.slots import Replica
 
 _NEW, _QUEUED, _RUNNING, _DONE = EntryState.NEW, EntryState.QUEUED, EntryState.RUNNING, EntryState.DONE
@@ -57,7 +58,8 @@ class Scheduler:
         models: The models; see `add_model`.
         classes: Limits of every class. Raises ValueError when one is missing or the shares exceed 1 in sum.
         limits: Limits of the process.
-        groups: Models that share a device; some may come later. Raises ValueError when a model is in two groups.
+        groups: Models that share a device, and pools; some members may come later. Raises ValueError when a model is in
+            two groups.
 
     Methods that name a model raise KeyError when there is none of that name, except `on_arrival` and `precheck`,
     which reject, and those of which bundles and replicas of a removed model may still ask: it has no replica, and no
@@ -83,7 +85,9 @@ class Scheduler:
         self._models: dict[str, ModelState] = {}
         self._device_of: dict[str, Device] = {}
         # By name of the group, of those that have a member.
-        self._shared: dict[str, SharedDevice] = {}
+        self._shared: dict[str, SharedDevice] = {
+            group.name: PoolDevice(group, self._min_share) for group in self._groups.values() if isinstance(group, Pool)
+        }
         self._agenda = Agenda()
         self._bundles = BundlesInFlight()
         self._hedges = Hedges(limits.hedge, self._models, self._device_of, self._bounds, self._bundles, self._agenda)
@@ -107,7 +111,9 @@ class Scheduler:
 
         Args:
             settings: How it is scheduled. Raises ValueError when there is a model of that name.
-            group: The device group that it is a member of. Raises KeyError for a name that no group was given under.
+            group: The device group or pool that it is a member of. Raises KeyError for a name that no group was given
+                under. Raises ValueError where it does not say how much memory of a pool's host it takes, or takes more
+                than there is.
         """
         name = settings.name
         if name in self._models:
@@ -153,7 +159,7 @@ class Scheduler:
         detached_bundles = [bundle for bundle in self._bundles.all() if bundle.model == name and not bundle.detached]
         if isinstance(device, SharedDevice):
             device.leave(model, [bundle.id for bundle in detached_bundles])
-        if isinstance(device, SharedDevice) and device.members:
+        if isinstance(device, SharedDevice) and device.needed:
             self._agenda.touched[device] = None
         else:
             self._agenda.forget(device)
@@ -229,10 +235,11 @@ class Scheduler:
             if priority is None:
                 rejection = self._queue_full(model, entry.priority, entry.nbytes, now)
             else:
-                rejection = too_slow(entry, model, now)
+                device = self._device_of[entry.model]
+                ready_s = device.ready_s(model, now) if isinstance(device, SharedDevice) else 0.0
+                rejection = too_slow(entry, model, now, ready_s)
                 if rejection is None:
                     entry.priority = priority
-                    device = self._device_of[entry.model]
                     if isinstance(device, SharedDevice):
                         device.arrived(entry, model, now)
                         device.active[model] = None
@@ -241,6 +248,9 @@ class Scheduler:
                     entry.state = _QUEUED
                     bounds.nbytes += entry.nbytes
                     return None
+                if isinstance(device, PoolDevice):
+                    device.refused(model, now)
+                    self._agenda.touched[device] = None
         entry.state = _DONE
         return rejection
 
@@ -290,6 +300,60 @@ class Scheduler:
         gone = known.slots.set_replicas(replicas, now)
         self._let_go(gone, device)
         self._hedges.replicas_changed(now)
+
+    def on_hosts(self, pool: str, hosts: Collection[str], now: float) -> None:
+        """Take the list of a pool's processes as it is now. One that is new has nothing loaded.
+
+        What was in flight at one that vanished may still be answered or fail. Raises KeyError for an unknown pool.
+        """
+        device = self._pool(pool)
+        for model in device.set_hosts(hosts):
+            self._let_go(model.slots.set_replicas(device.resident_at(model), now), device)
+            device.active[model] = None
+        self._agenda.touched[device] = None
+        self._hedges.replicas_changed(now)
+
+    def on_loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int, now: float) -> None:
+        """A host has loaded a member that it was told to: from now on it may run there.
+
+        Raises KeyError for an unknown pool; a load that is not known any more is ignored, and undone if need be.
+
+        Args:
+            pool: Its name.
+            model: The member.
+            host: Where.
+            seconds: How long it took.
+            nbytes: What it holds there, bytes; 0: not measured.
+            now: Seconds.
+        """
+        device = self._pool(pool)
+        device.loaded(model, host, seconds, nbytes, now)
+        self._residency_changed(device, model, now)
+
+    def on_load_failed(self, pool: str, model: str, host: str, now: float) -> None:
+        """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s."""
+        device = self._pool(pool)
+        device.residency.failed(model, host, now)
+        self._residency_changed(device, model, now)
+
+    def on_unloaded(self, pool: str, model: str, host: str, now: float) -> None:
+        """A host does not have a member any more, although it was not told to unload it."""
+        device = self._pool(pool)
+        device.residency.unloaded(model, host)
+        self._residency_changed(device, model, now)
+
+    def _residency_changed(self, device: PoolDevice, name: str, now: float) -> None:
+        if (model := self._models.get(name)) is not None and self._device_of[name] is device:
+            self._let_go(model.slots.set_replicas(device.resident_at(model), now), device)
+            device.active[model] = None
+            self._hedges.replicas_changed(now)
+        self._agenda.touched[device] = None
+
+    def _pool(self, name: str) -> PoolDevice:
+        device = self._shared[name]
+        if not isinstance(device, PoolDevice):
+            raise KeyError(name)
+        return device
 
     def on_linked(self, model: str, replica: str, *, linked: bool) -> None:
         """Say whether a replica can agree with others at once on who runs an entry; an unknown one is ignored."""
@@ -527,6 +591,11 @@ class Scheduler:
         """What the classes allow requests that name no deadline, seconds."""
         return self._bounds.timeouts_s
 
+    @property
+    def has_pools(self) -> bool:
+        """Whether there are pools, whose hosts load what they are told to."""
+        return any(isinstance(group, Pool) for group in self._groups.values())
+
     def serves(self, model: str) -> bool:
         """Whether there is a model of that name."""
         return model in self._models
@@ -606,8 +675,11 @@ class Scheduler:
         given_up: list[Entry] = []
         refused: list[Refused] = []
         changes: list[Change] = []
+        orders: list[Load | Eviction] = []
         for device in self._agenda.take(now):
             waiting = False
+            if isinstance(device, PoolDevice):
+                device.wake(now)
             for model in device.active:
                 if model.slots.holding:
                     model.slots.release_holds(now)
@@ -626,6 +698,8 @@ class Scheduler:
             if not waiting:
                 device.recheck_at = inf
             if isinstance(device, SharedDevice):
+                if isinstance(device, PoolDevice):
+                    orders += device.orders(now, given_up)
                 device.rest()
             wake_at = device.wake_at
             if wake_at < inf or device in self._agenda.due:
@@ -652,7 +726,7 @@ class Scheduler:
             refused += self._displaced
             self._displaced = []
         recalls, self._bundles.recalls = self._bundles.recalls, {}
-        return Decisions(dispatches, expired, given_up, refused or (), changes or (), recalls)
+        return Decisions(dispatches, expired, given_up, refused or (), changes or (), recalls, orders or ())
 
     @property
     def wake_at(self) -> float | None:

@@ -108,6 +108,28 @@ class DeviceGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Pool(DeviceGroup):
+    """Models that share few processes, its hosts, which have memory for some of them at a time.
+
+    Attributes:
+        concurrency: Bundles at a host at once over all members: one runs, and the others wait behind it. Those of a
+            less urgent class do not count against a more urgent one.
+        memory_bytes: What the loaded members of one host may hold in sum. Each member declares its own
+            (`ModelScheduling.resident_bytes`), until that is measured.
+        load_s: What a load is assumed to take until one has been measured, seconds.
+        loads: Loads at once at a host.
+        hold: How many times what its load took a member stays at least, unless an entry would be too late for that.
+        memory_s: For how long a request counts for what a member is worth, seconds: it fades exponentially.
+    """
+
+    concurrency: int = 2
+    load_s: float = 0.1
+    loads: int = 1
+    hold: float = 2.0
+    memory_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class HedgeSettings:
     """When what a replica has in flight is also run elsewhere; see `serve_app.scheduling.hedging`.
 

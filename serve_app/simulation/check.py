@@ -7,7 +7,7 @@ from math import isfinite
 
 from serve_app.errors import ConfigError
 from serve_app.scheduling.entry import Priority
-from serve_app.simulation.scenario import Scenario, SimulatedModel, Stream
+from serve_app.simulation.scenario import Scenario, SimulatedModel, SimulatedPool, Stream
 
 
 def check(scenario: Scenario) -> None:
@@ -19,6 +19,7 @@ def check(scenario: Scenario) -> None:
 
 def _problems(scenario: Scenario) -> Iterator[str]:
     names = [model.scheduling.name for model in scenario.models]
+    members = [name for pool in scenario.pools for name in pool.scheduling.models]
     devices = [device.name for device in scenario.devices]
     if not scenario.models:
         yield "models: there must be at least one"
@@ -42,12 +43,21 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         if not 0.0 <= device.interference < 1.0:
             yield f"devices.{device.name}.interference: must be from 0 to below 1, got {device.interference:g}"
     for model in scenario.models:
-        yield from _model_problems(model, devices)
+        yield from _model_problems(model, devices, in_pool=model.scheduling.name in set(members))
+    for pool in scenario.pools:
+        yield from _pool_problems(pool, scenario)
+    for twice in sorted({name for name in members if members.count(name) > 1} if len(scenario.pools) > 1 else ()):
+        yield f"pools: {twice!r} is in more than one"
+    if scenario.pools and scenario.routers > 1:
+        yield f"routers: pools need a single router, which decides what is loaded; got {scenario.routers}"
+    pools = [pool.scheduling.name for pool in scenario.pools]
     for place, stream in enumerate(scenario.workload):
-        for problem in _stream_problems(stream, names):
+        for problem in _stream_problems(stream, names, pools):
             yield f"workload[{place}].{problem}"
     for place, failure in enumerate(scenario.failures):
-        if failure.model not in names:
+        if failure.model in members:
+            yield f"failures[{place}].model: {failure.model!r} is in a pool, whose hosts do not fail"
+        elif failure.model not in names:
             yield f"failures[{place}].model: unknown model {failure.model!r}; there are: {', '.join(names)}"
         if not 0.0 < failure.share <= 1.0:
             yield f"failures[{place}].share: must be over 0 and at most 1, got {failure.share:g}"
@@ -67,11 +77,36 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             yield f"overheads.{field}: must be at least 0, got {getattr(scenario.overheads, field):g}"
 
 
-def _model_problems(model: SimulatedModel, devices: list[str]) -> Iterator[str]:
+def _pool_problems(pool: SimulatedPool, scenario: Scenario) -> Iterator[str]:
+    where, members = f"pools.{pool.scheduling.name}", set(pool.scheduling.models)
+    if not members:
+        yield f"{where}.models: there must be at least one"
+    if pool.hosts < 1:
+        yield f"{where}.hosts: must be at least 1, got {pool.hosts}"
+    if not pool.load_s > 0.0:
+        yield f"{where}.load_s: must be above 0, got {pool.load_s:g}"
+    if not pool.load_spread >= 0.0:
+        yield f"{where}.load_spread: must be at least 0, got {pool.load_spread:g}"
+    if not pool.slowdown >= 1.0:
+        yield f"{where}.slowdown: must be at least 1, got {pool.slowdown:g}"
+    found = [model for model in scenario.models if model.scheduling.name in members]
+    for name in sorted(members - {model.scheduling.name for model in found}):
+        yield f"{where}.models: unknown model {name!r}"
+    for model in found:
+        if not 0 < model.scheduling.resident_bytes <= pool.scheduling.memory_bytes:
+            yield (
+                f"models.{model.scheduling.name}.resident_bytes: must be above 0 and at most the memory of a host, got"
+                f" {model.scheduling.resident_bytes}"
+            )
+        if model.replicas or model.device is not None or model.autoscaling is not None:
+            yield f"models.{model.scheduling.name}: a member of a pool has no replicas, device or autoscaling"
+
+
+def _model_problems(model: SimulatedModel, devices: list[str], *, in_pool: bool) -> Iterator[str]:
     where = f"models.{model.scheduling.name}"
     if model.device is not None and model.device not in devices:
         yield f"{where}.device: unknown device {model.device!r}; there are: {', '.join(devices) or 'none'}"
-    if model.replicas < 0 or (model.replicas == 0 and model.autoscaling is None):
+    if model.replicas < 0 or (model.replicas == 0 and model.autoscaling is None and not in_pool):
         yield f"{where}.replicas: must be at least 1, or 0 with autoscaling; got {model.replicas}"
     if not model.startup_s >= 0.0:
         yield f"{where}.startup_s: must be at least 0, got {model.startup_s:g}"
@@ -91,12 +126,14 @@ def _model_problems(model: SimulatedModel, devices: list[str]) -> Iterator[str]:
             yield f"{where}.autoscaling.interval_s: must be above 0, got {scaling.interval_s:g}"
 
 
-def _stream_problems(stream: Stream, models: list[str]) -> Iterator[str]:
+def _stream_problems(stream: Stream, models: list[str], pools: list[str]) -> Iterator[str]:
     if stream.kind in {"trace", "long_tail"}:
         if stream.kind == "trace" and not stream.path:
             yield "path: a trace needs a file"
-    elif stream.model not in models:
+    elif stream.model not in models and stream.model not in pools:
         yield f"model: unknown model {stream.model!r}; there are: {', '.join(models)}"
+    if stream.kind == "video" and stream.model in pools:
+        yield f"model: frames are of one model, and {stream.model!r} is a pool"
     if stream.kind == "trace":
         return
     positive = ["timeout_s", "rows"]

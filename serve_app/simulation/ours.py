@@ -14,7 +14,8 @@ import numpy as np
 
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.scheduling.settings import DeviceGroup, HedgeSettings, ModelScheduling, ProcessLimits
-from serve_app.simulation.replica import SimulatedReplica
+from serve_app.simulation.members import Members
+from serve_app.simulation.replica import SimulatedReplica, Turns
 from serve_app.simulation.router import Patience, SimulatedRouter
 from serve_app.simulation.scenario import Scenario, SimulatedModel
 from serve_app.simulation.system import Request, World
@@ -84,37 +85,47 @@ class ServeApp:
         self._models = {model.scheduling.name: model for model in scenario.models}
         settings = [self._settings(model.scheduling) for model in scenario.models]
         groups = _groups(scenario) if self._co_schedule else []
+        members = Members(world, self._replicas, self._make_replica)
         self._routers = [
             SimulatedRouter(
                 world,
-                Scheduler(settings, scenario.classes, limits, groups),
+                Scheduler(settings, scenario.classes, limits, [*groups, *(pool.scheduling for pool in scenario.pools)]),
                 self._replicas,
                 self._patience,
                 self._newest_frame_wins,
                 self._ties,
+                members,
             )
             for _ in range(scenario.routers)
         ]
+        for pool in scenario.pools:
+            for router in self._routers:
+                router.on_hosts(pool.scheduling.name, world.hosts(pool.scheduling.name))
 
     def replicas(self, model: str, names: Sequence[str]) -> None:
         """See `System.replicas`."""
         for name in names:
             if name not in self._replicas:
-                known = self._models[model]
-                self._replicas[name] = replica = SimulatedReplica(
-                    self._world,
-                    self._settings(known.scheduling),
-                    name,
-                    {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
-                    self._ties,
-                    planned=known.device is not None and self._co_schedule,
-                    pads=known.pads,
-                )
-                for of, bucket in self._seeded:
-                    if of == model:
-                        replica.gate.seed(self._profile(model, bucket))
+                self._replicas[name] = self._make_replica(model, name)
         for router in self._routers:
             router.on_replicas(model, names)
+
+    def _make_replica(self, model: str, name: str, turns: Turns | None = None) -> SimulatedReplica:
+        known = self._models[model]
+        replica = SimulatedReplica(
+            self._world,
+            self._settings(known.scheduling),
+            name,
+            {priority: settings.min_share for priority, settings in self._world.scenario.classes.items()},
+            self._ties,
+            planned=turns is not None or (known.device is not None and self._co_schedule),
+            pads=known.pads,
+            turns=turns,
+        )
+        for of, bucket in self._seeded:
+            if of == model:
+                replica.gate.seed(self._profile(model, bucket))
+        return replica
 
     def arrive(self, request: Request) -> None:
         """See `System.arrive`."""

@@ -133,6 +133,41 @@ class _Batch:
         self.codes: dict[Entry, str] = {}
 
 
+class Turns:
+    """The session of a host: members of a pool run one batch at a time, the most urgent class that waits first.
+
+    Args:
+        world: Its clock.
+    """
+
+    __slots__ = ("_busy", "_waiting", "_world")
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._busy = False
+        self._waiting: dict[SimulatedReplica, None] = {}
+
+    def take(self, replica: SimulatedReplica) -> bool:
+        """Whether a member may run a batch now; otherwise it is asked again when it is its turn."""
+        if self._busy:
+            self._waiting[replica] = None
+            return False
+        self._waiting.pop(replica, None)
+        self._busy = True
+        return True
+
+    def leave(self, ready_at: float) -> None:
+        """A member has run its batch, or had none after all; the next may begin then."""
+        self._world.at(ready_at, self._next)
+
+    def _next(self) -> None:
+        self._busy = False
+        while self._waiting and not self._busy:
+            following = min(self._waiting, key=_urgency)
+            del self._waiting[following]
+            following.open()
+
+
 class SimulatedReplica:
     """One replica: its gate, and what a session does around it.
 
@@ -144,6 +179,7 @@ class SimulatedReplica:
         ties: Where replicas agree on who runs what several have.
         planned: Whether routers compose the batches; see `Gate`.
         pads: Whether entries of several cost buckets run together; see `SimulatedModel`.
+        turns: The session that it shares with other members of a pool at its host; ``None``: it has its own.
     """
 
     def __init__(
@@ -156,7 +192,9 @@ class SimulatedReplica:
         *,
         planned: bool,
         pads: bool = True,
+        turns: Turns | None = None,
     ) -> None:
+        self._turns = turns
         self._world = world
         self.model = settings.name
         self._name = name
@@ -206,7 +244,7 @@ class SimulatedReplica:
             if sent.places:
                 self._tied[here] = sent.places[index]
             self.gate.add(here, now)
-        self._open()
+        self.open()
 
     def recall(self, sent: Sent, entries: Collection[Entry]) -> None:
         """A router does not wait for these entries of a bundle any more; those that wait here do not run."""
@@ -218,7 +256,13 @@ class SimulatedReplica:
             self._take_out(sent, here)
         if taken and not sent.waiting:
             self._reply(sent, sent.done)
-        self._open()
+        self.open()
+
+    def retire(self) -> None:
+        """It is unloaded, with nothing there: it begins nothing more."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None
 
     def probe(self, answer: Callable[[], None]) -> None:
         """A router asks whether it is alive; its event loop answers while its session runs."""
@@ -236,7 +280,7 @@ class SimulatedReplica:
         for read in unread:
             read()
         if self._world.status(self._name) == "works":
-            self._open()
+            self.open()
 
     def _take_out(self, sent: Sent, here: Entry, *, elsewhere: bool = False) -> None:
         """An entry goes back to its router."""
@@ -245,12 +289,19 @@ class SimulatedReplica:
         del self._here[here.id], sent.waiting[here.id]
         sent.codes[here.payload] = RETURNED
 
-    def _open(self) -> None:
+    @property
+    def urgency(self) -> Priority:
+        """The most urgent class that waits here."""
+        return min([sent.dispatch.entries[0].priority for sent in self._here.values()], default=Priority.LOW)
+
+    def open(self) -> None:
         """Let the next batch begin if the session is free."""
         if self._busy or self._world.status(self._name) != "works":
             return
         if (ready := self._world.ready_at(self._name)) > self._world.now:
             self._reopen_at(ready)
+            return
+        if self._turns is not None and (not self.gate or not self._turns.take(self)):
             return
         ended: dict[Sent, None] = {}
         for here in [here for here, place in self._tied.items() if self._ties.taken(place)]:
@@ -268,8 +319,11 @@ class SimulatedReplica:
                 ended[sent] = None
         if turn.entries:
             self._run(turn)
-        elif turn.recheck_at < inf:
-            self._reopen_at(turn.recheck_at)
+        else:
+            if self._turns is not None:
+                self._turns.leave(self._world.now)
+            if turn.recheck_at < inf:
+                self._reopen_at(turn.recheck_at)
         for sent in ended:
             if not sent.waiting and not sent.runs:
                 self._reply(sent, sent.done)
@@ -282,7 +336,7 @@ class SimulatedReplica:
 
     def _reopen(self) -> None:
         self._reopening = None
-        self._open()
+        self.open()
 
     def _run(self, turn: BatchDecision) -> None:
         now = self._world.now
@@ -364,7 +418,9 @@ class SimulatedReplica:
                     sent.codes[entry] = batch.codes[entry]
         self.gate.ended()
         self._busy = False
-        self._open()
+        if self._turns is not None:
+            self._turns.leave(self._world.ready_at(self._name))
+        self.open()
         for sent in batch.bundles:
             self._reply(sent, sent.done)
 
@@ -397,3 +453,7 @@ class SimulatedReplica:
             self._world.at(sent.left + back_s, partial(take, sent))
         else:
             take(sent)
+
+
+def _urgency(replica: SimulatedReplica) -> Priority:
+    return replica.urgency

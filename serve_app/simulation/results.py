@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,29 @@ class Usage:
     failed_s: float = 0.0
     waited_s: float = 0.0
     busy_waited_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PoolUsage:
+    """What the hosts of a pool did in the counted time.
+
+    Attributes:
+        hits: Requests that arrived when their model was resident somewhere.
+        misses: Those that did not.
+        loads: Loads begun.
+        evictions: Members unloaded.
+        loaded_bytes: Of all loads.
+        load_s: What all loads took, seconds.
+        thrash: Loads within a second of the member's eviction from the same host.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    evictions: int = 0
+    loaded_bytes: int = 0
+    load_s: float = 0.0
+    thrash: int = 0
 
 
 class Waiting:
@@ -205,6 +228,7 @@ class Result:
         series: What happened over time.
         wall_s: How long the simulation took.
         events_per_s: Arrivals and actions per second of ``wall_s``.
+        pools: What the hosts of each pool did, by its name.
     """
 
     scenario: str
@@ -228,6 +252,7 @@ class Result:
     series: Series
     wall_s: float
     events_per_s: float
+    pools: dict[str, PoolUsage] = field(default_factory=dict)
 
     @property
     def attainment(self) -> float:
@@ -242,6 +267,8 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain JSON values, computed ones included."""
         found = asdict(self)
+        if not self.pools:
+            del found["pools"]
         found["attainment"] = self.attainment
         found["wasted"] = self.wasted
         found["total"]["attainment"] = self.total.attainment
@@ -285,6 +312,7 @@ def make_result(
     step_s: float,
     wall_s: float,
     events: int,
+    pools: Mapping[str, PoolUsage],
 ) -> Result:
     """Sum up a finished simulation."""
     outcome = np.frombuffer(records.outcome, dtype=np.uint8)
@@ -349,6 +377,7 @@ def make_result(
         _series(scenario, arrivals, outcome, queued_rows, replicas, step_s),
         wall_s,
         events / wall_s if wall_s else 0.0,
+        dict(pools),
     )
 
 

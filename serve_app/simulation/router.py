@@ -11,13 +11,14 @@ from itertools import count
 from typing import NamedTuple
 
 from serve_app.scheduling.core import RouterCore, Why
-from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Rejection
+from serve_app.scheduling.decisions import RETURNED, Change, Dispatch, Eviction, Load, Rejection
 from serve_app.scheduling.entry import Entry, EntryState
 from serve_app.scheduling.health.liveness import Liveness
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.simulation.delays import Serial
+from serve_app.simulation.members import Members
 from serve_app.simulation.replica import Sent, SimulatedReplica
-from serve_app.simulation.system import Request, Timer, World
+from serve_app.simulation.system import Loaded, Request, Timer, World
 from serve_app.simulation.ties import SimulatedTies
 
 _NUMBERS = count(1)
@@ -77,7 +78,7 @@ class _Watched:
 
 
 class SimulatedRouter:
-    """One router: its core, and the `serve_app.scheduling.core.Driver` of it.
+    """One router: its core, and the `serve_app.scheduling.core.Driver` and `Loader` of it.
 
     Args:
         world: Its clock and its clients.
@@ -86,6 +87,7 @@ class SimulatedRouter:
         settings: How it deals with replicas that do not answer.
         newest_frame_wins: Whether a video stream's new frame takes the place of its waiting one.
         ties: Where replicas agree on who runs what several have.
+        members: Has the hosts of pools do what they are told.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class SimulatedRouter:
         settings: Patience,
         newest_frame_wins: bool,
         ties: SimulatedTies,
+        members: Members,
     ) -> None:
         self.name = f"router-{next(_NUMBERS)}"
         self.scheduler = scheduler
-        self._core: RouterCore[Sent] = RouterCore(scheduler, self, settings.bundle_timeout_s, ties)
+        self._core: RouterCore[Sent] = RouterCore(scheduler, self, settings.bundle_timeout_s, ties, self)
+        self._members = members
         self._world = world
         self._replicas = replicas
         self._patience = settings
@@ -153,6 +157,10 @@ class SimulatedRouter:
         self._core.on_replicas(model, names, self._world.now)
         for name in names:
             self._core.on_linked(model, name, linked=True)
+
+    def on_hosts(self, pool: str, names: Sequence[str]) -> None:
+        """The list of a pool's hosts."""
+        self._core.on_hosts(pool, names, self._world.now)
 
     def done(self, sent: Sent) -> None:
         """A bundle's answer has come back."""
@@ -238,7 +246,7 @@ class SimulatedRouter:
         sent = Sent(dispatch, now, places, self.done, self.failed)
         if self._watches:
             self._watch(dispatch)
-        to = self._replicas[str(dispatch.replica)]
+        to = self._replica_of(dispatch)
         hop_s = self._world.hop_s("send")
         sent.reaches = now + hop_s
         self._world.at(sent.reaches, partial(to.arrive, sent))
@@ -246,9 +254,12 @@ class SimulatedRouter:
 
     def recall(self, sent: Sent, dispatch: Dispatch, entries: Collection[Entry]) -> None:
         """See `Driver.recall`. Messages do not overtake each other on their way."""
-        to = self._replicas[str(dispatch.replica)]
+        to = self._replica_of(dispatch)
         reaches = max(sent.reaches, self._world.now + self._world.hop_s("send"))
         self._world.at(reaches, partial(to.recall, sent, entries))
+
+    def _replica_of(self, dispatch: Dispatch) -> SimulatedReplica:
+        return self._replicas[self._members.replica_of(dispatch.model, str(dispatch.replica))]
 
     def fail(self, entry: Entry, why: Why, refusal: Rejection | None = None) -> None:  # noqa: ARG002 - a `Driver`
         """See `Driver.fail`."""
@@ -259,3 +270,16 @@ class SimulatedRouter:
 
     def changed(self, changes: Sequence[Change]) -> None:
         """See `Driver.changed`. Nobody reads a log here."""
+
+    # ------------------------------------------------------------ as `Loader`
+
+    def load(self, load: Load) -> None:
+        """See `Loader.load`."""
+        self._members.load(load, partial(self._loaded, load))
+
+    def _loaded(self, load: Load, pool: str, loaded: Loaded) -> None:
+        self._core.loaded(pool, load.model, load.host, loaded.seconds, loaded.nbytes, self._world.now)
+
+    def evict(self, eviction: Eviction) -> None:
+        """See `Loader.evict`."""
+        self._members.evict(eviction)

@@ -60,6 +60,7 @@ def simulate(
         step_s,
         wall_s,
         world.events,
+        world.pools,
     )
 
 

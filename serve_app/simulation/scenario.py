@@ -8,7 +8,7 @@ from math import exp, inf
 from typing import Literal
 
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, ModelScheduling
+from serve_app.scheduling.settings import ClassSettings, ModelScheduling, Pool
 
 Curve = Callable[[int, int], float]
 """``curve(rows, bucket)``: the true mean execution time of a batch, seconds, before noise."""
@@ -69,6 +69,24 @@ class Device:
     """Executions at once at full speed. With more running, each runs ``concurrency / running`` as fast."""
     interference: float = 0.0
     """Part of the speed that is lost in addition whenever more than one execution runs at once, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPool:
+    """Models that share few processes. Its members are among the scenario's models, with no replicas of their own."""
+
+    scheduling: Pool
+    """Its members by name, and how routers deal with it. Each holds its model's ``resident_bytes``."""
+    hosts: int = 1
+    """Processes. At first, nothing is loaded."""
+    load_s: float = 0.015
+    """Mean time of a load, seconds."""
+    load_spread: float = 0.0
+    """Sigma of its lognormal distribution; 0: always the mean."""
+    slowdown: float = 1.0
+    """Executions at a host take this many times as long while it loads."""
+    cores: int = 1
+    """Executions at once at full speed at a host, if a system runs several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +193,10 @@ class Stream:
     fps: float = 30.0
     """``video``: that many streams at ``fps`` with random phases; a stream's newest frame replaces its waiting one."""
     exponent: float = 1.0
-    """``long_tail``: ``rate`` is split over all models of the scenario by Zipf's law with this exponent."""
+    """``long_tail``: ``rate`` is split over all models of the scenario by Zipf's law with this exponent.
+
+    Where ``model`` names a pool, every kind of stream is so split over its members, and each has its own process.
+    """
     path: str = ""
     """``trace``: a CSV file; see `serve_app.simulation.trace`."""
     share: Mapping[Priority, float] = field(default_factory=dict)
@@ -201,6 +222,7 @@ class Scenario:
     duration_s: float
     classes: Mapping[Priority, ClassSettings]
     devices: tuple[Device, ...] = ()
+    pools: tuple[SimulatedPool, ...] = ()
     routers: int = 1
     overheads: Overheads = Overheads()
     noise: Noise = Noise()

@@ -78,6 +78,20 @@ class Execution(NamedTuple):
     raised: bool = False
 
 
+class Loaded(NamedTuple):
+    """A member of a pool has been loaded.
+
+    Attributes:
+        replica: What runs it from now on, as `World.execute` takes it.
+        seconds: How long that took.
+        nbytes: What it holds, bytes.
+    """
+
+    replica: str
+    seconds: float
+    nbytes: int
+
+
 Status = Literal["works", "hangs", "dead"]
 """Of a replica's process."""
 
@@ -168,6 +182,19 @@ class World(Protocol):
 
     def load(self, model: str) -> int:
         """Rows running at the model's replicas."""
+
+    def hosts(self, pool: str) -> Sequence[str]:
+        """The processes of a pool, by name."""
+
+    def load_member(self, model: str, host: str, done: Callable[[Loaded], None]) -> None:
+        """Have a host load a member of its pool now, and call ``done`` when it can execute.
+
+        Raises ValueError for what a server must never do: a member that the host has or loads, and one for which it
+        has not the memory. Loads of one host run at the same time; it is the system's to have them wait.
+        """
+
+    def evict_member(self, model: str, host: str) -> None:
+        """Have a host unload a member. Raises ValueError where it is not there, or executes."""
 
 
 class System(Protocol):

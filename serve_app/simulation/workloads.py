@@ -9,6 +9,7 @@
     long_tail     poisson at ``rate``, over all models in their order by Zipf's law with ``exponent``
     trace         what a file says; see `serve_app.simulation.trace`
 
+A stream for a pool is one for each of its members, at rates by Zipf's law with ``exponent`` in their order.
 Every stream draws from a generator of its own, made of the seed and its place in the scenario: changing one stream
 leaves the others as they are (common random numbers).
 """
@@ -16,7 +17,7 @@ leaves the others as they are (common random numbers).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -107,11 +108,14 @@ def generate(scenario: Scenario, seed: int) -> Arrivals:
     tenants = tuple(dict.fromkeys(("", *(stream.tenant for stream in scenario.workload))))
     parts: list[Arrivals] = []
     first_stream = 0
+    pools = {pool.scheduling.name: pool.scheduling.models for pool in scenario.pools}
     for place, stream in enumerate(scenario.workload):
         rng = np.random.default_rng([seed, place])
         end = scenario.duration_s if stream.end_s is None else min(stream.end_s, scenario.duration_s)
         if stream.kind == "trace":
             parts.append(_trace(stream, models, end))
+        elif stream.model in pools:
+            parts.append(_of_members(stream, models, pools[stream.model], end, (seed, place)))
         else:
             parts.append(_drawn(stream, models, end, rng, first_stream))
         parts[-1].tenant[:] = tenants.index(stream.tenant)
@@ -237,6 +241,32 @@ def _drawn(stream: Stream, models: tuple[str, ...], end: float, rng: np.random.G
             timeouts[priority] = timeout_s
     columns.deadline[:] = times + timeouts[columns.priority]
     return columns
+
+
+def _of_members(
+    stream: Stream, models: tuple[str, ...], members: tuple[str, ...], end: float, seed: tuple[int, int]
+) -> Arrivals:
+    """A stream of each member of a pool, whose popularity falls in their order by Zipf's law."""
+    parts = []
+    for number, (name, part) in enumerate(zip(members, zipf(len(members), stream.exponent).tolist(), strict=True)):
+        rng = np.random.default_rng([*seed, number])
+        parts.append(_drawn(replace(stream, model=name, rate=stream.rate * part), models, end, rng, 0))
+
+    def joined(column: str) -> Integers:
+        values: Integers = np.concatenate([getattr(part, column) for part in parts])
+        return values
+
+    return Arrivals(
+        models,
+        np.concatenate([part.arrival for part in parts]),
+        np.concatenate([part.deadline for part in parts]),
+        joined("model"),
+        joined("priority"),
+        joined("rows"),
+        joined("bucket"),
+        joined("stream"),
+        joined("tenant"),
+    )
 
 
 def _video(rng: np.random.Generator, stream: Stream, start: float, end: float, first: int) -> tuple[Floats, Integers]:

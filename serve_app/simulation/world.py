@@ -11,11 +11,12 @@ import numpy as np
 
 from serve_app.simulation.delays import SampledDelays, request_delays
 from serve_app.simulation.fleet import Fleet
+from serve_app.simulation.hosts import HostDevice, Hosts
 from serve_app.simulation.loop import Event, Loop
 from serve_app.simulation.machine import ComputeDevice, Machine, NoiseSource, Running, SharedComputeDevice
-from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, Records, Usage, Waiting
-from serve_app.simulation.scenario import Overheads, Scenario
-from serve_app.simulation.system import Execution, Hop, Request, Status, System
+from serve_app.simulation.results import DROPPED, IN_TIME, LATE, REPLACED, PoolUsage, Records, Usage, Waiting
+from serve_app.simulation.scenario import Overheads, Scenario, SimulatedPool
+from serve_app.simulation.system import Execution, Hop, Loaded, Request, Status, System
 from serve_app.simulation.workloads import Arrivals
 
 _ROUNDING_S = 1e-9
@@ -62,6 +63,11 @@ class SimulatedWorld:
             for place, (hop, median_s) in enumerate(medians.items())
         }
         self._waiting = {name: Waiting(scenario.warm_up_s, scenario.duration_s) for name in self._fleets}
+        self._hosts: dict[str, Hosts] = {pool.scheduling.name: self._make_hosts(pool) for pool in scenario.pools}
+        self._hosts_of = {
+            name: self._hosts[pool.scheduling.name] for pool in scenario.pools for name in pool.scheduling.models
+        }
+        self._loaded = 0
         self.usage = Usage()
         self.queued_rows: list[int] = []
         self.replicas: list[int] = []
@@ -93,7 +99,8 @@ class SimulatedWorld:
         self._system = system
         system.start(self)
         for fleet in self._fleets.values():
-            fleet.start()
+            if fleet.name not in self._hosts_of:
+                fleet.start()
         for failure in self._scenario.failures:
             self._loop.at(failure.at_s, partial(self._fleets[failure.model].fail, failure))
         self._sample()
@@ -105,7 +112,10 @@ class SimulatedWorld:
         for machine in self._machines.values():
             if machine.running is not None:
                 self._charge(machine.running.requests, self._count(machine, machine.running))
-            self._count_replica(machine)
+            if machine.model not in self._hosts_of:
+                self._count_replica(machine)
+        hosts = sum(len(each.names) for each in self._hosts.values())
+        self.usage.replica_s += hosts * (self._scenario.duration_s - self._scenario.warm_up_s)
         for waiting in self._waiting.values():
             waiting.note(self._loop.now)
             self.usage.waited_s += waiting.replica_s
@@ -202,6 +212,23 @@ class SimulatedWorld:
         """See `World.load`."""
         return self._fleets[model].running_rows
 
+    def hosts(self, pool: str) -> Sequence[str]:
+        """See `World.hosts`."""
+        return self._hosts[pool].names
+
+    def load_member(self, model: str, host: str, done: Callable[[Loaded], None]) -> None:
+        """See `World.load_member`."""
+        self._hosts_of[model].load(model, host, done)
+
+    def evict_member(self, model: str, host: str) -> None:
+        """See `World.evict_member`."""
+        self._hosts_of[model].evict(model, host)
+
+    @property
+    def pools(self) -> dict[str, PoolUsage]:
+        """What the hosts of each pool did, by its name."""
+        return {name: hosts.usage for name, hosts in self._hosts.items()}
+
     # ------------------------------------------------------------------ requests
 
     def _sent(self, request: Request) -> None:
@@ -216,6 +243,8 @@ class SimulatedWorld:
         """A request is at the system."""
         request.waits = True
         self._waiting[request.model].add(1, self._loop.now)
+        if (hosts := self._hosts_of.get(request.model)) is not None:
+            hosts.asked(request.model)
         self._system.arrive(request)
 
     def _stops_waiting(self, request: Request) -> None:
@@ -279,18 +308,36 @@ class SimulatedWorld:
     # ------------------------------------------------------------------ replicas
 
     def _make_machine(self, fleet: Fleet, number: int) -> Machine:
-        name = f"{fleet.name}#{number}"
         device = fleet.model.device
+        computes_on = ComputeDevice(self._loop) if device is None else self._devices[device]
+        return self._machine(f"{fleet.name}#{number}", fleet.name, number, computes_on)
+
+    def _make_hosts(self, pool: SimulatedPool) -> Hosts:
+        members = {name: self._fleets[name].model for name in pool.scheduling.models}
+        return Hosts(pool, members, self._loop, self._seed, self._make_member, self._retire, self._scenario.warm_up_s)
+
+    def _make_member(self, name: str, model: str, device: HostDevice) -> Machine:
+        """What runs a member of a pool from now on, at one host."""
+        self._loaded += 1
+        machine = self._machine(name, model, self._loaded, device)
+        machine.listed()
+        return machine
+
+    def _retire(self, machine: Machine) -> None:
+        machine.gone = self._loop.now
+        del self._machines[machine.name]
+
+    def _machine(self, name: str, model: str, number: int, device: ComputeDevice) -> Machine:
         noise, overheads = self._scenario.noise, self._scenario.overheads
         machine = self._machines[name] = Machine(
             name,
-            fleet.name,
+            model,
             self._loop,
-            ComputeDevice(self._loop) if device is None else self._devices[device],
-            NoiseSource(noise, (self._seed, self._places[fleet.name], number)),
+            device,
+            NoiseSource(noise, (self._seed, self._places[model], number)),
             noise.stall_s,
-            SampledDelays(overheads.between_s, overheads.scatter, (self._seed, self._places[fleet.name], number, 3)),
-            np.random.default_rng((self._seed, self._places[fleet.name], number, 4)).random,
+            SampledDelays(overheads.between_s, overheads.scatter, (self._seed, self._places[model], number, 3)),
+            np.random.default_rng((self._seed, self._places[model], number, 4)).random,
             self._begun,
             self._executed,
         )

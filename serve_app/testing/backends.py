@@ -128,7 +128,7 @@ def _check(do: Check) -> Check:
 
 @_check
 def its_file_is_recognised(subject: Subject) -> None:
-    """By its name, and a configuration without `backend` finds it."""
+    """By its name, and a configuration without `backend` finds it, unless files of its kind are programs."""
     kind = subject.kind
     name = subject.model_file.name
     _require(kind.recognises(name), f"{name} is not called {kind.file}, and ends with none of {kind.suffixes}")

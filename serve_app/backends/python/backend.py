@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,8 @@ class PythonBackend:
         environment = self._options.environment
         if environment is None:
             return InProcess(load)
+        if sys.platform != "linux":
+            raise ConfigError((f"model {build.model!r}: backend_options.environment needs Linux",))
         return OwnProcess(load, interpreter_of(environment, build.model_file.parent, build.model))
 
     def _ask(self, inputs: Tensors, rows: int | None) -> Tensors:

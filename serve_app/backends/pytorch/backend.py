@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from serve_app.backends.device import resolve_device
 from serve_app.backends.failure import one_line
 from serve_app.backends.filling import run_filled
@@ -102,8 +100,8 @@ class TorchBackend:
         """
         if not self._build.layout.rows:
             return self._run_once(inputs)
-        if (self._sizes or self._range != RowRange()) and _same_rows(inputs):
-            return self.run(inputs)  # it takes other numbers of rows than the request may have
+        if not self._takes(inputs):
+            return self.run(inputs)  # it has to be cut or filled up
         return self._declared.tell(self._run_once(inputs))
 
     def close(self) -> None:
@@ -120,6 +118,15 @@ class TorchBackend:
         least, most = self._range
         return tuple(sorted({min(max(size, least), most or size) for size in build.row_sizes}))
 
+    def _takes(self, inputs: Tensors) -> bool:
+        """Whether the model takes as many rows as there are, or it is for the model to say that they differ."""
+        counts = {len(array) if array.ndim else None for array in inputs.values()}
+        rows = next(iter(counts), None)
+        if len(counts) != 1 or rows is None:
+            return True
+        least, most = self._range
+        return self._served.fixed_rows in {None, rows} and least <= rows and (most is None or rows <= most)
+
     def _run_rows(self, inputs: Tensors, rows: int) -> Tensors:
         outputs = self._run_once(inputs)
         for name, array in outputs.items():
@@ -133,7 +140,7 @@ class TorchBackend:
         torch, opened, axes = self._torch, self._opened, self._build.layout.axes
         given = {name: rows_to(array, axes.get(name, 0)) for name, array in inputs.items()}
         for spec in opened.declared.inputs:
-            _check_shape(spec, given[spec.name].shape)
+            _check_input(spec, given)
         try:
             with torch.inference_mode():
                 tensors = opened.run({name: to_torch(torch, each, copy=opened.writes) for name, each in given.items()})
@@ -150,13 +157,12 @@ class TorchBackend:
         return outputs
 
 
-def _check_shape(spec: TensorSpec, shape: tuple[int, ...]) -> None:
+def _check_input(spec: TensorSpec, given: Tensors) -> None:
     """Raise where an input is not as declared: most of PyTorch's operators would take it."""
+    if spec.name not in given:
+        raise InferenceFailed(f"input {spec.name!r} is missing")
+    shape = given[spec.name].shape
     if len(shape) != len(spec.shape) or any(
         size not in {-1, found} for size, found in zip(spec.shape, shape, strict=True)
     ):
         raise InferenceFailed(f"input {spec.name!r} has shape {list(shape)}, and {list(spec.shape)} is declared")
-
-
-def _same_rows(inputs: Tensors) -> bool:
-    return len({len(array) if np.ndim(array) else None for array in inputs.values()}) == 1

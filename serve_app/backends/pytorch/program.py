@@ -78,8 +78,9 @@ def open_program(model_file: Path, model: str) -> Opened:
     torch = import_torch()
     try:
         program = torch.export.load(str(model_file))
-        run = _runner(torch, program)
-        writes = any(_may_write(torch, node) for node in program.graph.nodes)
+        module = program.module()  # whose graph also copies back what the program gives of its inputs
+        run = _runner(torch, program, module)
+        writes = any(_may_write(torch, node) for node in module.graph.nodes)
     except Exception as error:  # PyTorch's errors share no base but Exception
         raise ConfigError((f"model {model!r}: {model_file} cannot be loaded: {describe_failure(error)}",)) from error
     return Opened(read.declared, run, partial(_row_range, read), writes)
@@ -176,14 +177,13 @@ def _prove(program: Program, axes: Mapping[str, int]) -> RowProof:
     return prove_rows(program.graph, [spec.name for spec in program.declared.inputs], program.outputs, axes)
 
 
-def _runner(torch: Any, program: Any) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+def _runner(torch: Any, program: Any, module: Any) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
     """What runs a program with tensors by name, and gives those among its results."""
     kinds, trees = torch.export.graph_signature, torch.utils._pytree
     signature, taken = program.graph_signature, program.call_spec.in_spec
     slots = [spec.arg for spec in signature.input_specs if spec.kind == kinds.InputKind.USER_INPUT]
     results = [spec.arg for spec in signature.output_specs if spec.kind == kinds.OutputKind.USER_OUTPUT]
     wanted = [place for place, arg in enumerate(results) if isinstance(arg, kinds.TensorArgument)]
-    module = program.module()
 
     def run(inputs: Mapping[str, Any]) -> Sequence[Any]:
         given = [slot.value if isinstance(slot, kinds.ConstantArgument) else inputs[slot.name] for slot in slots]
@@ -196,6 +196,6 @@ def _runner(torch: Any, program: Any) -> Callable[[Mapping[str, Any]], Sequence[
 
 def _may_write(torch: Any, node: Any) -> bool:
     """Whether a node may write to memory that it did not make: all that is not known to only read."""
-    if node.op != "call_function":
+    if node.op != "call_function" or node.target.__module__ in {"_operator", "math"}:
         return False
     return not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable

@@ -198,7 +198,7 @@ class DedicatedDevice:
         return NextBundle(model, replica, entries, rows, bucket, head.variant, predicted_s, tied)
 
 
-class _Candidate(NamedTuple):
+class Candidate(NamedTuple):
     """What one model of a group would dispatch next."""
 
     model: ModelState
@@ -300,6 +300,15 @@ class SharedDevice:
         for model in [model for model in self.active if not model.queue and model.wake_at == inf]:
             del self.active[model]
 
+    @property
+    def needed(self) -> bool:
+        """Whether it is to be kept: it has members."""
+        return self.members > 0
+
+    def ready_s(self, model: ModelState, now: float) -> float:  # noqa: ARG002 - see `PoolDevice`
+        """How long until a member can run at all, if nothing is ahead of it, seconds."""
+        return 0.0
+
     def wait_s(self, now: float) -> float:
         """How long until one more execution is predicted to have room on the device, seconds."""
         if len(self._running) < self.concurrency:
@@ -318,7 +327,7 @@ class SharedDevice:
         """
         while True:
             self.recheck_at = inf
-            if len(self._running) >= self.concurrency:
+            if self._is_full():
                 return None
             found = (self._candidate(model, now) for model in self.active if model.queue)
             candidates = [candidate for candidate in found if candidate is not None]
@@ -336,21 +345,43 @@ class SharedDevice:
                 return None
             # Something that was looked at is given up: look again at what is left.
 
-    def _candidate(self, model: ModelState, now: float) -> _Candidate | None:
+    def _is_full(self) -> bool:
+        """Whether nothing at all has room now."""
+        return len(self._running) >= self.concurrency
+
+    def _choose(self, model: ModelState, priority: Priority, now: float, again: Entry | None = None) -> Replica | None:  # noqa: ARG002 - see `PoolDevice`
+        """The replica where a bundle of a model would go, whether it has room or not; ``again`` is a retried entry."""
+        most = model.settings.max_rows
+        if again is None:
+            return model.slots.choose(_LOW, most, now)
+        return model.slots.choose(_LOW, most, now, 0.0, again.avoid, suspect=True)
+
+    def _has_room(self, replica: Replica, priority: Priority) -> bool:  # noqa: ARG002 - see `PoolDevice`
+        """Whether a bundle that is headed by this class may go there now."""
+        return not replica.bundles
+
+    def _begins(self, candidate: Candidate, now: float) -> float:  # noqa: ARG002 - see `PoolDevice`
+        """When what is sent now is predicted to begin there, seconds."""
+        return now
+
+    def _candidate(self, model: ModelState, now: float) -> Candidate | None:
         """What a model would dispatch next, and where; ``None`` without anything that can go."""
-        queue, slots = model.queue, model.slots
+        queue = model.queue
         ready: list[Priority] = []
         heads: list[tuple[Entry, Replica]] = []
         for priority in _PRIORITIES:
             fresh = queue.fresh[priority - 1]
             head = fresh.turns()[0].head() if fresh.rows else None
-            replica = slots.choose(_LOW, model.settings.max_rows, now)
-            again = queue.retry[priority - 1].head()
+            retry = queue.retry[priority - 1]
+            again = retry.head() if retry.rows else None
+            if head is None and again is None:
+                continue
+            replica = self._choose(model, priority, now)
             if again is not None and (head is None or (again.deadline, again.id) <= (head.deadline, head.id)):
-                elsewhere = slots.choose(_LOW, model.settings.max_rows, now, 0.0, again.avoid, suspect=True)
+                elsewhere = self._choose(model, priority, now, again)
                 if elsewhere is not None:
                     head, replica = again, elsewhere
-            if head is not None and replica is not None and not replica.bundles:
+            if head is not None and replica is not None and self._has_room(replica, priority):
                 ready.append(priority)
                 heads.append((head, replica))
         if not ready:
@@ -368,16 +399,16 @@ class SharedDevice:
         head, replica = heads[chosen]
         solo_s = model.solo_s(head)
         slack_s = (head.deadline - now - solo_s) / model.settings.weight
-        return _Candidate(model, ready[chosen], head, replica, ready, on_credit, fill_first, slack_s, solo_s)
+        return Candidate(model, ready[chosen], head, replica, ready, on_credit, fill_first, slack_s, solo_s)
 
-    def _on_credit_if_full(self, candidate: _Candidate, most_urgent: Priority) -> _Candidate:
+    def _on_credit_if_full(self, candidate: Candidate, most_urgent: Priority) -> Candidate:
         """Over several models, a class goes first on credit only where that is worth a full batch."""
         priority = candidate.priority
         cost_s = max(candidate.solo_s, candidate.model.full_s(candidate.head))
         return candidate._replace(on_credit=priority > most_urgent and self.shares.covers(priority, cost_s))
 
     def _try(
-        self, candidate: _Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
+        self, candidate: Candidate, waiting: list[Priority], now: float, given_up: list[Entry]
     ) -> NextBundle | None:
         """Take a candidate's bundle; ``None`` where it is held back, finds no memory, or cannot be in time."""
         longest_s = self._blocking_limit.bound_s(now)
@@ -390,7 +421,7 @@ class SharedDevice:
         given_up += taken.given_up
         return self._account(candidate, waiting, taken) if taken.entries else None
 
-    def _holds_back(self, candidate: _Candidate, longest_s: float, now: float) -> bool:
+    def _holds_back(self, candidate: Candidate, longest_s: float, now: float) -> bool:
         """Whether it would be likely to block what is more urgent; then it is looked at again a little later."""
         priority, solo_s = candidate.priority, candidate.solo_s
         if candidate.on_credit or solo_s <= longest_s or not self._blocking_limit.likely_blocks(priority, solo_s, now):
@@ -401,7 +432,7 @@ class SharedDevice:
         self.recheck_at = min(self.recheck_at, now + _HOLD_FRACTION * solo_s)
         return True
 
-    def _most_rows(self, candidate: _Candidate) -> int:
+    def _most_rows(self, candidate: Candidate) -> int:
         """Most rows that the device's memory has room for beside what runs; 0 where the head has none."""
         settings = candidate.model.settings
         most = settings.max_rows
@@ -411,16 +442,16 @@ class SharedDevice:
         fitting = free // settings.bytes_per_row
         return 0 if fitting < min(candidate.head.rows, most) else min(most, fitting)
 
-    def _take(self, candidate: _Candidate, most: int, longest_s: float, now: float) -> Composition:
+    def _take(self, candidate: Candidate, most: int, longest_s: float, now: float) -> Composition:
         """Take entries from the queue: one that is tried again goes alone."""
         model, priority, head = candidate.model, candidate.priority, candidate.head
         if head.attempts:
             model.queue.retry[priority - 1].pop()
             return Composition([head], head.rows, head.bucket, head.variant, [])
-        room = BatchLimits(now + model.overhead.seconds, most, longest_s, candidate.fill_first)
+        room = BatchLimits(self._begins(candidate, now) + model.overhead.seconds, most, longest_s, candidate.fill_first)
         return compose(model.queue, priority, model.settings, model.latencies, room)
 
-    def _account(self, candidate: _Candidate, waiting: list[Priority], taken: Composition) -> NextBundle:
+    def _account(self, candidate: Candidate, waiting: list[Priority], taken: Composition) -> NextBundle:
         """Charge classes and tenants for what was taken."""
         model, priority = candidate.model, candidate.priority
         entries, rows, bucket, variant, _ = taken
@@ -436,7 +467,7 @@ class SharedDevice:
 Device = DedicatedDevice | SharedDevice
 
 
-def _urgency(candidate: _Candidate) -> tuple[bool, Priority, float, str]:
+def _urgency(candidate: Candidate) -> tuple[bool, Priority, float, str]:
     # By name where all else is equal, so that it does not matter to which of them something happened first.
     return not candidate.on_credit, candidate.priority, candidate.slack_s, candidate.model.settings.name
 

@@ -108,6 +108,17 @@ def test_inputs_stay_and_outputs_are_the_callers(kind: Format, name: str, tmp_pa
         np.testing.assert_array_equal(array, kept[each])
 
 
+def test_inputs_that_a_program_gives_back_changed(tmp_path: Path) -> None:
+    """Core ATen writes nothing; PyTorch copies into the inputs what the program gives of them."""
+    file = tmp_path / "model.pt2"
+    file.write_bytes(exported(torch_models.InPlace(), (torch.ones(2, 3),), core=True))
+    inputs = np.ones((2, 3), np.float32)
+    answer = load(TORCH_EXPORT, file).run({"x": inputs})
+
+    np.testing.assert_array_equal(answer["output"], inputs + 1)
+    assert inputs.max() == 1
+
+
 @both
 def test_nan_stays_in_its_row(kind: Format, tmp_path: Path) -> None:
     """Rows of NaN among others."""
@@ -174,6 +185,7 @@ def test_row_sizes(kind: Format, row_sizes: Any, added: int, tmp_path: Path) -> 
     inputs = drawn("counted", 3)
 
     np.testing.assert_allclose(backend.run(inputs)["output"], inputs["x"] + added, rtol=1e-6)
+    np.testing.assert_allclose(backend.run_whole(inputs)["output"], inputs["x"] + 3, rtol=1e-6)
 
 
 @both
@@ -182,6 +194,8 @@ def test_requests_that_fail(kind: Format, tmp_path: Path) -> None:
     backend = opened(kind, "dense", tmp_path)
     with pytest.raises(InferenceFailed, match=r"^input 'x' has shape \[2, 4\], and \[-1, 3\] is declared$"):
         backend.run({"x": np.ones((2, 4), np.float32)})
+    with pytest.raises(InferenceFailed, match=r"^input 'x' is missing$"):
+        backend.run_whole({})
     assert backend.run(drawn("dense", 2))["output"].shape == (2, 4)
 
     with pytest.raises(UnexpectedShape, match=r"^output 'output' of the model has shape \[3\] for 2 rows of input"):
