@@ -286,6 +286,10 @@ bench-at-rest: env models ## Measure one request at rest, stage by stage
 bench-joining: env models ## Measure what proving that requests may share runs costs (JOINING="--against <tree> --publish")
 	@$(BIN)/python -m benchmarks.joining $(JOINING)
 
+.PHONY: bench-reload
+bench-reload: env ## Measure loading a model a thousand times under load (RELOAD="--swaps 100 --publish")
+	@$(BIN)/python -m benchmarks.reload $(RELOAD)
+
 .PHONY: bench-start
 bench-start: env ## Measure how long thirty small models take to start (START="--models 50 --publish")
 	@$(BIN)/python -m benchmarks.start $(START)

@@ -8,12 +8,14 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.composition import identities, model_info, read_args, read_models, read_priors, with_versions
-from serve_app.composition.model import find_files
+from serve_app.composition import model_info, read_args, read_models, read_priors, with_versions
 from serve_app.composition.references import pin_models
+from serve_app.composition.revision import find_revision
 from serve_app.config import ROUTER, AppArgs, ModelConfig
 from serve_app.deployments.model import ModelDeployment
+from serve_app.deployments.register import forget
 from serve_app.deployments.router import RouterDeployment
+from serve_app.domain.agreed import Agreed
 
 _SURGE = 100
 """Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
@@ -31,19 +33,17 @@ def build(args: dict[str, Any]) -> serve.Application:
     config = with_versions(pin_models(read_args(args)))
     described = read_models(config)
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
+    revisions = {model.name: find_revision(model) for model in config.models}
+    infos = {name: info._replace(revision=revisions[name].name) for name, info in infos.items()}
     # Replicas that start later must not pick up a version that appeared in the meantime.
-    pinned = [
-        model.model_copy(update={"version": int(info.version)}) if info.numbered else model
-        for model in config.models
-        for info in (infos[model.name],)
-    ]
-    known = {model.name: identities(model, find_files(model)) for model in pinned if model.caches}
+    pinned = [revision.model for revision in revisions.values()]
+    known = {model.name: revisions[model.name].identities for model in pinned if model.caches}
     min_share = {priority: limits.min_share for priority, limits in config.class_settings().items()}
     grouped = {member for group in config.groups() for member in group.models}
     models = {
         model.name: _model_deployment(model, config).bind(
             model,
-            builds=described[model.name],
+            base=revisions[model.name].name,
             identities=known.get(model.name, {}),
             min_share=min_share,
             planned=model.name in grouped,
@@ -65,7 +65,11 @@ def build(args: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
         max_surge_percent=_SURGE,
     )
-    application: serve.Application = router.bind(config, infos, models, priors=read_priors(pinned), identities=known)
+    forget({name: revision.name for name, revision in revisions.items()})
+    deployed = {name: Agreed(revision.name, revision.version) for name, revision in revisions.items()}
+    application: serve.Application = router.bind(
+        config, infos, models, priors=read_priors(pinned), identities=known, deployed=deployed
+    )
     return application
 
 

@@ -252,12 +252,14 @@ class Bundle(Struct, frozen=True):
         recalled: Positions of entries that the router does not wait for any more. A link adds to it while the bundle
             is at its replica; of what comes another way, nothing is recalled.
         ties: The router's table of ties, as its replica sees it. It does not travel; ``None``: it runs all of them.
+        revision: The state of the model that is to run them; empty: whichever the replica serves.
     """
 
     entries: list[WireEntry]
     sender: str = ""
     recalled: AbstractSet[int] = frozenset()
     ties: Ties | None = None
+    revision: str = ""
 
 
 class Embeddings(NamedTuple):
@@ -297,6 +299,10 @@ RETURNED = Failure(decisions.RETURNED, "not run here; it goes back to its router
 """The outcome of an entry that waits on, at its router: the answers of others of its bundle do not wait for it. Also of
 one that its router has recalled."""
 
+
+STALE = Failure("stale_revision", "the replica does not have the state of the model that was asked for")
+"""The outcome of every entry of a bundle whose `Bundle.revision` the replica does not have. They go back to the router,
+as if they had never been sent."""
 
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 """The outcome of an entry that was not run in time."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,13 +27,20 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.composition import identities, model_info, read_args, read_models, router_settings, with_versions
 from serve_app.composition.backend import make_backend
+from serve_app.composition.keeper import Keeper
+from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.composition.replica import Replica, expected_memory, host_revision
+from serve_app.composition.revision import find_revision, open_revision
 from serve_app.config import AppArgs, ModelConfig
+from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, prove_replica
-from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
+from serve_app.replica.revisions import Hosted, Revisions
+from serve_app.replica.warm_up import warm_up_replica
 from serve_app.replica.worker import Worker
+from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
 from serve_app.router.traffic import TrafficStore
@@ -127,6 +135,9 @@ class LocalServer:
         grpc: Where it listens for gRPC.
         keys: Its API keys, where it has any.
         router: The router.
+        keeper: Keeps its router to what is agreed on.
+        replicas: What its replicas run on, by their names.
+        register: Where it is written down what is agreed on.
     """
 
     url: str
@@ -134,6 +145,7 @@ class LocalServer:
     grpc: str
     keys: KeyFileWatcher | None
     router: Router
+    keeper: Keeper
 
     def __init__(
         self,
@@ -150,7 +162,9 @@ class LocalServer:
         self._stop: asyncio.Event
         self._started = threading.Event()
         self._fault: BaseException | None = None
-        self._workers: dict[str, Worker] = {}
+        self.replicas: dict[str, Revisions] = {}
+        self._deployed: dict[str, Agreed] = {}
+        self.register = Register()
         self._thread = threading.Thread(target=self._run, name="local-server")
 
     def __enter__(self) -> LocalServer:
@@ -201,7 +215,12 @@ class LocalServer:
             grpc_port=GrpcPort("127.0.0.1", 0),
         )
         self.keys = settings.keys
-        self.router = router = Router(settings, self._call, self._peers, self._traffic_store)
+        fleet = _Fleet(self.replicas, lambda: self.keeper)
+        repository = Repository(fleet, self.register, self._deployed)
+        self.router = router = Router(
+            settings, self._call, self._peers, self._traffic_store, loading=repository, on_stale=self._catch_up
+        )
+        self.keeper = Keeper(self._config, router, self.register, self._deployed)
         self.app = router.app
         self._add(self._config)
         router.restore_traffic()
@@ -212,29 +231,46 @@ class LocalServer:
         self._started.set()
         await self._stop.wait()
         await router.close(1.0, grace_s=0.0)
-        for worker in self._workers.values():
-            worker.close()
+        for revisions in self.replicas.values():
+            revisions.close()
+
+    def _catch_up(self, model: str) -> None:
+        self.keeper.catch_up(model)
 
     async def _call(self, _model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
         assert replica is not None
-        return await self._workers[replica].run(bundle)
+        return await self.replicas[replica].run(bundle)
 
     def _add(self, config: AppArgs) -> None:
         described = read_models(config)
         routed = {model.name: model for model in _router_settings(config, described).models}
         for model in config.models:
-            worker, warm, joining = _worker(model, described[model.name])
+            revision = find_revision(model)
+            base = Agreed(revision.name, revision.version)
+            self._deployed[model.name] = base
+            first = host_revision(revision, described[model.name], _make)
             replica = f"{model.name}-{_REPLICA}"
-            while replica in self._workers:  # that of a model of this name that was removed
+            while replica in self.replicas:  # that of a model of this name that was removed
                 replica += "-again"
-            self._workers[replica] = worker
+            self.replicas[replica] = Revisions(
+                model.name,
+                first,
+                base,
+                partial(_load, model),
+                partial(_weigh, model),
+                partial(self.register.read, model.name),
+                model.resources.memory_limit,
+            )
             cached = routed[model.name].cache
             report = ReplicaReport(
-                joinable=joining.verdicts,
-                not_warmed=warm.reason,
+                joinable=first.told.joinable,
+                not_warmed=first.told.not_warmed,
                 identities={} if cached is None else cached.identities,
+                base=base.revision,
+                revision=base.revision,
             )
-            self.router.add_model(replace(routed[model.name], on_demand=False))
+            info = routed[model.name].info._replace(revision=base.revision)
+            self.router.add_model(replace(routed[model.name], info=info, on_demand=False, base=base.revision))
             self.router.on_replicas(model.name, {replica: report})
 
 
@@ -252,9 +288,57 @@ def _router_settings(config: AppArgs, described: Mapping[str, Mapping[str, Descr
     return router_settings(config, infos, priors={}, identities=known)
 
 
-def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Worker, ReplicaWarmUp, Joining]:
-    """A worker that has run its smallest input, and predicts from what it is asked only."""
-    locations = find_files(model)
+class Register:
+    """Where it is written down what is agreed on: in this process."""
+
+    def __init__(self) -> None:
+        self._agreed: dict[str, bytes] = {}
+
+    async def read(self, model: str) -> Agreed | None:
+        """See `serve_app.domain.agreed.Register`."""
+        content = self._agreed.get(model)
+        return None if content is None else decode_agreed(content)
+
+    async def write(self, model: str, agreed: Agreed) -> None:
+        """See `serve_app.domain.agreed.Register`."""
+        self._agreed[model] = encode_agreed(agreed)
+
+
+class _Fleet:
+    """The one router and the replicas of this process."""
+
+    def __init__(self, replicas: Mapping[str, Revisions], keeper: Callable[[], Keeper]) -> None:
+        self._replicas = replicas
+        self._keeper = keeper
+
+    async def find(self, model: str) -> Agreed:
+        return await self._keeper().find(model)
+
+    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+        await self._keeper().prepare(model, found)
+        return [await revisions.prepare(found.revision, found.version) for revisions in self._of(model)]
+
+    async def settle_routers(self, model: str) -> None:
+        await self._keeper().settle(model)
+
+    async def settle_replicas(self, model: str) -> int:
+        return len([await revisions.settle() for revisions in self._of(model)])
+
+    def _of(self, model: str) -> list[Revisions]:
+        return [revisions for name, revisions in self._replicas.items() if name.startswith(f"{model}-{_REPLICA}")]
+
+
+def _load(model: ModelConfig, name: str, version: int | None) -> Hosted:
+    revision = open_revision(model, name, version)
+    return host_revision(revision, revision.builds, _make)
+
+
+def _weigh(model: ModelConfig, name: str, version: int | None) -> int:
+    return expected_memory(open_revision(model, name, version))
+
+
+def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapping[str, ModelLocation]) -> Replica:
+    """A replica that has run its smallest input, and predicts from what it is asked only."""
     backends: dict[str, Backend] = {}
     for variant, location in locations.items():
         backends[variant] = make_backend(model, location, builds[variant], gpu_available=False)
@@ -280,4 +364,4 @@ def _worker(model: ModelConfig, builds: Mapping[str, Description]) -> tuple[Work
         verify=model.batching.verify,
         refuse_non_finite=model.health.refuse_non_finite,
     )
-    return worker, warm, joining
+    return Replica(worker, warm, joining)

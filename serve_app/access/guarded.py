@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from serve_app.access.guard import Guard, allowed_class
 from serve_app.domain.keys import Key
-from serve_app.domain.service import Answer, InferenceService, ModelInfo, RequestOptions, unknown_model
+from serve_app.domain.service import Answer, InferenceService, Loaded, ModelInfo, RequestOptions, unknown_model
 from serve_app.domain.traffic import Asker, TableChange, model_of
 from serve_app.payloads import Payload
 from serve_app.scheduling.entry import Priority
@@ -115,6 +115,26 @@ class GuardedService:
         """As the service's; as for `status`."""
         self._guard.current()
         return await self._service.metrics()
+
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """As the service's, of the models that the key may use."""
+        models, names = self._service.unloaded, self._guard.current().models
+        return models if names is None else {name: infos for name, infos in models.items() if name in names}
+
+    async def load(self, model: str) -> Loaded:
+        """As the service's; `ModelNotFound` for models that the key may not use. That it may is its route's matter."""
+        self._check_any(model)
+        return await self._service.load(model)
+
+    async def unload(self, model: str) -> Loaded:
+        """As `load`."""
+        self._check_any(model)
+        return await self._service.unload(model)
+
+    def _check_any(self, model: str) -> None:
+        if model not in self.unloaded:
+            self._check(model)
 
     def _check(self, model: str) -> Key:
         key = self._guard.current()

@@ -39,7 +39,7 @@ from serve_app.domain.options import (
     request_options,
 )
 from serve_app.domain.priorities import PriorityLevels
-from serve_app.domain.service import Answer, InferenceService, ModelInfo
+from serve_app.domain.service import Answer, InferenceService, ModelInfo, unknown_version
 from serve_app.domain.traffic import Asker
 from serve_app.errors import PermissionDenied, RateLimited, ServeAppError, Unauthenticated
 from serve_app.http.body import BodyReader
@@ -240,7 +240,7 @@ class Gateway:
         if self._guard is not None:
             self._guard.authorize(policy, headers)
         if policy == "administration":
-            if model is not None:
+            if model is not None and model not in self.service.unloaded:
                 self.service.find(model)
             self.require_admin()
 
@@ -284,7 +284,7 @@ class Gateway:
         call.asked_model = named or ""
         if self._guard is not None:
             self._guard.admit(call.headers)
-        info, roomy, limit_s = None, False, 0.0
+        info, version, roomy, limit_s = None, call.version, False, 0.0
         if named is not None:
             info = service.find(named, call.version)
             if info.key and call.version is None:
@@ -338,6 +338,11 @@ class Gateway:
         # Numbers can take more room decoded than written.
         held = max(nbytes, held_bytes(payload)) if isinstance(payload, dict) else nbytes
         answer = await service.submit(info.key or info.name, payload, remaining(options, monotonic() - arrived, held))
+        if answer.info is not None:  # the model was loaded anew meanwhile
+            info = answer.info
+            # One of several versions stays that version, whatever its files.
+            if version is not None and not info.key and version not in info.versions:
+                raise unknown_version(info, version)
         if operation.write_cost(info, parsed, answer) > bodies.offload_above:
             return answer, await bodies.offload(operation.write, info, parsed, answer)
         return answer, operation.write(info, parsed, answer)

@@ -77,6 +77,27 @@ def stop() -> None:
 
 
 @app.command()
+def reload(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL]...", help="Names of models; by default all that are not unloaded."),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+) -> None:
+    """Serve models from their files as they are now; exit code 1 if one could not be loaded.
+
+    The key of an administrator, where the server has API keys, is read from SERVE_APP_API_KEY.
+    """
+    from serve_app.cli.reload import reload_models  # noqa: PLC0415 - keeps the other commands quick
+
+    failed = False
+    for line, ok in reload_models(url, models or (), os.environ.get("SERVE_APP_API_KEY", "")):
+        failed = failed or not ok
+        typer.echo(line, err=not ok)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
 def validate(
     config: ConfigFile,
     models: Annotated[

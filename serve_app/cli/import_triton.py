@@ -8,7 +8,6 @@ from typing import Any, Final
 import yaml
 
 from serve_app.composition.triton import Repository, read_repository
-from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 
 _HEAD: Final = """\
@@ -59,7 +58,7 @@ def triton_file(path: str, environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: The repository cannot be read, or none of its models can be served. One line per fault.
     """
-    repository = read_repository(RepositoryConfig(path=path), environ=environ)
+    repository = read_repository(path, environ=environ)
     if not repository.served:
         raise ConfigError((*repository.notes, "no model of it can be served"))
     return "".join((_HEAD.format(path=path), *(f"{line}\n" for line in _lines(repository))))

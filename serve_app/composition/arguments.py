@@ -35,12 +35,14 @@ def read_args(data: Any, prefix: str = "args") -> AppArgs:
         config = RepositoryConfig.model_validate(data["repository"])
     except ValidationError:
         return parse_args(data, prefix)  # which tells it with all other faults
+    if config.path is None:
+        return parse_args(data, prefix)
     by_hand, classes = data.get("models"), data.get("classes")
     by_hand = list(by_hand) if isinstance(by_hand, list | tuple) else []
     classes = classes if isinstance(classes, Mapping) else {}
     names = {str(model.get("name")) for model in by_hand if isinstance(model, Mapping)}
     try:
-        repository = read_repository(config, names, classes)
+        repository = read_repository(config.path, names, classes, strict=config.strict)
     except ConfigError as error:
         raise ConfigError(tuple(_placed(problem, prefix) for problem in error.problems)) from None
     found = repository.served
@@ -55,7 +57,7 @@ def read_args(data: Any, prefix: str = "args") -> AppArgs:
 
 
 def _expanded(data: Mapping[str, Any], by_hand: list[Any], repository: Repository) -> dict[str, Any]:
-    """The arguments with the repository's models in place of the repository."""
+    """The arguments with the repository's models in place of its path."""
     classes = data.get("classes")
     merged: Any = classes
     if classes is None or isinstance(classes, Mapping):
@@ -67,6 +69,8 @@ def _expanded(data: Mapping[str, Any], by_hand: list[Any], repository: Repositor
             else:
                 merged.setdefault(name, value)
     rest = {key: value for key, value in data.items() if key != "repository"}
+    if isinstance(of_all := data["repository"], Mapping):
+        rest["repository"] = {key: value for key, value in of_all.items() if key not in {"path", "strict"}}
     return {**rest, "models": [*by_hand, *repository.served], **({"classes": merged} if merged else {})}
 
 

@@ -70,9 +70,14 @@ def _read(model: ModelConfig) -> dict[str, Description]:
     return builds
 
 
-def model_info(model: ModelConfig, config: AppArgs, builds: Mapping[str, Description]) -> ModelInfo:
-    """Describe a model whose files have been read, as clients will see it."""
-    locations = find_files(model)
+def model_info(
+    model: ModelConfig,
+    config: AppArgs,
+    builds: Mapping[str, Description],
+    locations: Mapping[str, ModelLocation] | None = None,
+) -> ModelInfo:
+    """Describe a model whose files have been read, as clients will see it; ``locations`` are those files."""
+    locations = find_files(model) if locations is None else locations
     exact, signature = locations[""], builds[""].signature
     processor = make_processor(model, signature, exact)
     return ModelInfo(

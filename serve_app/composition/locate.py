@@ -230,6 +230,7 @@ def _resolve_remote(
 ) -> ModelLocation:
     try:
         filesystem, root = fsspec.url_to_fs(path)
+        filesystem.invalidate_cache()  # it may have been listed before
         if _is_model(root, kinds) and filesystem.isfile(root):
             folder, _, name = root.rpartition("/")
             chosen_file = _checked_file(path, name, version, kinds)

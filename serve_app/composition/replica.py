@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,23 @@ from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.composition.revision import Revision, keep_revision
 from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
+from serve_app.domain.agreed import Told
+from serve_app.errors import ConfigError
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
+from serve_app.replica.revisions import Hosted
 from serve_app.replica.runner import BatchTogether
 from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.replica.worker import NO_SHARES, Worker
 from serve_app.scheduling.entry import Priority
 
 _log = logging.getLogger(__name__)
+
+_COPIES = 2
+"""Copies of its weights that a loaded model holds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ def make_replica(
     records: VerdictStore | None = None,
     min_share: Mapping[Priority, float] = NO_SHARES,
     planned: bool = False,
+    locations: Mapping[str, ModelLocation] | None = None,
 ) -> Replica:
     """Load every build of a model and warm it up, in this process.
 
@@ -62,12 +70,13 @@ def make_replica(
         records: Where verdicts are kept from one start to the next; ``None``: nowhere.
         min_share: Guaranteed share of the replica's time per class, 0 to 1.
         planned: Whether it shares a device with other models, so that routers compose its batches.
+        locations: Its files, by variant; by default those that are found now.
 
     Raises:
         ConfigError: A build cannot be loaded.
     """
     began = time.monotonic()
-    locations = find_files(model)
+    locations = find_files(model) if locations is None else locations
     backends: dict[str, Backend] = {}
     for variant, location in locations.items():
         backend = make_backend(model, location, builds[variant], gpu_available=gpu_available)
@@ -108,6 +117,33 @@ def make_replica(
         planned=planned,
     )
     return Replica(worker, warm_up, joining)
+
+
+def host_revision(revision: Revision, builds: Mapping[str, Description], make: Callable[..., Replica]) -> Hosted:
+    """Load a revision of a model, in this process, and keep its files.
+
+    Args:
+        revision: Which.
+        builds: By variant, what its files say.
+        make: As `make_replica`, with all that is the same for every revision.
+
+    Raises:
+        ConfigError: A build cannot be loaded, or its files have changed meanwhile.
+    """
+    replica = make(revision.model, builds, locations=revision.locations)
+    if revision.changed():
+        replica.worker.close()
+        raise ConfigError((f"model {revision.model.name!r}: its files changed while they were loaded; load it again",))
+    keep_revision(revision)
+    warm_up = replica.warm_up
+    return Hosted(
+        revision.name, replica.worker, Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason)
+    )
+
+
+def expected_memory(revision: Revision) -> int:
+    """Bytes of memory that a revision may take: sessions hold a second copy of weights, laid out for their kernels."""
+    return _COPIES * revision.nbytes
 
 
 def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:

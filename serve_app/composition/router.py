@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
+from serve_app.composition.description import model_info
+from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor
+from serve_app.composition.revision import Revision
 from serve_app.config import AppArgs, ModelConfig
+from serve_app.domain.agreed import Agreed
 from serve_app.domain.service import ModelInfo
 from serve_app.domain.settings import TlsFiles
 from serve_app.errors import ConfigError
@@ -30,6 +37,7 @@ def router_settings(
     priors: Mapping[str, Sequence[Execution]],
     identities: Mapping[str, Mapping[str, str]],
     log_file: Path | None = None,
+    deployed: Mapping[str, Agreed] = MappingProxyType({}),
 ) -> RouterSettings:
     """What a router process needs to know.
 
@@ -42,13 +50,17 @@ def router_settings(
         priors: What batches of some models cost according to their profiles, by name.
         identities: By model and variant, of the models whose answers are kept.
         log_file: Where the log of requests goes; ``None``: there is none.
+        deployed: By model, the revision that it was deployed with, of those whose bundles name one.
 
     Raises:
         ConfigError: API keys, certificates or the password of Redis are not where they should be.
     """
     router = config.router
     return RouterSettings(
-        models=_routed(config, infos, priors, identities),
+        models=[
+            replace(model, base=deployed[model.name].revision) if model.name in deployed else model
+            for model in _routed(config, infos, priors, identities)
+        ],
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),
@@ -127,25 +139,71 @@ def _routed(
     priors: Mapping[str, Sequence[Execution]],
     identities: Mapping[str, Mapping[str, str]],
 ) -> list[RoutedModel]:
-    """Every model as a router serves it. Its processor only prices requests there."""
-    scheduling = config.model_scheduling()
-    group_of = {member: group.name for group in config.groups() for member in group.models}
+    """Every model as a router serves it."""
     return [
-        RoutedModel(
-            info=infos[model.name],
-            scheduling=scheduling[model.name],
-            processor=make_processor(model, infos[model.name].signature, find_files(model)[""]),
-            group=group_of.get(model.name),
-            prior=priors.get(model.name, ()),
-            on_demand=model.autoscaling.min_replicas == 0,
-            cache=_cache(model, identities.get(model.name, {})),
-            traffic=model.version_traffic() if infos[model.name].key else None,
+        _routed_model(
+            config,
+            model,
+            infos[model.name],
+            find_files(model)[""],
+            priors.get(model.name, ()),
+            identities.get(model.name, {}),
         )
         for model in config.models
     ]
 
 
-def _cache(model: ModelConfig, identities: Mapping[str, str]) -> ModelCacheSettings | None:
+def describe_revision(config: AppArgs, revision: Revision) -> bytes:
+    """What all routers need to know of a state of a model's files, for `route_revision`.
+
+    Raises:
+        ConfigError: The configuration does not fit it.
+    """
+    info = model_info(revision.model, config, revision.builds, revision.locations)._replace(revision=revision.name)
+    make_processor(revision.model, info.signature, revision.locations[""])
+    return pickle.dumps((info, dict(revision.identities)))
+
+
+def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> RoutedModel:
+    """A model as a router serves it from a state of its files.
+
+    Args:
+        config: The configuration.
+        model: The model.
+        agreed: That state.
+
+    Raises:
+        ConfigError: What is beside the model's files, by which requests are priced, cannot be read.
+    """
+    info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
+    if agreed.version is not None:
+        model = model.model_copy(update={"version": agreed.version})
+    return _routed_model(config, model, info, find_files(model)[""], agreed.executions, identities)
+
+
+def _routed_model(
+    config: AppArgs,
+    model: ModelConfig,
+    info: ModelInfo,
+    location: ModelLocation,
+    prior: Sequence[Execution],
+    identities: Mapping[str, str],
+) -> RoutedModel:
+    """A model as a router serves it. Its processor only prices requests there."""
+    group_of = {member: group.name for group in config.groups() for member in group.models}
+    return RoutedModel(
+        info=info,
+        scheduling=config.model_scheduling()[model.name],
+        processor=make_processor(model, info.signature, location),
+        group=group_of.get(model.name),
+        prior=prior,
+        on_demand=model.autoscaling.min_replicas == 0,
+        cache=_cache(model, identities, info.revision),
+        traffic=model.version_traffic() if info.key else None,
+    )
+
+
+def _cache(model: ModelConfig, identities: Mapping[str, str], revision: str) -> ModelCacheSettings | None:
     if model.cache is None or not model.caches:
         return None
-    return ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities)
+    return ModelCacheSettings(model.cache.ttl_s, int(model.cache.max_bytes), identities, revision)

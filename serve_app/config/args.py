@@ -30,8 +30,10 @@ from serve_app.scheduling.settings import ClassSettings, DeviceGroup, HedgeSetti
 
 def _models_or_repository(schema: dict[str, Any]) -> None:
     schema["required"].remove("models")
-    schema["anyOf"] = [{"required": ["models"]}, {"required": ["repository"]}]
-    schema["properties"]["repository"]["anyOf"].append({"type": "string"})
+    named = {"properties": {"repository": {"required": ["path"]}}, "required": ["repository"]}  # or it is a text
+    schema["anyOf"] = [{"required": ["models"]}, named]
+    repository = schema["properties"]["repository"]
+    repository["anyOf"] = [{"$ref": repository.pop("$ref")}, {"type": "string"}]
 
 
 class AppArgs(Section):
@@ -48,12 +50,11 @@ class AppArgs(Section):
     models: Annotated[tuple[ModelConfig, ...], Field(strict=False, json_schema_extra={"minItems": 1})]
     """The models, each in a deployment of its own."""
 
-    repository: RepositoryConfig | None = None
-    """A Triton model repository: each of its folders is one more model. An entry of `models` counts in place of a
-    folder of its name."""
-
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    repository: RepositoryConfig = RepositoryConfig()
+    """A Triton model repository, and how models are loaded while the server runs."""
 
     logging: LoggingConfig = LoggingConfig()
     """The log of requests."""
@@ -68,8 +69,8 @@ class AppArgs(Section):
     @model_validator(mode="after")
     def _check(self) -> AppArgs:
         faults: list[tuple[Location, str]] = []
-        if self.repository is not None:
-            faults.append((("repository",), "is read by serve_app.composition.read_args only"))
+        if self.repository.path is not None:
+            faults.append((("repository", "path"), "is read by serve_app.composition.read_args only"))
         seen: dict[str, int] = {}
         for number, model in enumerate(self.models):
             if model.name in seen:

@@ -1,22 +1,35 @@
-"""Where models are that another server serves: a Triton model repository."""
+"""Where models are that are not named one by one, and how all are loaded while the server runs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from serve_app.config.values import Section
+from serve_app.config.values import Seconds, Section
 
 
 class RepositoryConfig(Section):
-    """A folder in which each folder is a model, as Triton serves it. A text is short for `{path: TEXT}`."""
+    """A Triton model repository, and how models are loaded while the server runs. A text means `{path: TEXT}`."""
 
-    path: str = Field(min_length=1)
-    """The folder, on this machine: relative to `SERVE_APP_HOME`, or absolute."""
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """A folder in which each folder is a model, as Triton serves it: on this machine, relative to `SERVE_APP_HOME`, or
+    absolute. An entry of `models` counts in place of a folder of its name."""
 
     strict: bool = False
-    """Refuse the configuration if a model of the repository cannot be served. By default the others are served."""
+    """Refuse the configuration if a model of `path` cannot be served. By default the others are served."""
+
+    watch: bool = False
+    """Load a model by itself when its files have changed: a file that was replaced, or a new version in its folder.
+
+    Files that look the same in two looks count, so that none is taken that is being written.
+    """
+
+    interval_s: Seconds = 5.0
+    """How often `watch` looks at the files. One router does it for all."""
+
+    load_timeout_s: Seconds = 300.0
+    """How long all replicas of a model may take to load it. If one takes longer, the model is served as before."""
 
     @model_validator(mode="before")
     @classmethod

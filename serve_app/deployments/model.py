@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray.serve.metrics import Gauge
 
-from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore
-from serve_app.composition.replica import make_replica
+from serve_app.composition.replica import expected_memory, host_revision, make_replica
+from serve_app.composition.revision import open_revision
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
+from serve_app.deployments.register import ClusterRegister
+from serve_app.domain.agreed import Agreed, Told
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.process_memory import ProcessMemory
+from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.worker import NO_SHARES
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.trace import configured_tracer, traced
@@ -25,13 +31,20 @@ from serve_app.transport.link_server import LinkServer
 
 logger = logging.getLogger(__name__)
 
+_LOOK_EVERY = 12
+"""Every so many health checks a replica looks whether it serves what is agreed on. And at the first: that may have
+changed while it started."""
+
 WARM_UP = "warm_up"
 NOT_WARMED = "not_warmed"
 JOINABLE = "joinable"
 LINK = "link"
 IDENTITIES = "identities"
-"""Keys of what a replica tells routers of itself: what its warm-up measured, and why that is not all; which requests
-may share runs; its node and where its links begin; what tells the models that it runs from others."""
+REVISION = "revision"
+BASE = "base"
+"""Keys of what a replica tells routers of itself when it becomes ready: what its warm-up measured, and why that is not
+all; which requests may share runs; its node and where its links begin; what tells the models that it runs from others;
+the revision that this is of, and the one that the model was deployed with."""
 
 
 class ModelDeployment:
@@ -42,8 +55,8 @@ class ModelDeployment:
 
     Args:
         config: The model as configured; validated.
-        builds: By variant, what its file says of it.
-        identities: Of the model and its variants, where routers keep its answers.
+        base: Name of the revision that the model was deployed with.
+        identities: Of the model and its variants as they were deployed, where routers keep its answers.
         min_share: Guaranteed share of a replica's time per class, 0 to 1.
         planned: Whether it shares a device with other models, so that routers compose its batches.
     """
@@ -51,7 +64,7 @@ class ModelDeployment:
     def __init__(
         self,
         config: ModelConfig,
-        builds: Mapping[str, Description],
+        base: str,
         identities: Mapping[str, str] = MappingProxyType({}),
         min_share: Mapping[Priority, float] = NO_SHARES,
         *,
@@ -60,16 +73,28 @@ class ModelDeployment:
         join_serve_log()
         self._config = config
         self._identities = dict(identities)
-        replica = make_replica(
-            config,
-            builds,
-            batch_with_serve(config.batching.max_rows),
+        self._base = base
+        self._make = partial(
+            make_replica,
+            batch=batch_with_serve(config.batching.max_rows),
             gpu_available=bool(ray.get_gpu_ids()),
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
             planned=planned,
         )
-        self._worker, self._warm_up, self._joining = replica.worker, replica.warm_up, replica.joining
+        register = ClusterRegister({config.name: base})
+        agreed = register.read_now(config.name) or Agreed(base, config.version)
+        first = self._load(agreed.revision, agreed.version) if agreed.revision else None
+        self._first = None if first is None else (first.name, first.told)
+        self._revisions = Revisions(
+            config.name,
+            first,
+            Agreed(base, config.version),
+            self._load,
+            lambda name, version: expected_memory(open_revision(config, name, version)),
+            lambda: register.read(config.name),
+            config.resources.memory_limit,
+        )
         self._memory = ProcessMemory(config.name, config.resources.memory_limit)
         self._memory.check_start()
         self._held = Gauge(
@@ -85,26 +110,43 @@ class ModelDeployment:
         for gauge in (self._held, self._verified):
             gauge.set_default_tags({"model": named})  # which Serve adds its own to
         tracer = configured_tracer()
-        self._run = self._worker.run if tracer is None else traced(self._worker.run, config.name, tracer)
-        self._links = LinkServer(config.name, self._run, self._worker.recall) if LinkServer.supported() else None
+        self._run = self._revisions.run if tracer is None else traced(self._revisions.run, config.name, tracer)
+        self._links = LinkServer(config.name, self._run, self._revisions.recall) if LinkServer.supported() else None
+        self._loop = asyncio.get_running_loop()
+        self._checks = itertools.count()
         # Serve awaits this before it ends the replica. On the instance, and not on the class: Python must not call it.
         self.__del__ = self._stop
 
     async def run(self, bundle: Bundle, replica: str | None = None) -> BundleResult:  # noqa: ARG002 - read by SlotRouter
-        """Run one bundle; see `serve_app.replica.worker.Worker.run`."""
+        """Run one bundle; see `serve_app.replica.revisions.Revisions.run`."""
         return await self._run(bundle)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What routers learn of this replica the moment it is ready."""
-        told: dict[str, Any] = {WARM_UP: [list(execution) for execution in self._warm_up.executions]}
-        told[JOINABLE] = {variant: list(verdict) for variant, verdict in self._joining.verdicts.items()}
-        if self._warm_up.reason is not None:
-            told[NOT_WARMED] = self._warm_up.reason
+        told: dict[str, Any] = {BASE: self._base}
+        if self._first is not None:
+            told[REVISION], first = self._first
+            told[WARM_UP] = [list(execution) for execution in first.executions]
+            told[JOINABLE] = {variant: list(verdict) for variant, verdict in first.joinable.items()}
+            if first.not_warmed is not None:
+                told[NOT_WARMED] = first.not_warmed
         if self._identities:
             told[IDENTITIES] = self._identities
         if self._links is not None:
             told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
         return told
+
+    async def prepare(self, name: str, version: int | None) -> Told:
+        """Load another revision beside the present one; see `Revisions.prepare`."""
+        return await self._revisions.prepare(name, version)
+
+    async def settle(self) -> str:
+        """Serve what is agreed on; see `Revisions.settle`."""
+        return await self._revisions.settle()
+
+    def _load(self, name: str, version: int | None) -> Hosted:
+        revision = open_revision(self._config, name, version)
+        return host_revision(revision, revision.builds, self._make)
 
     def check_health(self) -> None:
         """Fail when this replica should be replaced.
@@ -112,15 +154,17 @@ class ModelDeployment:
         Its session is broken, fails even on what it could run at first, or has been inside one run for too long (it is
         wedged, not busy); or the process holds too much memory.
         """
-        if self._worker.broken:
+        if self._revisions.broken:
             raise RuntimeError(f"{self._config.name}: the session has failed, and the log says how")
-        if self._worker.failing:
+        if self._revisions.failing:
             raise RuntimeError(f"{self._config.name}: the model fails on an input that it could run at first")
-        stalled = self._worker.stalled_s()
+        stalled = self._revisions.stalled_s()
         limit = self._config.health.stall_timeout_s
         if stalled > limit:
             raise RuntimeError(f"{self._config.name}: one run has lasted {stalled:.0f} s, the limit is {limit:.0f} s")
-        checked, deviated = self._worker.verified
+        if next(self._checks) % _LOOK_EVERY == 0:
+            self._loop.call_soon_threadsafe(self._revisions.check)
+        checked, deviated = self._revisions.verified
         self._verified.set(checked - deviated, tags={"outcome": "same"})
         self._verified.set(deviated, tags={"outcome": "different"})
         self._held.set(self._memory.check())
@@ -129,4 +173,4 @@ class ModelDeployment:
         """Answer what came by links, of which Serve knows nothing, and free everything."""
         if self._links is not None:
             await self._links.drain(self._config.health.drain_timeout_s)
-        self._worker.close()
+        self._revisions.close()

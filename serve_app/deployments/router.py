@@ -5,37 +5,49 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.composition import router_settings
+from serve_app.composition.keeper import Keeper
+from serve_app.composition.look import look_at
 from serve_app.config import AppArgs, deployment_name
 from serve_app.deployments.autoscaling import load_metric
 from serve_app.deployments.garbage import tune_garbage_collection
 from serve_app.deployments.grpc_ingress import answers_grpc
 from serve_app.deployments.log import join_serve_log, request_log_file
-from serve_app.deployments.model import IDENTITIES, JOINABLE, LINK, NOT_WARMED, WARM_UP
-from serve_app.deployments.ray_errors import translate_errors
+from serve_app.deployments.model import BASE, IDENTITIES, JOINABLE, LINK, NOT_WARMED, REVISION, WARM_UP
+from serve_app.deployments.ray_errors import translate_error, translate_errors
+from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.deployments.traffic_store import KvTrafficStore
+from serve_app.domain.agreed import Agreed, Told
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
-from serve_app.errors import InvalidRequest
+from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.payloads import Bundle, BundleResult, Execution, Joinable, Payload
+from serve_app.router.repository import Repository
 from serve_app.router.router import Router
 from serve_app.router.settings import ReplicaReport
+from serve_app.router.watch import Watcher
 from serve_app.scheduling.entry import Priority
 from serve_app.telemetry.statistics import Statistics
+from serve_app.transport.send import ReplicaLost
 
 logger = logging.getLogger(__name__)
 
 _METRICS_WAIT_S = 2.0
 """How long metrics and statistics wait for the other routers, seconds."""
+
+_SETTLE_S = 60.0
+"""How long routers and replicas may take to turn to what is agreed on, seconds. The answers of what was served before
+are waited for."""
 
 
 @answers_grpc
@@ -51,6 +63,7 @@ class RouterDeployment:
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
         identities: By model and variant, of the models whose answers are kept.
+        deployed: By model, the revision that it is deployed with.
 
     Attributes:
         grpc_app: Answers the calls that come by Serve's gRPC port.
@@ -63,10 +76,12 @@ class RouterDeployment:
         handles: Mapping[str, DeploymentHandle[Any]],
         priors: Mapping[str, Sequence[Execution]],
         identities: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        deployed: Mapping[str, Agreed] = MappingProxyType({}),
     ) -> None:
         join_serve_log()
         self._loop = asyncio.get_running_loop()
-        self._models = {model.name: model.deployment for model in config.models}
+        models = {model.name: model for model in config.models}
+        self._models = {name: model.deployment for name, model in models.items()}
         self._model_of = {deployment_name(model): model for model in infos}
         self._node = ray.get_runtime_context().get_node_id()
         self._drain_timeout_s = config.router.drain_timeout_s
@@ -87,11 +102,32 @@ class RouterDeployment:
             name: handle.options(method_name="run", _by_reference=True) for name, handle in handles.items()
         }
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
-        settings = router_settings(config, infos, priors=priors, identities=identities, log_file=log_file)
+        settings = router_settings(
+            config, infos, priors=priors, identities=identities, log_file=log_file, deployed=deployed
+        )
         peers = None if config.router.replicas == 1 else _Peers()
-        self._router = Router(settings, self._call, peers, KvTrafficStore(_own_application))
-        self._router.restore_traffic()
+        register = ClusterRegister({model: agreed.revision for model, agreed in deployed.items()})
+        fleet = _Fleet(config, handles, lambda: self._keeper, peers)
+        repository = Repository(fleet, register, deployed)
+        self._router = Router(
+            settings, self._call, peers, KvTrafficStore(_own_application), loading=repository, on_stale=self._on_stale
+        )
+        self._router.restore_traffic()  # while all versions are there: tables belong to those that were deployed
+        self._keeper = Keeper(config, self._router, register, deployed)
+        for model, before in deployed.items():
+            if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
+                self._keeper.begin(model, agreed)
         self.grpc_app = self._router.grpc
+        self._watcher = None
+        if config.repository.watch:
+            self._watcher = Watcher(
+                repository,
+                lambda model: asyncio.to_thread(look_at, models[model]),
+                lambda: self._router.service.keys,
+                config.repository.interval_s,
+                _is_first,
+            )
+            self._watcher.start()
         directory.subscribe(self._on_replicas)
         tune_garbage_collection()
         # Serve awaits this before it ends the router. On the instance, and not on the class: Python must not call it.
@@ -99,6 +135,8 @@ class RouterDeployment:
 
     async def _stop(self) -> None:
         """Answer what came by the direct ports, of which Serve knows nothing, and end the links."""
+        if self._watcher is not None:
+            self._watcher.close()
         await self._router.close(self._drain_timeout_s)
 
     async def drain(self, limit_s: float) -> int:
@@ -176,6 +214,17 @@ class RouterDeployment:
         self._router.on_traffic(model, origin, table)
         return _own_name(), None
 
+    async def prepare_model(self, model: str, agreed: Agreed) -> None:
+        """See `Keeper.prepare`."""
+        await self._keeper.prepare(model, agreed)
+
+    async def settle_model(self, model: str) -> None:
+        """See `Keeper.settle`."""
+        await self._keeper.settle(model)
+
+    def _on_stale(self, model: str) -> None:
+        self._keeper.catch_up(model)
+
     async def _call(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         """The way of a bundle to a replica without a link: by Serve's handle."""
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
@@ -200,6 +249,8 @@ class RouterDeployment:
             not_warmed=metadata.get(NOT_WARMED),
             identities=metadata.get(IDENTITIES, {}),
             address=address if node == self._node else None,
+            base=metadata.get(BASE, ""),
+            revision=metadata.get(REVISION, ""),
         )
 
 
@@ -222,13 +273,17 @@ class _Peers:
         """See the class. Who does not hear it looks for it later."""
         await self._ask("on_traffic", model, origin, table)
 
-    async def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
+    async def change(self, method: str, *args: Any, limit_s: float) -> None:
+        """Call a method of all routers, this one included. Raises what one raises, or `ModelUnavailable` in time."""
+        _answers(await _ask_all(_routers(), method, *args, limit_s=limit_s), method)
+
+    async def _ask(self, method: str, *args: Any) -> dict[str, Any]:
         """What the other routers answer to a method that gives a router's name and something of it, by that name."""
-        context = serve.get_replica_context()
-        peers = serve.get_deployment_handle(context.deployment, context.app_name)
         try:
-            answers = await peers.broadcast(method, *arguments).results_async(
-                timeout_s=_METRICS_WAIT_S, return_exceptions=True
+            answers = (
+                await _routers()
+                .broadcast(method, *args)
+                .results_async(timeout_s=_METRICS_WAIT_S, return_exceptions=True)
             )
         except TimeoutError:
             answers = []
@@ -238,12 +293,108 @@ class _Peers:
         return others
 
 
+class _Fleet:
+    """The routers and replicas of this application; see `serve_app.router.repository.Fleet`.
+
+    Args:
+        config: The application's arguments.
+        handles: A handle to every model's deployment, by the model's name.
+        keeper: Keeps this router to what is agreed on.
+        peers: All routers; ``None``: there is this one only.
+    """
+
+    def __init__(
+        self,
+        config: AppArgs,
+        handles: Mapping[str, DeploymentHandle[Any]],
+        keeper: Callable[[], Keeper],
+        peers: _Peers | None,
+    ) -> None:
+        self._limit_s = config.repository.load_timeout_s
+        self._handles = handles
+        self._keeper = keeper
+        self._peers = peers
+
+    async def find(self, model: str) -> Agreed:
+        """See the class."""
+        return await self._keeper().find(model)
+
+    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+        """See the class."""
+        if self._peers is None:
+            await self._keeper().prepare(model, found)
+        else:
+            await self._peers.change("prepare_model", model, found, limit_s=self._limit_s)
+        told: list[Told] = await self._ask_replicas(
+            model, "prepare", found.revision, found.version, limit_s=self._limit_s
+        )
+        return told
+
+    async def settle_routers(self, model: str) -> None:
+        """See the class."""
+        if self._peers is None:
+            await self._keeper().settle(model)
+        else:
+            await self._peers.change("settle_model", model, limit_s=_SETTLE_S)
+
+    async def settle_replicas(self, model: str) -> int:
+        """See the class."""
+        return len(await self._ask_replicas(model, "settle", limit_s=_SETTLE_S))
+
+    async def _ask_replicas(self, model: str, method: str, *args: Any, limit_s: float) -> list[Any]:
+        """What those replicas answer that are there when it is asked, and have not died before they could."""
+        return _answers(await _ask_all(self._handles[model], method, *args, limit_s=limit_s), model)
+
+
+def _answers(answers: Sequence[Any], what: str) -> list[Any]:
+    """What was answered, without those who have died. Raises what another has raised."""
+    found = []
+    for answer in answers:
+        if not isinstance(answer, BaseException):
+            found.append(answer)
+        elif isinstance(answer, Exception) and not isinstance(
+            error := translate_error(answer, what, None), ReplicaLost
+        ):
+            raise error
+    return found
+
+
+async def _ask_all(handle: DeploymentHandle[Any], method: str, *args: Any, limit_s: float) -> list[Any]:
+    """What all replicas of a deployment answer, or raise; nothing where there are none.
+
+    Raises:
+        ModelUnavailable: One has not answered in time.
+    """
+    try:
+        answers: list[Any] = await handle.broadcast(method, *args).results_async(
+            timeout_s=limit_s, return_exceptions=True
+        )
+    except DeploymentUnavailableError:
+        return []
+    except TimeoutError:
+        raise ModelUnavailable(
+            f"not all replicas of {handle.deployment_name} have answered within {limit_s:g} s"
+        ) from None
+    return answers
+
+
+def _routers() -> DeploymentHandle[Any]:
+    context = serve.get_replica_context()
+    return serve.get_deployment_handle(context.deployment, context.app_name)
+
+
 def _own_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
 def _own_application() -> str:
     return str(serve.get_replica_context().app_name)
+
+
+def _is_first() -> bool:
+    """Whether this is the router that does what one does for all: Serve ranks them, anew when one is replaced."""
+    rank = serve.get_replica_context().rank
+    return rank is None or rank.rank == 0
 
 
 def _log_name() -> str:

@@ -100,6 +100,7 @@ def request_options(
         request_id=request_id_of(headers),
         listener=headers.get(LISTENER, b"").decode(),
         tenant=client_of(headers),
+        revision=info.revision,
     )
     if b"traceparent" in headers:
         options = _in_trace(options, headers)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from serve_app.domain.priorities import DEFAULT_LEVELS, PriorityLevels
 from serve_app.domain.traffic import Asker, TableChange
-from serve_app.errors import ModelNotFound
+from serve_app.errors import ModelNotFound, ModelUnavailable
 from serve_app.payloads import PROVEN, TENSORS, Joinable, ModelSignature, Payload
 from serve_app.scheduling.entry import Priority
 
@@ -70,6 +70,7 @@ class ModelInfo(NamedTuple):
         backend: The same as Triton's model configuration names it.
         key: What the server calls it, where it is one of several versions of a model that are served at once; empty:
             its name. Where a model is to be named to the service, this is what names the version.
+        revision: Which state of the model's files it is of: a digest; empty where nobody has told.
     """
 
     name: str
@@ -95,6 +96,16 @@ class ModelInfo(NamedTuple):
     platform: str = ""
     backend: str = ""
     key: str = ""
+    revision: str = ""
+
+    def takes_as(self, other: ModelInfo) -> bool:
+        """Whether what was made for this state of a model can be run on that one, and its answer be read likewise."""
+        return self._as_taken() == other._as_taken()
+
+    def _as_taken(self) -> ModelInfo:
+        """Without what makes no difference to requests and answers."""
+        rows = {variant: _PROVEN._replace(rows=joinable.rows) for variant, joinable in self.joinable.items()}
+        return self._replace(version="", versions=(), joinable=rows, file="", label_files={}, revision="")
 
     @property
     def rows(self) -> bool:
@@ -138,6 +149,7 @@ class RequestOptions(Struct, frozen=True):
         weight: The tenant's part of its class, relative to other tenants'.
         spent_s: How long it has been here already, seconds, which counts against the default of its class.
             ``timeout_s`` is without it.
+        revision: The state of the model that the payload was made for; empty: whichever is served.
     """
 
     priority: Priority | None = None
@@ -155,6 +167,7 @@ class RequestOptions(Struct, frozen=True):
     tenant: str = ""
     weight: float = 1.0
     spent_s: float = 0.0
+    revision: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -174,6 +187,8 @@ class Answer(Struct, frozen=True):
             was the same; else empty.
         unverified: Whether it may have shared a run though nobody has proven that this changes no answer.
         version: The version that answered, where the model is served in several; else empty.
+        revision: The state of the model that answered; empty where it is not known.
+        info: What is known of that state, where it is another than `RequestOptions.revision`.
     """
 
     value: Any
@@ -188,6 +203,29 @@ class Answer(Struct, frozen=True):
     cache: str = ""
     unverified: bool = False
     version: str = ""
+    revision: str = ""
+    info: ModelInfo | None = None
+
+
+class Loaded(Struct, frozen=True):
+    """What a load or an unload came to.
+
+    Attributes:
+        model: Its name.
+        state: ``READY`` or ``UNAVAILABLE``, as the repository index says it.
+        version: The version that is served; empty where none is. Of several versions those of all, the newest last,
+            with commas between them; so are ``before`` and ``after``.
+        before: The revision that was served; empty where none was.
+        after: The revision that is served now; empty where none is.
+        replicas: How many replicas have changed.
+    """
+
+    model: str
+    state: str
+    version: str
+    before: str
+    after: str
+    replicas: int
 
 
 class InferenceService(Protocol):
@@ -263,6 +301,25 @@ class InferenceService(Protocol):
     async def metrics(self) -> tuple[bytes, str]:
         """The metrics page in Prometheus' text format and its content type."""
 
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """The models that were unloaded, by name, as they were last served; of several versions those."""
+
+    async def load(self, model: str) -> Loaded:
+        """Have a model served from its files as they are now, by all replicas, or change nothing.
+
+        Of a model with several versions one after the other; those before one that fails are served anew.
+
+        Raises:
+            ModelNotFound: No such model.
+            InvalidRequest: Its files cannot be served; says why.
+            ModelUnavailable: Not all replicas have loaded it in time, or it is being loaded already.
+            Unsupported: This server cannot.
+        """
+
+    async def unload(self, model: str) -> Loaded:
+        """Serve a model no more, and give its memory back, until it is loaded again. Raises as `load`."""
+
 
 def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
     """The error for a model that there is not.
@@ -274,3 +331,23 @@ def unknown_model(model: str, models: Iterable[str]) -> ModelNotFound:
     # Programs written for Triton look for its words, with which the message begins.
     listed = ", ".join(models) or "none"
     return ModelNotFound(f"Request for unknown model: there is no {model[:64]!r} here; models: {listed}")
+
+
+def unknown_version(info: ModelInfo, version: str, aliases: Sequence[str] = ()) -> ModelNotFound:
+    """The error for a version that a model does not have; ``aliases`` are the names that versions have besides."""
+    more = f"; aliases: {', '.join(aliases)}" if aliases else ""
+    return ModelNotFound(
+        f"Request for unknown model: {info.name!r} has no version {version[:64]!r} here;"
+        f" versions: {', '.join(info.versions)}{more}"
+    )
+
+
+def unloaded_model(model: str) -> ModelNotFound:
+    """The error for a model that was unloaded."""
+    path = f"/v2/repository/models/{quote(model, safe='')}/load"
+    return ModelNotFound(f"Request for unknown model: {model[:64]!r} is unloaded; POST {path} loads it again")
+
+
+def reloaded_model(model: str) -> ModelUnavailable:
+    """The error for a request that was made for a state of the model which takes other tensors than the present one."""
+    return ModelUnavailable(f"model {model} was loaded anew, and takes or gives other tensors now: ask again", 1.0)

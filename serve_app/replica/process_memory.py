@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -65,6 +66,38 @@ class ProcessMemory:
             self._warned = True
             logger.warning("%s: %s of memory held, %s allowed", self._name, _mebibytes(held), _mebibytes(self._limit))
         return held
+
+
+def memory_problem(needed: int, limit: int | None, measure: Callable[[], int] = own_memory) -> str | None:
+    """Say why this process may not take so much more memory; ``None``: it may.
+
+    Args:
+        needed: Bytes.
+        limit: Bytes that it may hold in all; ``None``: as many as the machine, or its control group, has.
+        measure: Bytes that it holds.
+    """
+    if limit is None:
+        free = _free_memory()
+        return None if needed <= free else f"needs about {_mebibytes(needed)} of memory, and {_mebibytes(free)} is free"
+    held = measure()
+    if held + needed <= limit:
+        return None
+    return (
+        f"does not fit beside the present one: the replica holds {_mebibytes(held)}, it needs about"
+        f" {_mebibytes(needed)}, and resources.memory_limit is {_mebibytes(limit)}"
+    )
+
+
+def _free_memory() -> int:
+    """Bytes that can be had, of the machine or of the control group that this process is in."""
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        most = int((group / "memory.max").read_text())  # "max" where there is no limit
+        used = int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return max(0, min(free, most - used))
 
 
 def _mebibytes(nbytes: int) -> str:

@@ -75,6 +75,8 @@ class Dispatcher:
         bundle_timeout_s: See `RouterCore`.
         recall: Asks for entries back that nobody waits for any more; ``None``: nothing can, and they run.
         ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
+        revision_for: Which state of a model a replica is to run, given both names; see `Bundle.revision`. It is asked
+            once for each bundle that is then sent.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Dispatcher:
         bundle_timeout_s: float,
         recall: Recall | None = None,
         ties: TieTable | None = None,
+        revision_for: Callable[[str, str | None], str] = lambda _model, _replica: "",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._core = RouterCore(scheduler, self, bundle_timeout_s, ties)
@@ -92,6 +95,7 @@ class Dispatcher:
         self._send = send
         self._observer = observer
         self._recall = recall
+        self._revision_for = revision_for
         self._ids = itertools.count(1)
         self._name = uuid.uuid4().hex
         self._context = contextvars.Context()
@@ -207,7 +211,9 @@ class Dispatcher:
         """See `Scheduler.add_model`."""
         self._core.add_model(settings, group)
 
-    def remove_model(self, model: str, successor: str | None = None) -> Awaitable[None]:
+    def remove_model(
+        self, model: str, successor: str | None = None, refusal: Rejection | None = None
+    ) -> Awaitable[None]:
         """Take no more entries of a model.
 
         What is queued moves to the successor or is refused; what was sent is answered, expires or fails as ever.
@@ -215,11 +221,12 @@ class Dispatcher:
         Args:
             model: Its name. Raises KeyError when there is none.
             successor: See `Scheduler.remove_model`.
+            refusal: See `Scheduler.remove_model`.
 
         Returns:
             Waits until nothing of it is under way.
         """
-        self._core.remove_model(model, monotonic(), successor)
+        self._core.remove_model(model, monotonic(), successor, refusal)
         self._told_slow.discard(model)
         self._recovery.forget(model)
         sent = [(task, dispatch) for task, dispatch in self._calls.items() if dispatch.model == model]
@@ -324,7 +331,8 @@ class Dispatcher:
                     place,
                 )
             )
-        bundle = Bundle(wire, self._name)
+        revision = self._revision_for(dispatch.model, dispatch.replica)
+        bundle = Bundle(wire, self._name, revision=revision)
         self._call(dispatch, self._carry(dispatch, bundle, nbytes))
         return bundle
 
@@ -424,9 +432,9 @@ class Dispatcher:
             logger.exception("A bundle for %s failed", dispatch.model)
             self._on_error(dispatch, InferenceFailed(f"model {dispatch.model} failed on this request"))
         else:
-            self._on_result(dispatch, result)
+            self._on_result(dispatch, result, bundle.revision)
 
-    def _on_result(self, dispatch: Dispatch, result: BundleResult) -> None:
+    def _on_result(self, dispatch: Dispatch, result: BundleResult, revision: str) -> None:
         entries = dispatch.entries
         if (misfit := self._core.misfit(dispatch, len(result.results), result.executions)) is not None:
             logger.error("Replica %s of %s %s", dispatch.replica, dispatch.model, misfit)
@@ -453,7 +461,7 @@ class Dispatcher:
                     dispatched_at.pop(entry.id, None)
         try:
             self._observer.bundle_done(dispatch.model, rows, ran, result)
-            self._deal_out(entries, result, alive, now)
+            self._deal_out(entries, result, alive, now, revision)
         except Exception:  # a bug; the scheduler has let go of these entries, and nobody else would answer them
             logger.exception("Processing a result of %s failed", dispatch.model)
             for entry in alive:
@@ -463,7 +471,9 @@ class Dispatcher:
                         InferenceFailed(f"model {dispatch.model} failed on this request")
                     )
 
-    def _deal_out(self, entries: Sequence[Entry], result: BundleResult, alive: Sequence[Entry], now: float) -> None:
+    def _deal_out(
+        self, entries: Sequence[Entry], result: BundleResult, alive: Sequence[Entry], now: float, revision: str
+    ) -> None:
         """Give each entry that is still waited for its answer."""
         self._observer.served(alive, result)
         pairs: Iterable[tuple[Entry, EntryResult]] = zip(entries, result.results, strict=True)
@@ -492,6 +502,7 @@ class Dispatcher:
                             preprocess_s,
                             infer_s,
                             postprocess_s,
+                            revision=revision,
                         )
                     )
             elif answer.code == DeadlineExceeded.code:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
@@ -12,19 +13,21 @@ from typing import Final, Protocol
 from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
-from serve_app.domain.service import unknown_model
+from serve_app.domain.agreed import Told
+from serve_app.domain.service import reloaded_model, unknown_model, unloaded_model
 from serve_app.domain.traffic import model_of
-from serve_app.errors import ConfigError
+from serve_app.errors import ConfigError, ServeAppError
 from serve_app.http.body import ALIGNMENT, allocate
 from serve_app.http.listener import Listener, bind
 from serve_app.http.tls import Certificates
-from serve_app.payloads import Bundle, BundleResult
+from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
-from serve_app.router.service import Service
+from serve_app.router.service import Loading, Service, may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.traffic import TrafficStore
+from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.health.liveness import Watch
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.connection_metrics import CONNECTIONS
@@ -38,6 +41,7 @@ from serve_app.telemetry.trace import RequestTraces, configured_tracer
 from serve_app.telemetry.traffic_metrics import TRAFFIC
 from serve_app.transport.arena import Arena
 from serve_app.transport.links import Links
+from serve_app.transport.send import ReplicaLost
 from serve_app.transport.ties import TieTable
 
 logger = logging.getLogger(__name__)
@@ -77,6 +81,8 @@ class Router:
         call: The way to replicas without a link.
         peers: The other routers of the application; ``None``: there are none.
         traffic_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
+        loading: Loads and unloads models; ``None``: they stay as they are.
+        on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
 
     Attributes:
         service: What every protocol is served by.
@@ -91,7 +97,15 @@ class Router:
         call: Call,
         peers: Peers | None = None,
         traffic_store: TrafficStore | None = None,
+        *,
+        loading: Loading | None = None,
+        on_stale: Callable[[str], None] | None = None,
     ) -> None:
+        self._on_stale = on_stale
+        self._routed: dict[str, RoutedModel] = {}
+        self._reports: dict[str, Mapping[str, ReplicaReport]] = {}
+        self._under_way: Counter[tuple[str, str]] = Counter()  # bundles by model and the revision that they name
+        self._one_ended = asyncio.Event()
         self._settings = settings
         self._call = call
         self._peers = peers
@@ -101,7 +115,13 @@ class Router:
         self.metrics = RouterMetrics(self._scheduler)
         ties = TieTable() if Arena.supported() else None
         self._dispatcher = Dispatcher(
-            self._scheduler, self._send, self.metrics, settings.bundle_timeout_s, self._recall, ties
+            self._scheduler,
+            self._send,
+            self.metrics,
+            settings.bundle_timeout_s,
+            self._recall,
+            ties,
+            self._revision_for,
         )
         watch = Watch(
             settings.replica_silence_s,
@@ -127,6 +147,7 @@ class Router:
             cache=self._cache,
             traffic_store=traffic_store,
             tell_traffic=None if peers is None else peers.tell_traffic,
+            repository=loading,
         )
         self.metrics.registry.register(Readings(TRAFFIC, self.service.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()
@@ -218,6 +239,70 @@ class Router:
         self._dispatcher.add_model(model.scheduling, model.group)
         self._scheduler.seed(model.name, model.prior)
         self.service.add_model(model)
+        self._routed[model.name] = model
+
+    def settle_model(self, model: RoutedModel | None, name: str, told: Told | None = None) -> None:
+        """Serve a model from another state of its files, from now on, with the replicas that it has.
+
+        Entries that wait are run on it. Where it takes or gives other tensors they are refused, and are to be asked
+        again; what replicas have is answered.
+
+        Args:
+            model: As it is to be served; ``None``: it is unloaded.
+            name: Of the model.
+            told: What its replicas have told of this state.
+        """
+        before = self._routed.get(name)
+        if model is None:
+            if before is not None:
+                self._remove(name, refusal=_rejection(unloaded_model(name)), unloaded=True)
+            return
+        if before is not None and model.info.revision == before.info.revision:
+            return
+        if before is not None and model.info.takes_as(before.info):
+            self._routed[name] = model
+            self.service.swap_model(model)
+            self._scheduler.seed(name, model.prior)
+            for variant, verdict in model.info.joinable.items():
+                self._scheduler.set_joins(name, variant, joins=may_join(verdict))
+        else:
+            if before is not None:
+                self._remove(name, refusal=_rejection(reloaded_model(name)), unloaded=True)
+            self._take(model)
+        if told is not None:
+            self._scheduler.seed(name, told.executions)
+            self.service.on_joinable(name, told.joinable)
+            self.service.on_warm_up(name, [told.not_warmed])
+        logger.info("Model %s is served from revision %s now", name, model.info.revision)
+        self.on_replicas(name, self._reports.get(name, {}))
+
+    async def turned(self, model: str) -> None:
+        """Wait until no bundle is under way that names another revision of a model than the present one.
+
+        Replicas may close those then: nothing is sent to them any more, and nothing is on its way.
+        """
+        while True:
+            routed = self._routed.get(model)
+            present = ("", "" if routed is None else routed.info.revision)
+            if not any(name == model and revision not in present for name, revision in self._under_way):
+                return
+            self._one_ended.clear()
+            await self._one_ended.wait()
+
+    def _end_under_way(self, model: str, revision: str) -> None:
+        self._under_way[model, revision] -= 1
+        if not self._under_way[model, revision]:
+            del self._under_way[model, revision]
+            self._one_ended.set()
+
+    def _revision_for(self, model: str, replica: str | None) -> str:
+        """What a bundle that is being sent names: to a replica of another deployment, which goes soon, nothing."""
+        routed = self._routed.get(model)
+        report = self._reports.get(model, {}).get(replica or "")
+        if routed is None or report is None or not routed.base or report.base != routed.base:
+            return ""
+        self._under_way[model, routed.info.revision] += 1
+        return routed.info.revision
 
     def remove_model(self, name: str, successor: str | None = None) -> asyncio.Task[None]:
         """Serve a model no more, from now on.
@@ -242,8 +327,15 @@ class Router:
                 raise unknown_model(named, self.service.models)
         if successor == name:
             raise ValueError(f"model {name} cannot be its own successor")
-        served = self.service.remove_model(name)
-        sent = self._dispatcher.remove_model(name, successor)
+        self._reports.pop(name, None)
+        return self._remove(name, successor)
+
+    def _remove(
+        self, name: str, successor: str | None = None, refusal: Rejection | None = None, *, unloaded: bool = False
+    ) -> asyncio.Task[None]:
+        del self._routed[name]
+        served = self.service.remove_model(name, unloaded=unloaded)
+        sent = self._dispatcher.remove_model(name, successor, refusal)
         self._links.update(name, {})  # they end when what they carry is answered
         self.grpc.changed()
         if self.service.ready():
@@ -280,14 +372,22 @@ class Router:
 
         To be called in the router's event loop. What is told of a model that is not served is ignored.
         """
-        if model not in self.service.keys:
+        self._reports[model] = replicas
+        if (routed := self._routed.get(model)) is None:
             return
-        for report in replicas.values():
+        revision, base = routed.info.revision, routed.base
+        # What one told of another revision, before it got this one, is of no use.
+        telling = [report for report in replicas.values() if report.base != base or report.revision == revision]
+        for report in telling:
             self._scheduler.seed(model, report.executions)
             self.service.on_joinable(model, report.joinable)
         addresses = {name: report.address for name, report in replicas.items() if report.address is not None}
-        self._cache.on_replicas(model, [report.identities for report in replicas.values()])
-        self.service.on_warm_up(model, [report.not_warmed for report in replicas.values()])
+        # Those that are told which revision to run answer by no other.
+        self._cache.on_replicas(
+            model, [report.identities for report in replicas.values() if not base or report.base != base]
+        )
+        if telling or not replicas:
+            self.service.on_warm_up(model, [report.not_warmed for report in telling])
         self._links.update(model, addresses)
         self._dispatcher.on_replicas(model, list(replicas))
         for name in addresses:
@@ -299,8 +399,17 @@ class Router:
 
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         link = self._links.find(replica)
-        result = await (self._call(model, bundle, replica, nbytes) if link is None else link.call(bundle))
-        if result.joinable is not None:
+        try:
+            result = await (self._call(model, bundle, replica, nbytes) if link is None else link.call(bundle))
+        finally:
+            if bundle.revision:
+                self._end_under_way(model, bundle.revision)
+        if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
+            if self._on_stale is not None:
+                self._on_stale(model)
+            raise ReplicaLost(f"replica {replica} does not have revision {bundle.revision}", reached=False)
+        routed = self._routed.get(model) if result.joinable is not None else None
+        if result.joinable is not None and routed is not None and bundle.revision in ("", routed.info.revision):
             self.service.on_joinable(model, result.joinable)
         return result
 
@@ -330,8 +439,8 @@ class Router:
             raise RuntimeError(self._ports.fault)
 
     def load(self, model: str) -> int:
-        """Rows of a model that are queued and running; see `Scheduler.load`."""
-        return self._scheduler.load(model)
+        """Rows of a model that are queued and running; see `Scheduler.load`. Of one that is not served: none."""
+        return self._scheduler.load(model) if model in self._routed else 0
 
     def statistics(self) -> dict[str, Statistics]:
         """The statistics of its models, by name, and of versions by key."""
@@ -382,6 +491,10 @@ class Router:
         if self._grpc_listener is None:
             self.grpc.close()  # else that port does it, once its clients know that they should go elsewhere
         await self._ports.close(limit_s, grace_s)
+
+
+def _rejection(error: ServeAppError) -> Rejection:
+    return Rejection(error.code, error.message, error.retry_after_s)
 
 
 def _cannot_listen(port: HttpPort | GrpcPort, error: OSError) -> ConfigError:

@@ -7,14 +7,30 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from serve_app.backends.batch import most_rows
-from serve_app.domain.service import Answer, ModelInfo, RequestOptions, unknown_model
-from serve_app.domain.traffic import Asker, Table, TableChange, Traffic, described
-from serve_app.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, ModelUnavailable, ServeAppError
+from serve_app.domain.service import (
+    Answer,
+    Loaded,
+    ModelInfo,
+    RequestOptions,
+    reloaded_model,
+    unknown_model,
+    unknown_version,
+    unloaded_model,
+)
+from serve_app.domain.traffic import Asker, Table, TableChange, Traffic, described, model_of, newest_last
+from serve_app.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    ModelUnavailable,
+    ServeAppError,
+    Unsupported,
+)
 from serve_app.payloads import PROVEN, UNVERIFIED, Joinable, Media, Payload
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCache, ResponseCache
@@ -31,8 +47,20 @@ from serve_app.telemetry.traffic_metrics import TrafficReading
 
 _NORMAL = Priority.NORMAL
 _NOTHING_KNOWN = Joinable(PROVEN, "")
+_INFOS = 64
+"""Of how many states of a model it is known what was made for them: requests that are decoded meanwhile need that."""
 _WITHOUT_WORK = frozenset({"hit", "shared"})
 """What `Answer.cache` says of answers that were not executed for the request that got them."""
+
+
+class Loading(Protocol):
+    """Loads and unloads models, in all routers and replicas; see `InferenceService`."""
+
+    async def load(self, model: str) -> Loaded:
+        """See `InferenceService.load`."""
+
+    async def unload(self, model: str) -> Loaded:
+        """See `InferenceService.unload`."""
 
 
 class Service:
@@ -47,6 +75,7 @@ class Service:
         cache: Answers what was asked before; ``None``: no model has one.
         traffic_store: Keeps how requests are spread over versions; ``None``: it lasts as long as this service.
         tell_traffic: Tells every other router how; ``None``: there are none.
+        repository: Loads and unloads models; ``None``: they stay as they are.
 
     Attributes:
         tables: The models that are served in several versions.
@@ -63,7 +92,10 @@ class Service:
         cache: ResponseCache | None = None,
         traffic_store: TrafficStore | None = None,
         tell_traffic: Tell | None = None,
+        repository: Loading | None = None,
     ) -> None:
+        self._repository = repository
+        self._unloaded: dict[str, ModelInfo] = {}
         self._models: dict[str, ModelInfo] = {}
         self._served: dict[str, _Served] = {}
         self._unverified: frozenset[str] = frozenset()
@@ -87,14 +119,32 @@ class Service:
         if info.key:
             versions = self.tables.add(info.name, info.version, info.key, model.traffic or Traffic())
         self._served[model.name] = _Served(model, cache, versions)
-        if versions is None:
-            self._models[info.name] = info
+        self._unloaded.pop(model.name, None)
+        self._show(self._served[model.name])
+
+    def swap_model(self, model: RoutedModel) -> None:
+        """Serve another state of a model's files, of which `ModelInfo.takes_as` holds. What waits is answered by it."""
+        served = self._served[model.name]
+        if self._cache is not None and model.cache is not None:
+            self._cache.remove_model(model.name)
+            served.cache = self._cache.add_model(model.name, model.cache)
+        served.take(model)
+        self._show(served)
+
+    def _show(self, served: _Served) -> None:
+        """Have `models` show what is known of a model now."""
+        if served.versions is None:
+            self._models[served.info.name] = served.info
         else:
-            self._publish(versions)
+            self._publish(served.versions)
         self._unverified = _unverified(self._served)
 
-    def remove_model(self, model: str) -> Awaitable[None]:
+    def remove_model(self, model: str, *, unloaded: bool = False) -> Awaitable[None]:
         """Serve a model, or a version of one, no more.
+
+        Args:
+            model: Its name.
+            unloaded: Whether it can be loaded again, so that its name is still known.
 
         Returns:
             Waits until its requests have ended.
@@ -103,10 +153,12 @@ class Service:
             ModelNotFound: No such model.
         """
         if model not in self._served:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         served = self._served.pop(model)
         info = served.info
-        if served.versions is None or self.tables.remove(info.name, info.version) is None:
+        if unloaded:
+            self._unloaded[model] = info
+        if served.versions is None or self.tables.remove(info.name, info.version, keep=unloaded) is None:
             del self._models[info.name]
         else:
             self._publish(served.versions)
@@ -120,7 +172,8 @@ class Service:
         for key in versions.keys.values():
             served = self._served[key]
             if served.info.versions != versions.versions:
-                served.info = served.info._replace(versions=versions.versions)
+                info = served.info._replace(versions=versions.versions)
+                served.info = served.infos[info.revision] = info
         self._models[versions.name] = self._served[versions.stable].info
 
     @property
@@ -133,6 +186,45 @@ class Service:
         """What everything is called that has replicas of its own: models, and versions of those that have several."""
         return tuple(self._served)
 
+    def revision_of(self, key: str) -> str:
+        """Which state of its files a model, or one of several versions, is served from; empty: it is not served."""
+        served = self._served.get(key)
+        return "" if served is None else served.info.revision
+
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """The models that were unloaded, by name, as they were last served; of several versions those."""
+        found: dict[str, list[ModelInfo]] = {}
+        for info in self._unloaded.values():
+            found.setdefault(info.name, []).append(info)
+        return found
+
+    async def load(self, model: str) -> Loaded:
+        """Have a model served from its files as they are now; see `InferenceService.load`."""
+        keys, repository = self._changeable(model)
+        return await _changed(model, keys, repository.load)
+
+    async def unload(self, model: str) -> Loaded:
+        """Serve a model no more, until it is loaded again; see `InferenceService.unload`."""
+        keys, repository = self._changeable(model)
+        return await _changed(model, keys, repository.unload)
+
+    def _changeable(self, model: str) -> tuple[Sequence[str], Loading]:
+        """What a model has replicas as, served or not, the newest version last; and what loads it."""
+        infos = [*(served.info for served in self._served.values()), *self._unloaded.values()]
+        keys = {info.version: info.key or info.name for info in infos if info.name == model}
+        if not keys:
+            raise unknown_model(model, self._models)
+        if self._repository is None:
+            raise Unsupported("this server loads models when it starts, and keeps them")
+        return [keys[version] for version in newest_last(tuple(keys))], self._repository
+
+    def _unknown(self, model: str) -> ModelNotFound:
+        name = model_of(model)
+        if name not in self._models and name in self.unloaded:
+            return unloaded_model(name)
+        return unknown_model(model, self._models)
+
     def find(self, model: str, version: str | None = None) -> ModelInfo:
         """The model of that name, and the version of that number or alias; by default the stable one.
 
@@ -141,21 +233,18 @@ class Service:
         """
         info = self._models.get(model)
         if info is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         if version is None:
             return info
-        aliases = ""
+        aliases: Sequence[str] = ()
         if info.key:
             versions = self.tables.models[model]
             if (key := versions.key_of(version)) is not None:
                 return self._served[key].info
-            aliases = f"; aliases: {', '.join(versions.aliases)}"
+            aliases = versions.aliases
         elif version in info.versions:
             return info
-        raise ModelNotFound(
-            f"Request for unknown model: {model!r} has no version {version[:64]!r} here;"
-            f" versions: {', '.join(info.versions)}{aliases}"
-        )
+        raise unknown_version(info, version, aliases)
 
     def choose(self, model: str, asker: Asker) -> ModelInfo:
         """The version that answers who names none: by the table, or the stable one where that one has no replica.
@@ -215,7 +304,7 @@ class Service:
         if model in self._served:
             return (model,)
         if (versions := self.tables.models.get(model)) is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         return tuple(versions.keys.values())
 
     def precheck(
@@ -232,7 +321,7 @@ class Service:
         """
         served = self._served.get(model)
         if served is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         if self._finished is not None:
             raise _stopping()
         if served.cache is not None:
@@ -257,7 +346,7 @@ class Service:
             raise _stopping()
         served = self._served.get(model)
         if served is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         self._in_work += 1
         served.in_work += 1
         try:
@@ -271,6 +360,7 @@ class Service:
                 answer = self._with_proof(served, answer)
                 if self._traces is not None and answer.cache in _WITHOUT_WORK:
                     self._traces.answered_from_cache(served.info, options, answer)
+            answer = _informed(served, answer, options)
             if served.versions is None:
                 return answer
             self._shadow(served, served.versions, payload, options, answer)
@@ -310,8 +400,10 @@ class Service:
         """As `submit`, past the cache; ``queued`` is told the entry that the request becomes."""
         served = self._served.get(model)
         if served is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         info = served.info
+        if options.revision != info.revision and options.revision and options.revision not in served.infos:
+            raise reloaded_model(model)
         priority = options.priority or _NORMAL
         rows, bucket = cost_of(info, served.processor, payload)
         if rows > info.max_request_rows:
@@ -381,15 +473,11 @@ class Service:
         if known == info.joinable:
             return
         served.info = info._replace(joinable=known)
-        if served.versions is None:
-            self._models[model] = served.info
-        else:
-            self._publish(served.versions)
-        self._unverified = _unverified(self._served)
+        self._show(served)
         cache = served.cache
         for variant, verdict in known.items():
-            self._scheduler.set_joins(model, variant, joins=_may_join(verdict))
-            if cache is not None and _may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not _may_join(verdict):
+            self._scheduler.set_joins(model, variant, joins=may_join(verdict))
+            if cache is not None and may_join(info.joinable.get(variant, _NOTHING_KNOWN)) and not may_join(verdict):
                 cache.forget(variant)
 
     def live(self) -> bool:
@@ -479,6 +567,7 @@ class Service:
                 name: {
                     "task": served.info.task,
                     "version": served.info.version,
+                    **({"revision": served.info.revision} if served.info.revision else {}),
                     "ready": self.model_ready(name),
                     **served.scheduling,
                     "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
@@ -502,7 +591,7 @@ class Service:
         """
         served = self._served.get(model)
         if served is None:
-            raise unknown_model(model, self._models)
+            raise self._unknown(model)
         return describe(served.info, self._metrics.statistics(model), self._dispatcher.now())
 
     async def total_statistics(self, models: Iterable[str]) -> Sequence[Mapping[str, Any]]:
@@ -556,6 +645,8 @@ class _Served:
         scheduling: How it is scheduled, as `Service.status` shows it.
         warm_up: Likewise, what the warm-up of its replicas came to.
         versions: All versions of the model, where there are several.
+        infos: The same of each state of its files that it was served from, by revision, the latest last: what was made
+            for any of them can be run on the others.
         in_work: Requests that are being answered.
         left: Set when the last of them has ended; there since the model was removed.
     """
@@ -564,6 +655,7 @@ class _Served:
         "cache",
         "in_work",
         "info",
+        "infos",
         "key",
         "left",
         "on_demand",
@@ -575,8 +667,8 @@ class _Served:
 
     def __init__(self, model: RoutedModel, cache: ModelCache | None, versions: Versions | None) -> None:
         self.key = model.name
-        self.processor = model.processor
-        self.info = model.info
+        self.infos: dict[str, ModelInfo] = {}
+        self.take(model)
         self.versions = versions
         self.cache = cache
         self.on_demand = model.on_demand
@@ -584,6 +676,15 @@ class _Served:
         self.warm_up: Mapping[str, Any] = {}
         self.in_work = 0
         self.left: asyncio.Event | None = None
+
+    def take(self, model: RoutedModel) -> None:
+        """Be served from this state of its files from now on."""
+        self.processor = model.processor
+        self.info = model.info
+        self.infos.pop(model.info.revision, None)
+        self.infos[model.info.revision] = model.info
+        while len(self.infos) > _INFOS:
+            del self.infos[next(iter(self.infos))]
 
     async def ended(self) -> None:
         """Wait until no request is being answered. Called once, when no more can come."""
@@ -631,9 +732,34 @@ def _unverified(models: Mapping[str, _Served]) -> frozenset[str]:
     )
 
 
-def _may_join(verdict: Joinable) -> bool:
+def may_join(verdict: Joinable) -> bool:
     """Whether requests share runs, or will once their rows have been tried."""
     return verdict.joins or verdict.verdict == PROVEN
+
+
+def _informed(served: _Served, answer: Answer, options: RequestOptions) -> Answer:
+    """An answer that brings what is known of the state of the model that gave it, if the request knew another."""
+    if answer.revision == options.revision or not options.revision or not answer.revision:
+        return answer
+    info = served.infos.get(answer.revision)
+    return answer if info is None else replace(answer, info=info)
+
+
+async def _changed(model: str, keys: Sequence[str], change: Callable[[str], Awaitable[Loaded]]) -> Loaded:
+    """Load or unload all versions of a model, one after the other, whether whoever asked waits for it or leaves."""
+
+    async def in_turn() -> Sequence[Loaded]:
+        return [await change(key) for key in keys]
+
+    told = await asyncio.shield(asyncio.ensure_future(in_turn()))
+    return Loaded(
+        model,
+        told[0].state,
+        ",".join(each.version for each in told if each.version),
+        ",".join(each.before for each in told if each.before),
+        ",".join(each.after for each in told if each.after),
+        sum(each.replicas for each in told),
+    )
 
 
 def _stopping() -> ModelUnavailable:

@@ -85,6 +85,8 @@ class RoutedModel:
         on_demand: Whether it may have no replica while nobody asks for it.
         cache: Its cache of answers; ``None`` for none.
         traffic: Of one of several versions, how requests are spread over these; the same for all of them.
+        base: Name of the revision that it was deployed with; empty where nobody has told. Bundles name a revision to
+            replicas that were deployed with the same.
     """
 
     info: ModelInfo
@@ -95,6 +97,7 @@ class RoutedModel:
     on_demand: bool = False
     cache: ModelCacheSettings | None = None
     traffic: Traffic | None = None
+    base: str = ""
 
     @property
     def name(self) -> str:
@@ -155,6 +158,8 @@ class ReplicaReport:
         not_warmed: Why it has not warmed up; ``None`` where it has.
         identities: Digests of its builds by variant, which answers in caches belong to.
         address: Where it listens for a link, for a replica on this node; ``None``: bundles go by the caller's way.
+        base: Name of the revision that it was deployed with, as of `RoutedModel`.
+        revision: The revision that ``executions``, ``joinable`` and ``not_warmed`` are of.
     """
 
     executions: Sequence[Execution] = ()
@@ -162,3 +167,5 @@ class ReplicaReport:
     not_warmed: str | None = None
     identities: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
+    base: str = ""
+    revision: str = ""

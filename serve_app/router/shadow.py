@@ -154,6 +154,7 @@ def _of_copy(options: RequestOptions) -> RequestOptions:
         tenant=SHADOW_TENANT,
         weight=SHADOW_WEIGHT,
         listener=_LISTENER,
+        revision="",  # which is that of the other version
     )
 
 

@@ -128,6 +128,8 @@ class Versions:
         if table.revision <= self.table.revision:
             return False
         self.table = table
+        if not self.keys:  # unloaded meanwhile
+            return False
         self._settle()
         logger.info("Traffic of %s, revision %d: %s", self.name, table.revision, dict(self.shares))
         return True
@@ -154,6 +156,7 @@ class TrafficTables:
         self._tell = tell
         self._changed = changed
         self._models: dict[str, Versions] = {}
+        self._unloaded: dict[str, Versions] = {}
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
@@ -162,19 +165,24 @@ class TrafficTables:
         return self._models
 
     def add(self, model: str, version: str, key: str, configured: Traffic) -> Versions:
-        """Serve one more version of a model, or the first."""
-        versions = self._models.setdefault(model, Versions(model, configured))
+        """Serve one more version of a model, or the first. One that was kept goes on with its table."""
+        versions = self._models.get(model)
+        if versions is None:
+            kept = self._unloaded.pop(model, None)
+            versions = self._models[model] = Versions(model, configured) if kept is None else kept
         versions.add(version, key)
         return versions
 
-    def remove(self, model: str, version: str) -> Versions | None:
-        """Serve one version less; gives what is left of the model."""
+    def remove(self, model: str, version: str, *, keep: bool = False) -> Versions | None:
+        """Serve one version less; gives what is left of the model. ``keep`` its table, even if that was the last."""
         versions = self._models[model]
         versions.remove(version)
-        if not versions.keys:
-            del self._models[model]
-            return None
-        return versions
+        if versions.keys:
+            return versions
+        del self._models[model]
+        if keep:
+            self._unloaded[model] = versions
+        return None
 
     def restore(self) -> None:
         """Have the stored tables count, once at the start, when all models are known. Blocks.

@@ -199,9 +199,11 @@ class RouterCore(Generic[SentT]):
         """See `Scheduler.add_model`."""
         self.scheduler.add_model(settings, group)
 
-    def remove_model(self, model: str, now: float, successor: str | None = None) -> None:
+    def remove_model(
+        self, model: str, now: float, successor: str | None = None, refusal: Rejection | None = None
+    ) -> None:
         """See `Scheduler.remove_model`. What is refused by it ends with the next `pump`."""
-        self.scheduler.remove_model(model, now, successor)
+        self.scheduler.remove_model(model, now, successor, refusal)
 
     # -------------------------------------------------------------- replicas
 

@@ -97,6 +97,7 @@ class Scheduler:
         # Entries that nothing can run any more, since their model was removed; they are RUNNING, in no bundle, until
         # the next `decide` reports them.
         self._removed_entries: list[Entry] = []
+        self._refusals: dict[str, Rejection] = {}  # of removed models
         # Entries that made room for those of other tenants; the next `decide` reports them, too.
         self._displaced: list[Refused] = []
         group_of = _group_of(self._groups.values())
@@ -129,7 +130,9 @@ class Scheduler:
         self._device_of[name] = device
         self._hedges.add_model(model)
 
-    def remove_model(self, name: str, now: float, successor: str | None = None) -> list[int]:
+    def remove_model(
+        self, name: str, now: float, successor: str | None = None, refusal: Rejection | None = None
+    ) -> list[int]:
         """Take no more entries of a model, and forget it. One that is added under its name later is a new one.
 
         What is queued for it arrives at its successor, or is refused by the next `decide`. Its bundles in flight may
@@ -140,6 +143,7 @@ class Scheduler:
             now: Seconds.
             successor: Another model that takes what is queued, but for variants that it does not have. Raises KeyError
                 when there is none of that name, and ValueError when it is the same.
+            refusal: What is told to whom is refused; ``None``: that the model was removed.
 
         Returns:
             The bundles that clients still wait for.
@@ -148,6 +152,7 @@ class Scheduler:
             raise ValueError(f"model {name} cannot be its own successor")
         successor_model = None if successor is None else self._models[successor]
         model = self._models.pop(name)
+        self._refusals[name] = refusal or removed_model(name)
         device = self._device_of.pop(name)
         for entry in model.queue.clear():
             self._move_to_successor(entry, successor_model, now)
@@ -705,7 +710,7 @@ class Scheduler:
             expired = [entry for entry in expired if hedges.settle(entry, answered=False)]
         if self._removed_entries:
             removed = [entry for entry in self._removed_entries if entry.state is _RUNNING]
-            refused += [Refused(entry, removed_model(entry.model)) for entry in removed]
+            refused += [Refused(entry, self._refusals[entry.model]) for entry in removed]
             self._removed_entries.clear()
         if hedges.pairs and refused:
             refused = [each for each in refused if not hedges.refused(each[0], now + (each[1].retry_after_s or inf))]

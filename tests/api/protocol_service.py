@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from serve_app.domain.service import Answer, ModelInfo, RequestOptions
+from serve_app.domain.service import Answer, Loaded, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker, TableChange
 from serve_app.errors import InvalidRequest, ModelNotFound, ServeAppError
 from serve_app.payloads import Embeddings, Media, ModelSignature, Payload, TensorSpec, Texts
@@ -159,6 +159,19 @@ class NumpyService:
         variant = options.variant or (self.fallback if options.fallback else "")
         value, priority = _compute(model, payload), options.priority or Priority.NORMAL
         return replace(self.took, value=value, priority=priority, variant=variant)
+
+    @property
+    def unloaded(self) -> Mapping[str, Sequence[ModelInfo]]:
+        """None are."""
+        return {}
+
+    async def load(self, model: str) -> Loaded:
+        """It is loaded already."""
+        return Loaded(model, "READY", self.find(model).version, "a", "a", 0)
+
+    async def unload(self, model: str) -> Loaded:
+        """Say so."""
+        return Loaded(model, "UNAVAILABLE", "", "a", "", 1)
 
     def live(self) -> bool:
         """As told."""

@@ -139,7 +139,7 @@ async def test_cache_control_may_come_on_several_lines(
         ("POST", "/v1/models/%ff/predict", 404, "model_not_found"),
         ("POST", "/v1/models//predict", 404, "model_not_found"),
         ("POST", "/v1/models/a%2Fb/predict", 404, "not_found"),
-        ("POST", "/v2/repository/models/double/load", 501, "unsupported"),
+        ("POST", "/v2/repository/models/nothing/load", 404, "model_not_found"),
         ("POST", "/v2/models/double/generate", 501, "unsupported"),
         ("GET", "/v2/systemsharedmemory/region/r/status", 404, "not_found"),
         ("POST", "/v2/cudasharedmemory/region/r/register", 501, "unsupported"),

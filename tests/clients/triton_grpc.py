@@ -133,8 +133,8 @@ def faults(client: triton.InferenceServerClient) -> None:
         == "StatusCode.DEADLINE_EXCEEDED"
     )
     assert failure(client.get_model_config, "nothing") == "StatusCode.NOT_FOUND"
-    assert failure(client.load_model, "sum_diff") == "StatusCode.UNIMPLEMENTED"
-    assert failure(client.unload_model, "sum_diff") == "StatusCode.UNIMPLEMENTED"
+    assert failure(client.load_model, "sum_diff") == "StatusCode.PERMISSION_DENIED"
+    assert failure(client.unload_model, "sum_diff") == "StatusCode.PERMISSION_DENIED"
     assert failure(client.register_system_shared_memory, "r", "/r", 64) == "StatusCode.UNIMPLEMENTED"
 
 

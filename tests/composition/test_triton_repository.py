@@ -37,7 +37,7 @@ def read(folder: Path, **keys: Any) -> AppArgs:
 
 def told(folder: Path, **keys: Any) -> list[str]:
     """What is told of it, without the folder."""
-    notes = read_repository(RepositoryConfig(path=str(folder)), **keys).notes
+    notes = read_repository(str(folder), **keys).notes
     return [note.removeprefix(f"{folder}/") for note in notes]
 
 
@@ -239,6 +239,23 @@ def test_faults_of_the_place(tmp_path: Path) -> None:
     assert caught.value.problems == ("args.repository: is read by serve_app.composition.read_args only",)
 
 
+def test_how_models_are_loaded_stays(tmp_path: Path) -> None:
+    """What else the section says counts, with a path or without one."""
+    add_model(tmp_path, "m")
+    both = read_args({"repository": {"path": str(tmp_path), "strict": True, "watch": True, "interval_s": 2}})
+    assert ([model.name for model in both.models], both.repository) == (
+        ["m"],
+        RepositoryConfig(watch=True, interval_s=2.0),
+    )
+    one = {"name": "a", "path": "a"}
+    alone = read_args({"repository": {"watch": True}, "models": [one]})
+    assert ([model.name for model in alone.models], alone.repository.watch) == (["a"], True)
+    assert faults({"repository": {"watch": True}}) == ("args.models: required, but missing",)
+    assert faults({"repository": {"path": str(tmp_path), "interval_s": -1}, "models": [one]}) == (
+        "args.repository.interval_s: must be more than 0, got -1",
+    )
+
+
 def test_faults_of_models_name_them(tmp_path: Path) -> None:
     """By file, or by name: their numbers stand in no file."""
     add_model(tmp_path, " blank")
@@ -273,7 +290,7 @@ def test_a_torchscript_file_has_the_tensors_of_its_configuration(
         'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2, 3 ] }\n',
         "utf-8",
     )
-    (model,) = read_repository(RepositoryConfig(path=str(tmp_path))).models
+    (model,) = read_repository(str(tmp_path)).models
     assert model.keys is not None
     assert model.keys["backend"] == "torchscript"
     assert model.keys["backend_options"] == {

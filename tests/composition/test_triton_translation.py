@@ -12,7 +12,6 @@ from triton_repositories import SUM_DIFF, add_model
 from serve_app.backends.registry import BACKENDS
 from serve_app.composition import describe_models, read_args, with_versions
 from serve_app.composition.triton import RepositoryModel, read_repository
-from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError
 
 PICTURE = """\
@@ -33,7 +32,7 @@ def only_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
 def translated(folder: Path, text: str | None, kind: onnx_models.Kind = "sum_diff", **keys: Any) -> RepositoryModel:
     """The one model `m` of a repository."""
     add_model(folder, "m", text, kind)
-    (model,) = read_repository(RepositoryConfig(path=str(folder), **keys)).models
+    (model,) = read_repository(str(folder), **keys).models
     return model
 
 
@@ -381,7 +380,7 @@ def test_what_does_not_fit_the_model_is_an_error(tmp_path: Path, text: str, told
     """Nothing is served: the file is to be mended."""
     add_model(tmp_path, "m", text)
     with pytest.raises(ConfigError) as caught:
-        read_repository(RepositoryConfig(path=str(tmp_path)))
+        read_repository(str(tmp_path))
     assert caught.value.problems[0] == f"{tmp_path}/m/config.pbtxt:{told}"
 
 
@@ -395,7 +394,7 @@ def test_without_rows(tmp_path: Path) -> None:
     assert (info.rows, info.signature.inputs[0].shape) == (False, (-1, 16))
     add_model(tmp_path, "m", whole.replace("[ -1, 16 ]", "[ 16 ]"))
     with pytest.raises(ConfigError) as caught:
-        read_repository(RepositoryConfig(path=str(tmp_path)))
+        read_repository(str(tmp_path))
     assert caught.value.problems[0].endswith(":4:42: input[0].dims: are [16], and the file has INPUT0 INT32[-1, 16]")
     for text in ('output { name: "OUTPUT0" dims: 16 } output { name: "OUTPUT1" dims: 16 }', ""):
         model = translated(tmp_path, text)

@@ -87,6 +87,8 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v2/models/{model}/traffic/promote"): Good({"model": "versions"}, as_json({"to": "candidate"}), _JSON),
     ("POST", "/v2/models/{model}/traffic/rollback"): Good({"model": "versions"}),
     ("POST", "/v2/repository/index"): Good(body=as_json({"ready": True}), headers=_JSON),
+    ("POST", "/v2/repository/models/{model}/unload"): Good({"model": "cached"}, b"{}", _JSON),
+    ("POST", "/v2/repository/models/{model}/load"): Good({"model": "cached"}, b"{}", _JSON),
     ("GET", "/v2/logging"): Good(),
     ("POST", "/v2/logging"): Good(body=as_json({"log_info": False}), headers=_JSON),
     ("GET", "/v2/trace/setting"): Good(),
@@ -610,8 +612,6 @@ _OWN: Final[Mapping[tuple[str, str], Any]] = {
 def _not_served() -> Iterator[Ask]:
     """Routes that say why nothing is done there. They are not in the route table that others see."""
     for path in (
-        "/v2/repository/models/sum_diff/load",
-        "/v2/repository/models/sum_diff/unload",
         "/v2/models/sum_diff/generate",
         "/v2/models/sum_diff/generate_stream",
         "/v2/models/sum_diff/versions/1/generate",

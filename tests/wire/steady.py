@@ -46,6 +46,9 @@ _FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     # name of a field of a body: what its value is replaced by, and why
     "created": ("<time>", "when the server started"),
     "loaded_at": ("<time>", "when the keys were read"),
+    "revision": ("<revision>", "a digest of a model's files and settings, and of the version of this package"),
+    "before": ("<revision>", "the same"),
+    "after": ("<revision>", "the same"),
     "timeout": ("<us>", "what is left of a deadline, or follows from how long the model takes"),
     "joinable_deviation": ("<number>", "how joined runs compare depends on the processor"),
     "warm_up": ("<warm-up>", "how far it came in its time"),
@@ -150,7 +153,7 @@ class Steady:
                 return value | {"embedding": {"base64": self._plain(vector, counted=counted)}}
             case dict():
                 return {
-                    name: _FIELDS[name][0] if name in _FIELDS else self._plain(inner, counted=counted)
+                    name: _FIELDS[name][0] if _varies(name, inner) else self._plain(inner, counted=counted)
                     for name, inner in value.items()
                 }
             case list():
@@ -166,6 +169,11 @@ class Steady:
             case float():
                 return rounded(value)
         return value
+
+
+def _varies(name: str, value: Any) -> bool:
+    """Whether a field of a body is replaced. The revision of a table of traffic counts up, and is not."""
+    return name in _FIELDS and not (name == "revision" and isinstance(value, int))
 
 
 def _header(name: str, value: str) -> str:

@@ -1,17 +1,19 @@
 """The V2 routes that change or show the server itself: logging, tracing, the repository and shared memory.
 
-Only the amount of logging can be changed. What the protocol's other routes would do is done by the configuration, or
-not at all; they say so, and answer what is true without it: nothing is traced, and no memory is shared.
+The amount of logging can be changed, and models can be loaded anew from their files and unloaded. What the protocol's
+other routes would do is done by the configuration, or not at all; they say so, and answer what is true without it:
+nothing is traced, and no memory is shared.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,12 +45,9 @@ _TRACE: Final[Mapping[str, Any]] = MappingProxyType(
 _SHARED_MEMORY: Final = ("systemsharedmemory", "cudasharedmemory")
 _KINDS: Final = {bool: "true or false", int: "an integer", str: "a string"}
 
-_BY_CONFIGURATION = "models come and go with the configuration; change it and deploy it again"
 _AT_ONCE = "models here give one answer per request; use infer"
 _WHY: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "load": _BY_CONFIGURATION,
-        "unload": _BY_CONFIGURATION,
         "generate": _AT_ONCE,
         "generate_stream": _AT_ONCE,
         "register": "tensors travel in the bodies of requests and responses; no memory is shared with clients",
@@ -132,6 +131,26 @@ def update_trace_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     return trace_settings()
 
 
+def check_load_parameters(names: Iterable[str]) -> None:
+    """Refuse what a load or an unload cannot do: files and settings are the server's own.
+
+    Args:
+        names: Of the parameters that came with it.
+
+    Raises:
+        Unsupported: It is a parameter of Triton's that is not served here.
+        InvalidRequest: There is no such parameter.
+    """
+    for name in names:
+        if name == "config" or name.startswith("file:"):
+            raise Unsupported(
+                f"parameters.{name[:64]}: what a model is made of, and how it is served, is said by the server's own"
+                " files and configuration"
+            )
+        if name != "unload_dependents":  # no model depends on another
+            raise InvalidRequest(f"parameters: there is no {name[:64]!r}")
+
+
 def routes(gateway: Gateway) -> list[Route]:
     """The routes."""
     endpoints = _Endpoints(gateway.service, gateway.bodies)
@@ -152,9 +171,12 @@ def routes(gateway: Gateway) -> list[Route]:
             Route("POST", f"/v2/{kind}/unregister", endpoints.unregister),
             Route("POST", f"/v2/{kind}/region/{{region}}/unregister", endpoints.unregister),
         ]
-    paths: tuple[str, ...] = ("repository/models/{model}/load", "repository/models/{model}/unload")
+    found += [
+        Route("POST", f"/v2/repository/models/{{model}}/{verb}", handler, "administration")
+        for verb, handler in (("load", endpoints.load), ("unload", endpoints.unload))
+    ]
     versions = ("models/{model}", "models/{model}/versions/{version}")
-    paths += tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
+    paths = tuple(f"{model}/{verb}" for model in versions for verb in ("generate", "generate_stream"))
     paths += tuple(f"{kind}/region/{{region}}/register" for kind in _SHARED_MEMORY)
     # Not in the description: there is nothing to do with them.
     return found + [Route("POST", f"/v2/{path}", endpoints.unsupported, described=False) for path in paths]
@@ -189,6 +211,20 @@ class _Endpoints:
         if not isinstance(ready_only, bool):
             raise InvalidRequest("ready: expected true or false")
         return json_response(repository_index(self._service, ready_only=ready_only))
+
+    async def load(self, request: Request) -> Response:
+        await self._check_parameters(request)
+        return json_response(structs.asdict(await self._service.load(request.path_params["model"])))
+
+    async def unload(self, request: Request) -> Response:
+        await self._check_parameters(request)
+        return json_response(structs.asdict(await self._service.unload(request.path_params["model"])))
+
+    async def _check_parameters(self, request: Request) -> None:
+        given = (await self._settings(request, may_be_empty=True)).get("parameters") or {}
+        if not isinstance(given, dict):
+            raise InvalidRequest("parameters: expected an object")
+        check_load_parameters(given)
 
     async def no_regions(self, _: Request) -> Response:
         return json_response([])

@@ -103,7 +103,8 @@ class Infer(HttpOperation[InferRequest]):
         told = None
         if (timed := parsed.parsed.parameters.timings) or answer.unverified:
             told = body_parameters(answer, timed=timed)
-        encoded = parsed.codec.encode(request.id, parsed.selection, value, answer.variant, told)
+        codec = parsed.codec if parsed.codec.info is info else ModelCodec(info)  # another after a load
+        encoded = codec.encode(request.id, parsed.selection, value, answer.variant, told)
         if encoded.header_length is None:
             return Reply(encoded.body)
         return Reply(encoded.body, _BINARY, [(_HEADER_LENGTH, b"%d" % encoded.header_length)])

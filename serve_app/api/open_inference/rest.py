@@ -24,7 +24,7 @@ EXTENSIONS = (
     "classification",
     "logging",
     "model_configuration",
-    "model_repository(index)",
+    "model_repository",
     "schedule_policy",
     "statistics",
 )
@@ -83,6 +83,12 @@ def repository_index(service: InferenceService, *, ready_only: bool = False) -> 
                 "reason": "" if ready else "no replica can take work",
             }
         )
+    if not ready_only:
+        entries += [
+            {"name": info.name, "version": info.version, "state": "UNAVAILABLE", "reason": "unloaded"}
+            for infos in service.unloaded.values()
+            for info in infos
+        ]
     return entries
 
 

@@ -52,7 +52,6 @@ _FINAL: Final = pb.ModelInferResponse(
 ).SerializeToString()
 """What every answer in a stream carries: it is the only one to its request."""
 
-_LOAD: Final = "models are loaded and unloaded by a change of the server's configuration, not by clients"
 _CLOSING: Final = "the server is closing; open the stream again"
 _SHARED_MEMORY: Final = "shared memory is not supported here: send tensors in the message"
 _SETTING: Final = {bool: "bool_param", int: "uint32_param", str: "string_param"}
@@ -143,7 +142,8 @@ class RpcInfer(Operation[GrpcCall, RpcRequest, bytes]):
         """A serialized response."""
         value = classified(answer.value, parsed.counts, info) if parsed.counts else answer.value
         told = body_parameters(answer, timed=parsed.parameters.timings)
-        return parsed.codec.encode(parsed.id, parsed.selection, value, answer.variant, told)
+        codec = parsed.codec if parsed.codec.info is info else self._codec(info)  # another after a load
+        return codec.encode(parsed.id, parsed.selection, value, answer.variant, told)
 
     def _codec(self, info: ModelInfo) -> MessageCodec:
         key = info.key or info.name
@@ -171,8 +171,6 @@ class InferenceRpc:
         self._reading: set[asyncio.Task[None]] = set()
         self._closing = False
         refusals = {
-            "RepositoryModelLoad": _LOAD,
-            "RepositoryModelUnload": _LOAD,
             "SystemSharedMemoryRegister": _SHARED_MEMORY,
             "CudaSharedMemoryRegister": _SHARED_MEMORY,
         }
@@ -185,6 +183,8 @@ class InferenceRpc:
             "ModelConfig": _answering(pb.ModelConfigRequest, self._model_config),
             "ModelStatistics": self.statistics,
             "RepositoryIndex": _answering(pb.RepositoryIndexRequest, self._index),
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
             "SystemSharedMemoryStatus": _answering(
                 pb.SystemSharedMemoryStatusRequest, lambda _: pb.SystemSharedMemoryStatusResponse()
             ),
@@ -328,6 +328,20 @@ class InferenceRpc:
     def _index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         entries = rest.repository_index(self._service, ready_only=request.ready)
         return _filled(pb.RepositoryIndexResponse(), {"models": entries})
+
+    async def _load(self, body: bytes, _: GrpcCall) -> bytes:
+        request = parse(pb.RepositoryModelLoadRequest, body)
+        self._gateway.require_admin()
+        administration.check_load_parameters(request.parameters)
+        await self._service.load(request.model_name)
+        return pb.RepositoryModelLoadResponse().SerializeToString()
+
+    async def _unload(self, body: bytes, _: GrpcCall) -> bytes:
+        request = parse(pb.RepositoryModelUnloadRequest, body)
+        self._gateway.require_admin()
+        administration.check_load_parameters(request.parameters)
+        await self._service.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse().SerializeToString()
 
     def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         if request.model_name:

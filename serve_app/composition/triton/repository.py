@@ -17,7 +17,6 @@ from serve_app.composition.triton.translation import Translated, translate
 from serve_app.config import ModelConfig
 from serve_app.config.files import home, is_remote
 from serve_app.config.problems import problems_of
-from serve_app.config.repository import RepositoryConfig
 from serve_app.errors import ConfigError, ServeAppError
 
 _SHARES: Final = 10_000
@@ -63,37 +62,40 @@ class Repository:
 
 
 def read_repository(
-    config: RepositoryConfig,
+    path: str,
     taken: Collection[str] = (),
     classes: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    strict: bool = False,
 ) -> Repository:
     """Translate every model of a repository.
 
     Args:
-        config: Where it is.
+        path: The folder, relative to ``SERVE_APP_HOME`` or absolute.
         taken: Names of models that are configured by hand: their folders are left out.
         classes: What the configuration says of classes, which counts more than what models wish.
         environ: Environment variables; by default those of this process.
+        strict: Whether all of them must be served.
 
     Raises:
         ConfigError: It is not there, a `config.pbtxt` is wrong or does not fit its model's file; with ``strict``, a
             model cannot be served. One line per fault, with file, line and column.
     """
     environ = os.environ if environ is None else environ
-    root = home(environ) / config.path
-    if is_remote(config.path) or not root.is_dir():
-        raise ConfigError((f"repository.path: {config.path}: is no folder of this machine (looked for {root})",))
+    root = home(environ) / path
+    if is_remote(path) or not root.is_dir():
+        raise ConfigError((f"repository.path: {path}: is no folder of this machine (looked for {root})",))
     try:
         folders = sorted(root.iterdir(), key=lambda item: item.name)
     except OSError as error:
-        raise ConfigError((f"repository.path: {config.path}: cannot be read: {error.strerror}",)) from None
+        raise ConfigError((f"repository.path: {path}: cannot be read: {error.strerror}",)) from None
     found: dict[str, _Model] = {}
     problems: list[str] = []
     for folder in folders:
         if folder.name.startswith(".") or not folder.is_dir():
             continue
-        model = _Model(folder.name, str(PurePosixPath(config.path) / folder.name))
+        model = _Model(folder.name, str(PurePosixPath(path) / folder.name))
         found[folder.name] = model
         if folder.name in taken:
             model.notes.append(
@@ -101,7 +103,7 @@ def read_repository(
             )
             continue
         try:
-            model.read(folder, environ, strict=config.strict)
+            model.read(folder, environ, strict=strict)
         except ConfigError as error:
             problems += error.problems
     served = [model for model in found.values() if model.translated is not None]

@@ -35,11 +35,13 @@ class ModelCacheSettings(NamedTuple):
         ttl_s: How long an answer may be used, seconds.
         max_bytes: Memory of one router process for its answers.
         identities: By variant: see `CacheKeys`.
+        revision: The state of the model that these are of; empty where it is not known.
     """
 
     ttl_s: float
     max_bytes: int
     identities: Mapping[str, str]
+    revision: str = ""
 
 
 class Submit(Protocol):
@@ -85,7 +87,8 @@ class ResponseCache:
 
     def remove_model(self, model: str) -> None:
         """Drop what is kept of a model; who waits for its answers still gets them."""
-        if self._models.pop(model, None) is not None:
+        if (cache := self._models.pop(model, None)) is not None:
+            cache.trusted = False  # what is under way may be answered by another state of the model
             del self._stores[model]
 
     def forget(self, model: str) -> None:
@@ -140,6 +143,7 @@ class ModelCache:
     ) -> None:
         self._model = model
         self._ttl_s = settings.ttl_s
+        self._revision = settings.revision
         self.identities = settings.identities
         self._keys = CacheKeys(model, settings.identities)
         self._apart: set[str] = set()
@@ -189,7 +193,7 @@ class ModelCache:
                 return self._counted(await self._execute(request, None), request, shared=False)
             stored = self.store.get(key)
             if stored is not None:
-                return self._counted(_hit(stored.value, options.variant), request, shared=False)
+                return self._counted(self._hit(stored.value, options.variant), request, shared=False)
             answer, shared = await self._flights.answer(
                 (key, options.fallback), request.caller, options.variant, lambda lead: self._lead(request, lead)
             )
@@ -217,7 +221,7 @@ class ModelCache:
             found = await self._redis.get(request.key, request.caller.deadline - self._clock())
             if found is not None:
                 value = self.store.put(request.key, found.value, min(found.ttl_s, self._ttl_s))
-                return _hit(value, request.options.variant)
+                return self._hit(value, request.options.variant)
         return lead.early or await self._execute(request, lead)
 
     async def _execute(self, request: _Request, lead: Lead | None) -> Answer:
@@ -262,7 +266,11 @@ class ModelCache:
             answer.variant,
             timeout_s,
             cache=result,
+            revision=answer.revision,
         )
+
+    def _hit(self, value: Any, variant: str) -> Answer:
+        return Answer(value, Priority.NORMAL, 0.0, 0.0, variant, cache="hit", revision=self._revision)
 
     def status(self) -> dict[str, int]:
         """What it holds and what it was good for, JSON-able."""
@@ -344,7 +352,3 @@ class Hashing:
 
 def _too_late() -> DeadlineExceeded:
     return DeadlineExceeded("the deadline passed during the cache lookup; use a longer timeout")
-
-
-def _hit(value: Any, variant: str) -> Answer:
-    return Answer(value, Priority.NORMAL, 0.0, 0.0, variant, cache="hit")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import grpc
@@ -336,7 +336,7 @@ def test_a_shadow_that_fails_is_counted(tmp_path: Path) -> None:
 def test_no_answer_is_wrong_while_versions_are_promoted(tmp_path: Path) -> None:
     """Under load: every answer is that of the version that it names, and none fails."""
     settings = {"aliases": {"stable": 3, "candidate": 5}, "cache": {}, "shadow": {"to": "candidate", "share": 50}}
-    ended = Event()
+    ended, answered = Event(), Semaphore(0)
     with open_to_all(adders(tmp_path, **settings)) as server:
 
         def keep_asking(number: int) -> Counter[str]:
@@ -350,12 +350,20 @@ def test_no_answer_is_wrong_while_versions_are_promoted(tmp_path: Path) -> None:
                     version = told["model_version"] if answer.status_code == 200 else "failed"
                     right = version != "failed" and told["outputs"][0]["data"] == [value + float(version)]
                     seen[version if right else "wrong"] += 1
+                    answered.release()
             return seen
+
+        def more_answers() -> None:
+            while answered.acquire(blocking=False):
+                pass
+            for _ in range(6):  # two for each: the first may have been asked for before
+                assert answered.acquire(timeout=30.0)
 
         with ThreadPoolExecutor(3) as pool:
             clients = [pool.submit(keep_asking, number) for number in range(3)]
             url = f"{server.url}/v2/models/adds/traffic"
             try:
+                more_answers()
                 for _ in range(6):
                     for change in ({"traffic": {"stable": 1, "candidate": 1}}, None):
                         path, body = (url, change) if change else (f"{url}/promote", {"to": "candidate"})
@@ -363,6 +371,7 @@ def test_no_answer_is_wrong_while_versions_are_promoted(tmp_path: Path) -> None:
                         if change is None:
                             assert infer(server.url).json()["model_version"] == "5"
                         assert told["revision"] > 0
+                    more_answers()
                     HTTP.post(url, json={"aliases": {"stable": 3}, "traffic": {}}).raise_for_status()
                     assert infer(server.url).json()["model_version"] == "3"
             finally:

@@ -92,8 +92,13 @@ async def test_unknown_models(client: Client, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "request_", "message"),
     [
-        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="double"), "configuration"),
-        ("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="double"), "configuration"),
+        (
+            "RepositoryModelLoad",
+            pb.RepositoryModelLoadRequest(
+                model_name="double", parameters={"config": pb.ModelRepositoryParameter(string_param="{}")}
+            ),
+            "configuration",
+        ),
         ("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r"), "shared memory"),
         ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="r"), "shared memory"),
         (

@@ -1,0 +1,71 @@
+"""Has a running server load its models anew, by the repository API that everybody else uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+_PATIENCE_S: Final = 600.0
+
+
+def reload_models(url: str, models: Sequence[str], key: str) -> Iterator[tuple[str, bool]]:
+    """Load models, one after the other.
+
+    Args:
+        url: Where the server listens.
+        models: Their names; all that are not unloaded where there are none.
+        key: An API key; empty: none.
+
+    Yields:
+        Of each model a line that says what came of it, and whether it was loaded.
+    """
+    if not url.startswith(("http://", "https://")):
+        yield f"{url}: expected a URL that begins with http:// or https://", False
+        return
+    root = f"{url.rstrip('/')}/v2/repository"
+    try:
+        index = _post(f"{root}/index", key)
+        names = models or dict.fromkeys(entry["name"] for entry in index if entry["reason"] != "unloaded")
+    except _Refused as refusal:
+        yield f"{url}: {refusal}", False
+        return
+    for name in names:
+        try:
+            told = _post(f"{root}/models/{quote(name, safe='')}/load", key)
+        except _Refused as refusal:
+            yield f"{name}: {refusal}", False
+            continue
+        if told["before"] == told["after"]:
+            yield f"{name}: unchanged, revision {told['after']}", True
+        else:
+            before = told["before"] or "none"
+            yield f"{name}: version {told['version']}, revision {told['after']} after {before}", True
+
+
+class _Refused(Exception):
+    """The server did not do it, and the message says why."""
+
+
+def _post(url: str, key: str) -> Any:
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = Request(url, b"{}", headers, method="POST")  # noqa: S310 - the scheme was checked
+    try:
+        with urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
+            return json.load(answer)
+    except HTTPError as error:
+        raise _Refused(_said(error)) from None
+    except (URLError, HTTPException, OSError, ValueError) as error:
+        raise _Refused(f"no answer: {getattr(error, 'reason', error)}") from None
+
+
+def _said(error: HTTPError) -> str:
+    """What an error says of itself, or its status."""
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {error.code}"

@@ -1,0 +1,196 @@
+"""A state of a model's files, by which all routers and replicas mean the same: found, kept, and opened again.
+
+What is loaded must be what was agreed on, however late a replica starts. So a revision is named by a digest of all that
+its answers depend on, and whoever opens one compares. Replicas keep the files of what they load by hard links, which
+cost no room: a file that was replaced (by `rename`, as it should be) is still there under the link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from serve_app.backends.description import Description
+from serve_app.composition.identity import identities
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import find_files, read_builds
+from serve_app.config import ModelConfig, cache_folder
+from serve_app.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_EXACT = "exact"
+"""Folder of the exact model's files, where a variant's has the variant's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A state of a model's files.
+
+    Attributes:
+        model: The model, with the version that this is of where there are several.
+        locations: Its files, by variant.
+        identities: What tells each build from any other that would answer differently, by variant.
+        name: A digest over these.
+        states: What tells each file from what it was before, as its filesystem knows it.
+    """
+
+    model: ModelConfig
+    locations: Mapping[str, ModelLocation]
+    identities: Mapping[str, str]
+    name: str
+    states: Sequence[tuple[int, int, int]]
+
+    def changed(self) -> bool:
+        """Whether a file is another now, or may be."""
+        try:
+            return _states(self.locations) != self.states
+        except (OSError, ConfigError):
+            return True
+
+    @property
+    def version(self) -> int | None:
+        """Which version of the model it is; ``None`` where it has none."""
+        return self.model.version
+
+    @property
+    def builds(self) -> dict[str, Description]:
+        """What the files say, by variant. Raises ConfigError where they cannot be served."""
+        return read_builds(self.model, self.locations)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.stat().st_size for location in self.locations.values() for file in location.files())
+
+
+def find_revision(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Revision:
+    """The state of a model's files as it is now.
+
+    Args:
+        model: The model.
+        environ: Environment variables; by default those of this process.
+
+    Raises:
+        ConfigError: Something is not there, or cannot be read.
+    """
+    locations = find_files(model, environ)
+    exact = locations[""]
+    if exact.numbered:
+        model = model.model_copy(update={"version": int(exact.version)})
+    return _revision(model, locations)
+
+
+def open_revision(
+    model: ModelConfig, name: str, version: int | None = None, environ: Mapping[str, str] | None = None
+) -> Revision:
+    """A state of a model's files that was found before: where it was kept on this machine, or where it still lies.
+
+    Args:
+        model: The model.
+        name: Of the revision.
+        version: Which version of the model it is.
+        environ: Environment variables; by default those of this process.
+
+    Raises:
+        ConfigError: The files are others now, and none were kept here.
+    """
+    if version is not None:
+        model = model.model_copy(update={"version": version})
+    problem = ""
+    try:
+        found = _revision(model, find_files(model, environ))
+    except ConfigError as error:
+        problem = f" ({error.problems[0]})"
+    else:
+        if found.name == name:
+            return found
+    folder = _kept(model, environ) / name
+    if folder.is_dir():
+        kept = _open_kept(model, folder)
+        if kept is not None and kept.name == name:
+            return kept
+    raise ConfigError(
+        (f"model {model.name!r}: its files are not those of revision {name} any more{problem}; load the model again",)
+    )
+
+
+def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) -> None:
+    """Keep the files of a revision by hard links, and those of no other of this model.
+
+    Where a filesystem cannot link, nothing is kept.
+    """
+    folder = _kept(revision.model, environ)
+    target = folder / revision.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".linking-") as staging:
+                copy = Path(staging) / "copy"
+                for place, location in _places(revision.model, revision.locations):
+                    _link(location, copy / place)
+                copy.rename(target)
+        for other in folder.iterdir():
+            if other.name != revision.name and not other.name.startswith("."):
+                shutil.rmtree(other, ignore_errors=True)
+    except (OSError, ConfigError) as error:
+        if not target.is_dir():  # nobody else was faster
+            _log.info("model %r: the files of revision %s are not kept: %s", revision.model.name, revision.name, error)
+
+
+def _revision(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> Revision:
+    try:
+        states = _states(locations)  # before they are read
+    except OSError as error:
+        raise ConfigError((f"model {model.name!r}: {error}",)) from None
+    known = identities(model, locations)
+    digest = hashlib.sha256("\0".join(part for item in sorted(known.items()) for part in item).encode())
+    return Revision(model, locations, known, digest.hexdigest()[:16], states)
+
+
+def _states(locations: Mapping[str, ModelLocation]) -> Sequence[tuple[int, int, int]]:
+    found = (file.stat() for location in locations.values() for file in sorted(location.files()))
+    return [(state.st_ino, state.st_size, state.st_mtime_ns) for state in found]
+
+
+def _open_kept(model: ModelConfig, folder: Path) -> Revision | None:
+    """A revision whose files were linked into this folder. Which files those are is read anew."""
+    try:
+        moved = model.model_copy(
+            update={
+                "path": str(folder / _EXACT),
+                "variants": tuple(
+                    variant.model_copy(update={"path": str(folder / str(at))})
+                    for at, variant in enumerate(model.variants)
+                ),
+            }
+        )
+        found = _revision(moved, find_files(moved))
+    except (OSError, ConfigError) as error:
+        _log.warning("model %r: %s cannot be used: %s", model.name, folder, error)
+        return None
+    return replace(found, model=model)
+
+
+def _places(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> list[tuple[str, ModelLocation]]:
+    """Where each build is kept."""
+    names = [(_EXACT, ""), *((str(at), variant.name) for at, variant in enumerate(model.variants))]
+    return [(place, locations[variant]) for place, variant in names]
+
+
+def _link(location: ModelLocation, folder: Path) -> None:
+    for file in location.files():
+        target = folder / file.relative_to(location.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(file.resolve(), target)
+
+
+def _kept(model: ModelConfig, environ: Mapping[str, str] | None) -> Path:
+    place = hashlib.sha256(model.path.encode()).hexdigest()[:16]
+    return cache_folder(environ) / "revisions" / f"{model.deployment}-{place}"

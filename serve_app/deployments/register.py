@@ -1,0 +1,66 @@
+"""Where it is written down which revisions are served: in the cluster's own store, which outlives all replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from ray import serve
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_initialized,
+    _internal_kv_put,
+)
+
+from serve_app.config import deployment_name
+from serve_app.domain.agreed import Agreed, decode_agreed, encode_agreed
+
+_NAMESPACE = b"serve_app"
+
+
+def forget(bases: Mapping[str, str]) -> None:
+    """Deploy models anew: what was agreed on before counts no more. Without a cluster there is nothing to forget.
+
+    Args:
+        bases: By model, the revision that it is deployed with.
+    """
+    if _internal_kv_initialized():
+        for model, base in bases.items():
+            _internal_kv_del(_prefix(model, base), del_by_prefix=True, namespace=_NAMESPACE)
+
+
+class ClusterRegister:
+    """Implements `serve_app.domain.agreed.Register` for the application that this process belongs to.
+
+    What was agreed on counts until the application is deployed again.
+
+    Args:
+        bases: By model, the revision that it was deployed with.
+    """
+
+    def __init__(self, bases: Mapping[str, str]) -> None:
+        self._bases = bases
+
+    def read_now(self, model: str) -> Agreed | None:
+        """As `read`, without giving others their turn."""
+        content = _internal_kv_get(self._key(model), namespace=_NAMESPACE)
+        return None if content is None else decode_agreed(content)
+
+    async def read(self, model: str) -> Agreed | None:
+        """See `Register.read`."""
+        return await asyncio.to_thread(self.read_now, model)
+
+    async def write(self, model: str, agreed: Agreed) -> None:
+        """See `Register.write`."""
+        await asyncio.to_thread(
+            _internal_kv_put, self._key(model), encode_agreed(agreed), overwrite=True, namespace=_NAMESPACE
+        )
+
+    def _key(self, model: str) -> bytes:
+        application: str = serve.get_replica_context().app_name
+        return _prefix(model, self._bases[model]) + application.encode()
+
+
+def _prefix(model: str, base: str) -> bytes:
+    return f"revision/{deployment_name(model)}/{base}/".encode()

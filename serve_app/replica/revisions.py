@@ -1,0 +1,281 @@
+"""The revisions of a model in a replica: the one that it serves, and for a while the next one beside it.
+
+    prepare   load a revision beside the present one, within the memory that there is; it runs what names it
+    settle    serve what is agreed on, and close the rest when it has answered what it has
+
+What is agreed on is read and not told: a replica that starts late, or has missed a call, gets to the same end by
+settling. It does so when it is asked, when a bundle names a revision that it does not have, and now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Struct
+
+from serve_app.domain.agreed import Agreed, Told, not_loaded
+from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable, ServeAppError
+from serve_app.payloads import STALE, Bundle, BundleResult
+from serve_app.replica.process_memory import memory_problem
+from serve_app.replica.revision_table import Place, RevisionTable
+from serve_app.replica.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+LEASE_S: Final = 120.0
+"""How long a revision that was loaded may wait to be agreed on, seconds: who asked for it may have died."""
+
+_DRAIN_S: Final = 30.0
+"""How long it is waited for the answers of a revision that is served no more, seconds."""
+
+
+class Hosted(Struct, frozen=True):
+    """A revision that is loaded.
+
+    Attributes:
+        name: The revision.
+        worker: Runs it.
+        told: What routers need to know of it.
+    """
+
+    name: str
+    worker: Worker
+    told: Told
+
+
+Load = Callable[[str, int | None], Hosted]
+"""Loads the revision of this name and version. Runs in a thread. Raises ConfigError."""
+
+Weigh = Callable[[str, int | None], int]
+"""Bytes of memory that a revision is expected to take. Runs in a thread. Raises ConfigError."""
+
+
+class Revisions:
+    """What a replica runs bundles on.
+
+    Args:
+        model: The model's name, for messages.
+        first: What it begins with; ``None``: the model is unloaded.
+        base: What the model was deployed with, which is served while nothing else is agreed on.
+        load: Loads another.
+        weigh: Tells beforehand what that takes.
+        agreed: What is agreed on; ``None``: nothing was changed since the model was deployed.
+        memory_limit: Bytes that the process may hold; ``None``: what the machine has.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        first: Hosted | None,
+        base: Agreed,
+        load: Load,
+        weigh: Weigh,
+        agreed: Callable[[], Awaitable[Agreed | None]],
+        memory_limit: int | None = None,
+    ) -> None:
+        self._model = model
+        self._base = base
+        self._load, self._weigh, self._agreed = load, weigh, agreed
+        self._memory_limit = memory_limit
+        self._table = RevisionTable(None if first is None else first.name)
+        self._hosted: dict[str, Hosted] = {} if first is None else {first.name: first}
+        self._settling = asyncio.Lock()
+        self._drained = asyncio.Event()  # nothing is retired
+        self._drained.set()
+        self._lease_until = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._catching_up = False
+
+    def __repr__(self) -> str:
+        return f"<Revisions of {self._model}: {self._table!r}>"
+
+    @property
+    def current(self) -> str | None:
+        """Name of the revision that it serves; ``None``: the model is unloaded."""
+        return self._table.current
+
+    # ----------------------------------------------------------------- bundles
+
+    async def run(self, bundle: Bundle) -> BundleResult:
+        """Run one bundle on the revision that it names; see `Worker.run`. Where that is not here, nothing runs."""
+        name = self._table.take(bundle.revision)
+        if name is None:
+            if bundle.entries:
+                self._catch_up()
+            return BundleResult([STALE] * len(bundle.entries), [], 0.0, 0.0, 0.0)
+        try:
+            return await self._hosted[name].worker.run(bundle)
+        finally:
+            if self._table.end(name):
+                self._close(name)
+
+    def recall(self, bundle: Bundle) -> None:
+        """See `Worker.recall`."""
+        for hosted in self._hosted.values():
+            hosted.worker.recall(bundle)  # one that does not have it ignores it
+
+    # ----------------------------------------------------------------- changes
+
+    async def prepare(self, name: str, version: int | None = None) -> Told:
+        """Load a revision beside the present one.
+
+        Raises:
+            InvalidRequest: It cannot be loaded, or there is no room for it.
+            ModelUnavailable: Another is being loaded, or waits to be agreed on.
+        """
+        if name in self._table:
+            return self._hosted[name].told
+        if self._table.at(Place.CANDIDATE) and not self._leased():
+            self._drop_candidates()
+        if self._table.revive(name):
+            self._lease_until = time.monotonic() + LEASE_S
+            return self._hosted[name].told
+        if not self._table.begin(name):
+            raise ModelUnavailable(f"model {self._model}: another load is under way", 1.0)
+        # Whoever asks may leave; what was begun is ended in order all the same.
+        return await asyncio.shield(asyncio.ensure_future(self._bring_in(name, version)))
+
+    async def _bring_in(self, name: str, version: int | None) -> Told:
+        began = time.monotonic()
+        try:
+            self._check_room(name, await asyncio.to_thread(self._weigh, name, version))
+            hosted = await asyncio.to_thread(self._load, name, version)
+            try:
+                self._check_room(name, 0)
+            except InvalidRequest:
+                hosted.worker.close()
+                raise
+        except ConfigError as error:
+            self._table.failed()
+            logger.warning("%s: revision %s cannot be loaded: %s", self._model, name, error)
+            raise not_loaded(self._model, error) from None
+        except ServeAppError:
+            self._table.failed()
+            raise
+        except BaseException as error:  # a backend may raise anything
+            self._table.failed()
+            logger.exception("%s: revision %s cannot be loaded", self._model, name)
+            raise InvalidRequest(
+                f"model {self._model!r}: revision {name} cannot be loaded: {type(error).__name__}"
+            ) from None
+        finally:
+            if self._table.loading == "":
+                give_memory_back()
+        self._table.loaded()
+        self._hosted[name] = hosted
+        self._lease_until = time.monotonic() + LEASE_S
+        logger.info("%s: revision %s is loaded (%.1f s)", self._model, name, time.monotonic() - began)
+        return hosted.told
+
+    def _check_room(self, name: str, nbytes: int) -> None:
+        if (problem := memory_problem(nbytes, self._memory_limit)) is not None:
+            raise InvalidRequest(f"model {self._model!r}: revision {name} {problem}")
+
+    async def settle(self, *, given_up: bool = True) -> str:
+        """Serve what is agreed on, and close what was served before when it has answered what it has.
+
+        Args:
+            given_up: Whether who asked for what is loaded and not agreed on has given it up.
+
+        Returns:
+            The revision's name; empty: the model is unloaded. Raises as `prepare`.
+        """
+        async with self._settling:
+            agreed = await self._agreed() or self._base
+            name = agreed.revision
+            if name and name not in self._table:
+                self._drop_candidates()  # there is room for one beside the present one
+                await self.prepare(name, agreed.version)
+            if name != (self.current or ""):
+                logger.info("%s: revision %s is served now, after %s", self._model, name or "none", self.current)
+                self._agree(name)
+            elif given_up or not self._leased():
+                self._drop_candidates()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await self._drained.wait()
+        return name
+
+    def check(self) -> None:
+        """Look whether all is as agreed on, in the background. To be called now and then, in the event loop."""
+        if not self._table.loading:
+            self._catch_up()
+
+    def _leased(self) -> bool:
+        return time.monotonic() < self._lease_until
+
+    def _catch_up(self) -> None:
+        if not self._catching_up:
+            self._catching_up = True
+            task = asyncio.ensure_future(self._caught_up())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _caught_up(self) -> None:
+        try:
+            await self.settle(given_up=False)
+        except Exception as error:  # it is tried again with the next bundle, and the next check
+            logger.warning("%s: this replica could not settle: %s", self._model, error)
+        finally:
+            self._catching_up = False
+
+    def _drop_candidates(self) -> None:
+        if dropped := self._table.at(Place.CANDIDATE):
+            logger.info("%s: revision %s was not agreed on", self._model, dropped[0])
+            self._agree(self.current or "")
+
+    def _agree(self, name: str) -> None:
+        idle = self._table.agree(name)
+        self._drained.clear()
+        for other in idle:
+            self._close(other)
+        self._note_drained()
+
+    def _close(self, name: str) -> None:
+        self._hosted.pop(name).worker.close()
+        give_memory_back()
+        self._note_drained()
+
+    def _note_drained(self) -> None:
+        if not self._table.at(Place.RETIRED):
+            self._drained.set()
+
+    # ------------------------------------------------------------------ health
+
+    def stalled_s(self) -> float:
+        """See `Worker.stalled_s`: of the one that has stood still for longest."""
+        return max([hosted.worker.stalled_s() for hosted in self._hosted.values()], default=0.0)
+
+    @property
+    def verified(self) -> tuple[int, int]:
+        """See `Worker.verified`, of the one that is served."""
+        current = self._table.current
+        return (0, 0) if current is None else self._hosted[current].worker.verified
+
+    @property
+    def failing(self) -> bool:
+        """See `Worker.failing`."""
+        return any(hosted.worker.failing for hosted in self._hosted.values())
+
+    @property
+    def broken(self) -> bool:
+        """See `Worker.broken`."""
+        return any(hosted.worker.broken for hosted in self._hosted.values())
+
+    def close(self) -> None:
+        """Free threads and sessions. Idempotent."""
+        for hosted in self._hosted.values():
+            hosted.worker.close()
+
+
+def give_memory_back() -> None:
+    """Have the C library give the system what was freed. It keeps it otherwise: whole models, one after the other."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)

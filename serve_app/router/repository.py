@@ -1,0 +1,182 @@
+"""Loads and unloads models in all routers and replicas of an application, in two steps: prepare, then agree.
+
+    UNLOADED ──load──> LOADING ──> SWAPPING ──> READY ──load──> LOADING ...
+                          │           │           └──unload──> SWAPPING ──> UNLOADED
+                          └─ not all have it: as before, with the fault
+
+Everybody prepares first: replicas load the new revision beside the present one, routers read what clients are told of
+it. Only when all can is it agreed on, in one place, which is the moment from which those that start later take it. Then
+routers name it in the bundles that they send, and when all do, replicas close what they served before. So nothing ever
+has to be undone, and whoever misses a step finds the end of it in that place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
+from serve_app.domain.service import Loaded
+from serve_app.errors import ServeAppError
+
+logger = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """What a model is to whoever changes it."""
+
+    READY = "ready"
+    """Served from what is agreed on."""
+
+    LOADING = "loading"
+    """Everybody prepares another revision; the present one is served, if there is one."""
+
+    SWAPPING = "swapping"
+    """Another revision is agreed on, and everybody turns to it."""
+
+    UNLOADED = "unloaded"
+    """Nothing is served."""
+
+
+class Fleet(Protocol):
+    """The routers and replicas of an application, as one of its routers reaches them."""
+
+    async def find(self, model: str) -> Agreed:
+        """Look at a model's files: what could be agreed on. Raises ConfigError."""
+
+    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+        """Have every replica, and every router, prepare a revision. Returns what each replica tells of it.
+
+        One that dies meanwhile does not count: its successor reads what is agreed on.
+
+        Raises:
+            ServeAppError: One cannot, or not in time.
+        """
+
+    async def settle_routers(self, model: str) -> None:
+        """Have every router turn to what is agreed on. Raises ServeAppError where one does not in time."""
+
+    async def settle_replicas(self, model: str) -> int:
+        """Have every replica turn to what is agreed on. Returns how many have; raises as `settle_routers`."""
+
+
+class Repository:
+    """Implements `serve_app.router.service.Loading`.
+
+    One change of a model is made at a time. Of two routers that change the same model at once, replicas let one go on.
+
+    Args:
+        fleet: Whom it changes.
+        register: Where it is written down what they are to serve.
+        deployed: By model, what it was deployed with.
+    """
+
+    def __init__(self, fleet: Fleet, register: Register, deployed: Mapping[str, Agreed]) -> None:
+        self._fleet = fleet
+        self._register = register
+        self._deployed = deployed
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._states: dict[str, State] = {}
+        self.faults: dict[str, str] = {}
+        """By model, why the last change failed; without those that did not."""
+
+    def state(self, model: str) -> State:
+        """What the model is as far as this router has changed it."""
+        return self._states.get(model, State.READY)
+
+    async def agreed(self, model: str) -> Agreed:
+        """What is agreed on of a model."""
+        return await self._register.read(model) or self._deployed[model]
+
+    async def load(self, model: str) -> Loaded:
+        """See `serve_app.domain.service.InferenceService.load`."""
+        # Whoever asked may leave: what was begun is ended all the same.
+        return await asyncio.shield(asyncio.ensure_future(self._load(model)))
+
+    async def unload(self, model: str) -> Loaded:
+        """See `serve_app.domain.service.InferenceService.unload`."""
+        return await asyncio.shield(asyncio.ensure_future(self._unload(model)))
+
+    async def _load(self, model: str) -> Loaded:
+        async with self._changing[model]:
+            before = await self.agreed(model)
+            at_rest = State.READY if before.revision else State.UNLOADED
+            try:
+                found = await self._find(model)
+                if found.revision == before.revision:
+                    self.faults.pop(model, None)
+                    return Loaded(model, "READY", _version(before), before.revision, before.revision, 0)
+                self._states[model] = State.LOADING
+                try:
+                    told = await self._fleet.prepare(model, found)
+                except ServeAppError:
+                    await self._undo(model)
+                    raise
+            except ServeAppError as error:
+                self._states[model] = at_rest
+                self.faults[model] = error.message
+                logger.warning("Model %s: not loaded, and served as before: %s", model, error.message)
+                raise
+            after = merged(found, told)
+            replicas = await self._turn_to(model, after, State.READY)
+            logger.info("Model %s: loaded revision %s after %s", model, after.revision, before.revision or "none")
+            return Loaded(model, "READY", _version(after), before.revision, after.revision, replicas)
+
+    async def _unload(self, model: str) -> Loaded:
+        async with self._changing[model]:
+            before = await self.agreed(model)
+            replicas = 0
+            if before.revision:
+                replicas = await self._turn_to(model, Agreed(), State.UNLOADED)
+                logger.info("Model %s: unloaded revision %s", model, before.revision)
+            return Loaded(model, "UNAVAILABLE", "", before.revision, "", replicas)
+
+    async def _find(self, model: str) -> Agreed:
+        try:
+            return await self._fleet.find(model)
+        except ServeAppError as error:
+            logger.warning("Model %s: %s", model, error)
+            raise not_loaded(model, error) from None
+
+    async def _turn_to(self, model: str, agreed: Agreed, then: State) -> int:
+        self._states[model] = State.SWAPPING
+        await self._register.write(model, agreed)
+        self.faults.pop(model, None)
+        try:
+            await self._fleet.settle_routers(model)
+            return await self._fleet.settle_replicas(model)
+        except ServeAppError as error:
+            self.faults[model] = error.message
+            raise
+        finally:
+            self._states[model] = then
+
+    async def _undo(self, model: str) -> None:
+        """Have those drop what they prepared that could."""
+        try:
+            await self._fleet.settle_replicas(model)
+        except ServeAppError as error:  # they drop it by themselves, later
+            logger.warning("Model %s: %s", model, error.message)
+
+
+def merged(found: Agreed, told: Sequence[Told]) -> Agreed:
+    """A revision with what replicas tell of it. Of which requests share runs, the most careful."""
+    joinable = dict(told[0].joinable) if told else {}
+    for other in told[1:]:
+        joinable |= {name: verdict for name, verdict in other.joinable.items() if not verdict.joins}
+    return Agreed(
+        found.revision,
+        found.version,
+        [execution for each in told[:1] for execution in each.executions],
+        joinable,
+        next((each.not_warmed for each in told if each.not_warmed is not None), None),
+        found.described,
+    )
+
+
+def _version(agreed: Agreed) -> str:
+    return str(agreed.version or 1)

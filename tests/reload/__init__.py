@@ -1,0 +1,1 @@
+"""Loading models while the server runs."""
