@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.kind import BackendKind, BuildSettings, OptionsT
+from serve_app.backends.kind import AnyKind, BackendKind, BuildSettings, OptionsT
 from serve_app.backends.layout import ROWS_FIRST, Layout
 from serve_app.backends.registry import BACKENDS, kinds_of
 from serve_app.composition.locate import ModelLocation
@@ -81,7 +81,7 @@ def backend_problems(models: Iterable[ModelConfig]) -> tuple[str, ...]:
     """Faults in what models say of their backends, one line each, as far as no file of a model is needed to find them.
 
     Args:
-        models: The options of one that names no backend are checked where there is only one that it could mean.
+        models: The options of one that names no backend are checked where only one that it could mean has all of them.
     """
     problems: list[str] = []
     for model in models:
@@ -90,12 +90,17 @@ def backend_problems(models: Iterable[ModelConfig]) -> tuple[str, ...]:
         except ConfigError as error:
             problems += [f"model {model.name!r}: {problem}" for problem in error.problems]
             continue
+        able = [kind for kind in kinds if _keys(kind) >= model.backend_options.keys()] if len(kinds) > 1 else kinds
         try:
-            if len(kinds) == 1:
-                read_options(model, kinds[0])
+            if len(able) == 1:
+                read_options(model, able[0])
         except ConfigError as error:
             problems += error.problems
     return tuple(problems)
+
+
+def _keys(kind: AnyKind) -> set[str]:
+    return {field.alias or name for name, field in kind.options.model_fields.items()}
 
 
 def with_backends(definitions: Mapping[str, Any], ref_template: str) -> dict[str, Any]:

@@ -82,11 +82,11 @@ def named_files(model: ModelConfig) -> tuple[str, ...]:
     """
     kind = BACKENDS.get(model.backend or "")
     of_backend = () if kind is None else read_options(model, kind).files()
-    of_processor: tuple[str, ...]
-    if isinstance(model.processor, CustomOptions):
-        of_processor = () if model.processor.file is None else (model.processor.file,)
-    else:
+    of_processor: tuple[str, ...] = ()
+    if not isinstance(model.processor, CustomOptions):
         of_processor = label_files(getattr(model.processor, "labels", None))
+    elif model.processor.file is not None:
+        of_processor = (model.processor.file,)
     return (*label_files(model.labels), *of_processor, *of_backend)
 
 

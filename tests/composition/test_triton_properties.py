@@ -61,7 +61,7 @@ FOLLOWED = {
     "optimization.execution_accelerators.gpu_execution_accelerator.name",
     "optimization.execution_accelerators.gpu_execution_accelerator.parameters",
     "parameters.string_value",
-    # Of one version, which is all that there are, and of one run.
+    # Here one version is there, and one run.
     "version_policy.latest.num_versions",
     "version_policy.all",
     "model_warmup.count",

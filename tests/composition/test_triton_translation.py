@@ -10,7 +10,7 @@ import pytest
 from triton_repositories import SUM_DIFF, add_model
 
 from serve_app.backends.registry import BACKENDS
-from serve_app.composition import describe_models, read_args
+from serve_app.composition import describe_models, read_args, with_versions
 from serve_app.composition.triton import RepositoryModel, read_repository
 from serve_app.errors import ConfigError
 
@@ -421,26 +421,32 @@ def test_a_file_of_another_name(tmp_path: Path) -> None:
 
 
 def test_versions(tmp_path: Path) -> None:
-    """One is served: the highest that the policy allows."""
+    """Those that the policy allows."""
     for version in (1, 2, 5):
-        add_model(tmp_path, "m", "version_policy { specific { versions: [ 1, 2 ] } }", version=version)
-    repository = read_repository(str(tmp_path))
-    assert repository.served[0]["version"] == 2
-    assert repository.notes == (
-        (
-            f"{tmp_path}/m/config.pbtxt:1:29: version_policy.specific.versions:"
-            " one version is served, the highest of them: 2"
-        ),
-    )
-    for policy, place in (
-        ("latest { num_versions: 2 }", "1:27: version_policy.latest.num_versions"),
-        ("all {}", "1:18: version_policy.all"),
+        add_model(tmp_path, "m", "version_policy { specific { versions: [ 2, 1 ] } }", version=version)
+    args = read_args({"repository": str(tmp_path)})
+    assert args.models[0].versions == (1, 2)
+    assert list(describe_models(with_versions(args))) == ["m/1", "m/2"]
+    for policy, versions in (
+        ("latest { num_versions: 2 }", {"latest": 2}),
+        ("all {}", [1, 2, 5]),
+        ("latest {}", None),
+        ("latest { num_versions: 1 }", None),
     ):
         model = translated(tmp_path, f"version_policy {{ {policy} }}")
-        assert notes(model, tmp_path) == [f"{place}: one version is served, the highest: 5"]
-    model = translated(tmp_path, "version_policy { latest {} }")
-    assert notes(model, tmp_path) == []
+        assert model.keys is not None
+        assert (model.keys.get("versions"), notes(model, tmp_path)) == (versions, [])
     assert describe_models(read_args({"repository": str(tmp_path)}))["m"].version == "5"
+
+
+def test_a_version_that_is_not_there(tmp_path: Path) -> None:
+    """Of several that are asked for."""
+    for version in (1, 5):
+        add_model(tmp_path, "m", "version_policy { specific { versions: [ 1, 3, 5 ] } }", version=version)
+    with pytest.raises(ConfigError) as caught:
+        read_args({"repository": str(tmp_path)})
+    place = f"{tmp_path}/m/config.pbtxt:1:29: version_policy.specific.versions"
+    assert caught.value.problems == (f"{place}: {tmp_path}/m has no version 3",)
 
 
 def test_a_reshape_that_changes_nothing_is_followed(tmp_path: Path) -> None:

@@ -181,13 +181,9 @@ class _Translation:
         if file and file != folder_of_file:
             self._keys["file"] = file
         policy = fields.below("version_policy")
-        version = None
         specific = None if policy is None else policy.below("specific")
-        if specific is not None and (listed := specific.value("versions")):
-            version = max(listed)
-            self._keys["version"] = version
-            if len(set(listed)) > 1:
-                specific.note("versions", f"one version is served, the highest of them: {version}")
+        listed = [] if specific is None else sorted(set(specific.value("versions")))
+        version = listed[-1] if listed else None
         backend, named = self._keys.get("backend"), self._keys.get("file")
         try:
             location = resolve_model(self._path, version, self._environ, backend=backend, file=named)
@@ -198,14 +194,20 @@ class _Translation:
                 specific.fault("versions", problem)
             faults = (remark.line() for remark in self._document.remarks if remark.level == "fault")
             raise ConfigError(tuple(faults)) from None
-        if policy is None or specific is not None:
-            return location
-        latest = policy.below("latest")
-        several = len(location.versions) > 1
-        if latest is not None and latest.value("num_versions") > 1 and several:
-            latest.note("num_versions", f"one version is served, the highest: {location.version}")
-        if policy.below("all") is not None and several:
-            policy.note("all", f"one version is served, the highest: {location.version}")
+        if specific is not None:
+            if missing := [each for each in listed if str(each) not in location.versions]:
+                specific.fault("versions", f"{self._path} has no version {', '.join(map(str, missing))}")
+            if len(listed) > 1:
+                self._keys["versions"] = listed
+            elif listed:
+                self._keys["version"] = version
+        elif policy is not None:
+            latest = policy.below("latest")
+            several = len(location.versions) > 1
+            if latest is not None and (most := latest.value("num_versions")) > 1 and several:
+                self._keys["versions"] = {"latest": most}
+            if policy.below("all") is not None and several:
+                self._keys["versions"] = [int(each) for each in location.versions]
         return location
 
     def _batching(self, signature: ModelSignature) -> bool:
