@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -148,7 +149,10 @@ def test_an_unloaded_model_is_unknown_to_all_routers_until_it_is_loaded(server: 
 
 
 def test_versions_are_loaded_together_and_keep_their_traffic(server: ServeProcess, folder: Path) -> None:
-    """By both routers: what was set at run time counts on after a load, and after an unload and a load."""
+    """By both routers: what was set at run time counts on after a load, and after an unload and a load.
+
+    So it does at a router that starts while they are unloaded.
+    """
     with httpx.Client() as client:
         promoted = client.post(f"{server.url}/v2/models/several/traffic/promote", json={}, timeout=WAIT_S)
         assert promoted.status_code == 200, promoted.text
@@ -159,10 +163,39 @@ def test_versions_are_loaded_together_and_keep_their_traffic(server: ServeProces
         for url in urls(server) * 5:
             assert ask(client, url, "several") == (200, 20.0)
         assert change(server, "unload", "several").status_code == 200
-        for url in urls(server) * 5:
-            assert ask(client, url, "several")[0] == 404
+        before = _routers(server)
+        victim = server.replica_processes("router")[0]
+        victim.kill()
+        victim.wait()
+        until = time.monotonic() + WAIT_S
+        while len(now := _routers(server)) < 2 or now == before:
+            assert time.monotonic() < until, server.log()[-5000:]
+            time.sleep(0.2)
+        with httpx.Client() as others:  # whose connections the killed router did not have
+            for url in urls(server) * 5:
+                assert ask(others, url, "several")[0] == 404
         told = change(server, model="several")
         assert told.status_code == 200, told.text
         assert told.json()["replicas"] == 2
+    with httpx.Client() as client:
         for url in urls(server) * 5:
             assert ask(client, url, "several") == (200, 20.0)
+    assert _revisions_of_traffic(server) == ["1.0", "1.0"]
+
+
+def _routers(server: ServeProcess) -> set[str]:
+    """Those whose metrics are shown."""
+    return set(re.findall(r'router="([^"]+)"', _metrics(server)))
+
+
+def _revisions_of_traffic(server: ServeProcess) -> list[str]:
+    """How often the traffic of `several` was changed, as each router has it that has it."""
+    return re.findall(r"serve_app_traffic_revision\{[^}]*\} ([0-9.]+)", _metrics(server))
+
+
+def _metrics(server: ServeProcess) -> str:
+    """The page, which may be asked of a router that is ending."""
+    try:
+        return httpx.get(f"{server.url}/metrics", timeout=60.0).text
+    except httpx.TransportError:
+        return ""
