@@ -22,15 +22,17 @@ WAIT_S = 240.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the model lies, which answers 1 at first."""
+    """Where the models lie: one that answers 1 at first, and one in two versions that answer their numbers."""
     folder = tmp_path_factory.mktemp("reload")
     write_constant(folder / "model" / "model.onnx", 1.0)
+    for version in (1, 2):
+        write_constant(folder / "several" / str(version) / "model.onnx", version)
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServeProcess]:
-    """Two routers and two replicas of the model."""
+    """Two routers, two replicas of the model, and one of each version of the other one."""
     model = {
         "name": "constant",
         "path": str(folder / "model"),
@@ -38,25 +40,32 @@ def server(folder: Path) -> Iterator[ServeProcess]:
         "resources": {"cpus": 0.1},
         "health": {"check_period_s": 1.0},
     }
+    several = {
+        "name": "several",
+        "path": str(folder / "several"),
+        "versions": [1, 2],
+        "aliases": {"stable": 1, "candidate": 2},
+        "resources": {"cpus": 0.1},
+    }
     direct_port = free_ports(1)[0]
     router = {"cpus": 0.1, "replicas": 2, "http": {"port": direct_port}, "access": {"open_administration": True}}
-    args = {"models": [model], "router": router, "classes": {"normal": {"timeout_ms": 60000}}}
+    args = {"models": [model, several], "router": router, "classes": {"normal": {"timeout_ms": 60000}}}
     with ServeProcess(
         args, folder / "server", env={"SERVE_APP_CACHE": str(folder / "cache")}, graceful=True
     ) as running:
         yield running
 
 
-def ask(client: httpx.Client, url: str) -> tuple[int, float]:
+def ask(client: httpx.Client, url: str, model: str = "constant") -> tuple[int, float]:
     """Status, and the constant of the answer; -1 where there is none."""
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [5, 5]}
-    answer = client.post(f"{url}/v2/models/constant/infer", json={"inputs": [tensor]}, timeout=60.0)
+    answer = client.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60.0)
     return answer.status_code, answer.json()["outputs"][0]["data"][0] if answer.status_code == 200 else -1.0
 
 
-def change(server: ServeProcess, verb: str = "load") -> httpx.Response:
-    """Load or unload the model."""
-    return httpx.post(f"{server.url}/v2/repository/models/constant/{verb}", timeout=WAIT_S)
+def change(server: ServeProcess, verb: str = "load", model: str = "constant") -> httpx.Response:
+    """Load or unload a model."""
+    return httpx.post(f"{server.url}/v2/repository/models/{model}/{verb}", timeout=WAIT_S)
 
 
 def urls(server: ServeProcess) -> list[str]:
@@ -136,3 +145,24 @@ def test_an_unloaded_model_is_unknown_to_all_routers_until_it_is_loaded(server: 
         assert told.status_code == 200, told.text
         for url in urls(server) * 5:
             assert ask(client, url) == (200, 7.0)
+
+
+def test_versions_are_loaded_together_and_keep_their_traffic(server: ServeProcess, folder: Path) -> None:
+    """By both routers: what was set at run time counts on after a load, and after an unload and a load."""
+    with httpx.Client() as client:
+        promoted = client.post(f"{server.url}/v2/models/several/traffic/promote", json={}, timeout=WAIT_S)
+        assert promoted.status_code == 200, promoted.text
+        write_constant(folder / "several" / "2" / "model.onnx", 20.0)
+        told = change(server, model="several")
+        assert told.status_code == 200, told.text
+        assert (told.json()["version"], told.json()["replicas"]) == ("1,2", 1)
+        for url in urls(server) * 5:
+            assert ask(client, url, "several") == (200, 20.0)
+        assert change(server, "unload", "several").status_code == 200
+        for url in urls(server) * 5:
+            assert ask(client, url, "several")[0] == 404
+        told = change(server, model="several")
+        assert told.status_code == 200, told.text
+        assert told.json()["replicas"] == 2
+        for url in urls(server) * 5:
+            assert ask(client, url, "several") == (200, 20.0)
