@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -19,6 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from serve_app.backends.memory import give_memory_back
 from serve_app.domain.agreed import Agreed, Told, not_loaded
 from serve_app.errors import ConfigError, InvalidRequest, ModelUnavailable, ServeAppError
 from serve_app.payloads import STALE, Bundle, BundleResult
@@ -272,10 +272,3 @@ class Revisions:
         """Free threads and sessions. Idempotent."""
         for hosted in self._hosted.values():
             hosted.worker.close()
-
-
-def give_memory_back() -> None:
-    """Have the C library give the system what was freed. It keeps it otherwise: whole models, one after the other."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
