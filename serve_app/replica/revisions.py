@@ -155,7 +155,7 @@ class Revisions:
             self._table.failed()
             logger.warning("%s: revision %s cannot be loaded: %s", self._model, name, error)
             raise not_loaded(self._model, error) from None
-        except ServeAppError:
+        except (ServeAppError, asyncio.CancelledError):
             self._table.failed()
             raise
         except BaseException as error:  # a backend may raise anything

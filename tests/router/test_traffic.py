@@ -224,7 +224,7 @@ class Routers:
     """Several that share a store, of which only some hear of each other."""
 
     def __init__(self, store: MemoryStore, number: int, traffic: Traffic = CANARY) -> None:
-        self.deaf: set[int] = set()
+        self.missing: set[int] = set()
         self.all = [TrafficTables(store, self._tell, self._changed) for _ in range(number)]
         for tables in self.all:
             for version in VERSIONS:
@@ -232,7 +232,7 @@ class Routers:
 
     async def _tell(self, model: str, origin: str, table: bytes) -> None:
         for number, tables in enumerate(self.all):
-            if number not in self.deaf:
+            if number not in self.missing:
                 tables.told(model, origin, table)
 
     def _changed(self, versions: Versions) -> None:
@@ -262,7 +262,7 @@ async def test_routers_agree_whoever_is_asked() -> None:
 async def test_a_router_that_missed_a_change_builds_on_it() -> None:
     """It finds it in the store when it is asked for the next one, and its own stale table does not win."""
     routers = Routers(MemoryStore(), 2)
-    routers.deaf = {1}
+    routers.missing = {1}
     await routers.promote(0, "5")
     assert [revision for revision, _ in routers.revisions()] == [1, 0]
     await routers.promote(1, "12")

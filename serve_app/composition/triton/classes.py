@@ -1,4 +1,4 @@
-"""What the models of a repository wish of the classes, which they share here and not in Triton."""
+"""What the models of a repository set of the classes, which they share here and not in Triton."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 from serve_app.composition.triton.fields import Document
 from serve_app.composition.triton.positions import Path
-from serve_app.composition.triton.queues import CLASSES, ClassWish, QueueWishes, priorities_of
+from serve_app.composition.triton.queues import CLASSES, ClassSetting, QueueSettings, priorities_of
 
 
-class Wishing(NamedTuple):
+class ModelQueues(NamedTuple):
     """A model that is served.
 
     Attributes:
-        document: Its `config.pbtxt`; ``None`` where there is none, and so no wish.
-        queues: What it wishes.
+        document: Its `config.pbtxt`; ``None`` where there is none, and so nothing is asked.
+        queues: What it asks.
     """
 
     document: Document | None
-    queues: QueueWishes
+    queues: QueueSettings
 
     def tell(self, path: Path, text: str) -> None:
         """Say how one of its fields is followed otherwise."""
@@ -28,7 +28,7 @@ class Wishing(NamedTuple):
             self.document.tell("note", path, text)
 
 
-def merge_classes(models: Sequence[Wishing], given: Mapping[str, Any]) -> dict[str, Any]:
+def merge_classes(models: Sequence[ModelQueues], given: Mapping[str, Any]) -> dict[str, Any]:
     """What stands under `classes`, where all models say the same. The rest is told.
 
     Args:
@@ -38,7 +38,7 @@ def merge_classes(models: Sequence[Wishing], given: Mapping[str, Any]) -> dict[s
     return _priorities(models, given.get("priorities")) | _settings(models, given)
 
 
-def _priorities(models: Sequence[Wishing], given: Any) -> dict[str, Any]:
+def _priorities(models: Sequence[ModelQueues], given: Any) -> dict[str, Any]:
     levelled = [model for model in models if model.queues.default_level is not None]
     defaults = {level for model in levelled if (level := model.queues.default_level) is not None}
     if given is None and len(defaults) == 1:
@@ -53,15 +53,15 @@ def _priorities(models: Sequence[Wishing], given: Any) -> dict[str, Any]:
     return {}
 
 
-def _settings(models: Sequence[Wishing], given: Mapping[str, Any]) -> dict[str, Any]:
-    wishes: dict[tuple[str, str], list[tuple[Wishing, ClassWish]]] = defaultdict(list)
+def _settings(models: Sequence[ModelQueues], given: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[tuple[str, str], list[tuple[ModelQueues, ClassSetting]]] = defaultdict(list)
     for model in models:
-        for wish in model.queues.classes:
-            wishes[wish.name, wish.key].append((model, wish))
+        for setting in model.queues.classes:
+            settings[setting.name, setting.key].append((model, setting))
     merged: dict[str, dict[str, Any]] = {}
     told: set[tuple[int, Path]] = set()
-    for (name, key), each in sorted(wishes.items(), key=lambda item: (CLASSES.index(item[0][0]), item[0][1])):
-        section, values = given.get(name), [wish.value for _, wish in each]
+    for (name, key), each in sorted(settings.items(), key=lambda item: (CLASSES.index(item[0][0]), item[0][1])):
+        section, values = given.get(name), [setting.value for _, setting in each]
         if isinstance(section, Mapping) and key in section:
             why = f"classes.{name}.{key} of the configuration counts"
         elif len(each) < len(models):
@@ -71,8 +71,8 @@ def _settings(models: Sequence[Wishing], given: Mapping[str, Any]) -> dict[str, 
         else:
             merged.setdefault(name, {})[key] = int(sum(values)) if key == "queue" else values[0]
             continue
-        for model, wish in each:
-            if (id(model), wish.path) not in told:  # a policy of several classes is told once
-                told.add((id(model), wish.path))
-                model.tell(wish.path, why)
+        for model, setting in each:
+            if (id(model), setting.path) not in told:  # a policy of several classes is told once
+                told.add((id(model), setting.path))
+                model.tell(setting.path, why)
     return dict(merged)

@@ -1,4 +1,4 @@
-"""Priority levels and queue policies of Triton, which each model has there, as wishes for the classes of a server."""
+"""Priority levels and queue policies of Triton, which each model has there, as settings of the server's classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DAY_US: Final = 86_400_000_000
 CLASSES: Final = tuple(priority.label for priority in Priority)
 
 
-class ClassWish(NamedTuple):
+class ClassSetting(NamedTuple):
     """A setting of a class, as one model has it.
 
     Attributes:
@@ -30,8 +30,8 @@ class ClassWish(NamedTuple):
     path: Path
 
 
-class QueueWishes(NamedTuple):
-    """What one model wishes of the classes, which all models share.
+class QueueSettings(NamedTuple):
+    """What one model asks of the classes, which all models share.
 
     Attributes:
         default_level: Level of a request that names none; ``None`` where the model has no levels.
@@ -41,10 +41,10 @@ class QueueWishes(NamedTuple):
 
     default_level: int | None = None
     levels: Path = ()
-    classes: tuple[ClassWish, ...] = ()
+    classes: tuple[ClassSetting, ...] = ()
 
 
-def read_queues(batching: Fields) -> QueueWishes:
+def read_queues(batching: Fields) -> QueueSettings:
     """Read priorities and queue policies from `dynamic_batching`.
 
     The default level is `normal`, all levels before it are `high`, and all beyond it are `low`.
@@ -61,7 +61,7 @@ def read_queues(batching: Fields) -> QueueWishes:
         default_level = default
     elif default:
         batching.note("default_priority_level", "counts for nothing without priority_levels")
-    wishes: dict[tuple[str, str], ClassWish] = {}
+    found: dict[tuple[str, str], ClassSetting] = {}
     levels: set[str] = set()
     for level, policy in sorted(policies.items(), key=lambda each: int(each[0])):
         if not 1 <= int(level) <= count:
@@ -69,19 +69,19 @@ def read_queues(batching: Fields) -> QueueWishes:
             continue
         name = class_of(int(level), default_level)
         levels.add(name)
-        for wish in _read_policy(policy, name):
-            if (settled := wishes.setdefault((name, wish.key), wish)) != wish and settled.value != wish.value:
+        for each in _read_policy(policy, name):
+            if (settled := found.setdefault((name, each.key), each)) != each and settled.value != each.value:
                 policy.note(
-                    _FIELDS[wish.key], f"a more urgent level of class {name} has {settled.value:g}, which counts"
+                    _FIELDS[each.key], f"a more urgent level of class {name} has {settled.value:g}, which counts"
                 )
     others = [name for name in CLASSES if name not in levels]
     if default_policy is not None and not others:
         default_policy.note("", "counts for nothing: levels of every class have a policy of their own")
     elif default_policy is not None:
-        for wish in _read_policy(default_policy, others[0]):  # what there is to say of it is said once
+        for each in _read_policy(default_policy, others[0]):  # what there is to say of it is said once
             for name in others:
-                wishes[name, wish.key] = wish._replace(name=name)
-    return QueueWishes(default_level, batching.place("default_priority_level"), tuple(wishes.values()))
+                found[name, each.key] = each._replace(name=name)
+    return QueueSettings(default_level, batching.place("default_priority_level"), tuple(found.values()))
 
 
 def class_of(level: int, default_level: int | None) -> str:
@@ -106,8 +106,8 @@ def priorities_of(default_level: int) -> dict[int, str]:
 _FIELDS: Final = {"timeout_ms": "default_timeout_microseconds", "queue": "max_queue_size"}
 
 
-def _read_policy(policy: Fields, name: str) -> list[ClassWish]:
-    wishes = []
+def _read_policy(policy: Fields, name: str) -> list[ClassSetting]:
+    found = []
     action, timeout_us = policy.word("timeout_action"), policy.value("default_timeout_microseconds")
     if action != "REJECT":
         policy.note("timeout_action", "a request whose deadline has passed is always refused")
@@ -116,13 +116,13 @@ def _read_policy(policy: Fields, name: str) -> list[ClassWish]:
     elif timeout_us > _DAY_US:
         policy.note("default_timeout_microseconds", "is more than a day: the class's timeout_ms counts")
     elif timeout_us:
-        wishes.append(ClassWish(name, "timeout_ms", timeout_us / 1000, policy.place("default_timeout_microseconds")))
+        found.append(ClassSetting(name, "timeout_ms", timeout_us / 1000, policy.place("default_timeout_microseconds")))
     elif policy.has("default_timeout_microseconds"):
         policy.note("default_timeout_microseconds", "every request has a deadline: that of its class, timeout_ms")
     if not policy.value("allow_timeout_override") and policy.has("allow_timeout_override"):
         policy.note("allow_timeout_override", "a request may always name its own deadline")
     if size := policy.value("max_queue_size"):
-        wishes.append(ClassWish(name, "queue", size, policy.place("max_queue_size")))
+        found.append(ClassSetting(name, "queue", size, policy.place("max_queue_size")))
     elif policy.has("max_queue_size"):
         policy.note("max_queue_size", "every queue is bounded: the class's queue counts")
-    return wishes
+    return found

@@ -1,4 +1,4 @@
-"""All models of a Triton repository, and what they wish of the classes that they share here."""
+"""All models of a Triton repository, and what they ask of the classes that they share here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from serve_app.composition.triton.classes import Wishing, merge_classes
+from serve_app.composition.triton.classes import ModelQueues, merge_classes
 from serve_app.composition.triton.fields import FILE, Document
 from serve_app.composition.triton.translation import Translated, translate
 from serve_app.config import ModelConfig
@@ -74,7 +74,7 @@ def read_repository(
     Args:
         path: The folder, relative to ``SERVE_APP_HOME`` or absolute.
         taken: Names of models that are configured by hand: their folders are left out.
-        classes: What the configuration says of classes, which counts more than what models wish.
+        classes: What the configuration says of classes, which counts more than what models ask.
         environ: Environment variables; by default those of this process.
         strict: Whether all of them must be served.
 
@@ -108,8 +108,8 @@ def read_repository(
             problems += error.problems
     served = [model for model in found.values() if model.translated is not None]
     _share_gpus(served)
-    wishing = [Wishing(model.document, model.translated.queues) for model in served if model.translated is not None]
-    merged = merge_classes(wishing, {} if classes is None else classes)
+    queues = [ModelQueues(model.document, model.translated.queues) for model in served if model.translated is not None]
+    merged = merge_classes(queues, {} if classes is None else classes)
     for model in served:
         try:
             ModelConfig.model_validate(model.keys)

@@ -12,7 +12,7 @@ from serve_app.backends.registry import BACKENDS
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.composition.triton.fields import Document, Fields
 from serve_app.composition.triton.instances import Instances, read_instances, read_optimization, read_parameters
-from serve_app.composition.triton.queues import QueueWishes, read_queues
+from serve_app.composition.triton.queues import QueueSettings, read_queues
 from serve_app.composition.triton.tensors import read_tensors, triton_type
 from serve_app.config.problems import short_repr
 from serve_app.domain.settings import JoinSettings
@@ -48,12 +48,12 @@ class Translated(NamedTuple):
     Attributes:
         keys: An entry of `models`.
         instances: How often it runs, and on what.
-        queues: What it wishes of the classes.
+        queues: What it asks of the classes.
     """
 
     keys: dict[str, Any]
     instances: Instances
-    queues: QueueWishes
+    queues: QueueSettings
 
 
 def translate(
@@ -78,7 +78,7 @@ def translate(
         location = resolve_model(path, environ=environ)
         if _is_python(location.kind):
             raise ConfigError((f"{path}: {_PYTHON}",))
-        return Translated({"name": name, "path": path}, Instances(), QueueWishes())
+        return Translated({"name": name, "path": path}, Instances(), QueueSettings())
     found = _Translation(document, name, path, folder, environ).run()
     if found is not None:
         document.tell_rest()
@@ -130,7 +130,7 @@ class _Translation:
         if policy is not None and policy.value("decoupled"):
             policy.note("decoupled", "every request has exactly one answer")
         batching = fields.below("dynamic_batching")
-        return Translated(self._keys, instances, QueueWishes() if batching is None else read_queues(batching))
+        return Translated(self._keys, instances, QueueSettings() if batching is None else read_queues(batching))
 
     def _refuse_unsupported(self) -> None:
         fields = self._fields

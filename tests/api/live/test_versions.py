@@ -242,8 +242,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSer
     """A server with API keys, and the headers that carry each."""
     folder = tmp_path_factory.mktemp("guarded")
     file = folder / "keys.yaml"
-    wishes: dict[str, dict[str, Any]] = {"admin": {"admin": True}, "user": {}, "other": {"models": ["nothing"]}}
-    keys = {name: {"x_api_key": add(file, name, wish)} for name, wish in wishes.items()}
+    permissions: dict[str, dict[str, Any]] = {"admin": {"admin": True}, "user": {}, "other": {"models": ["nothing"]}}
+    keys = {name: {"x_api_key": add(file, name, wish)} for name, wish in permissions.items()}
     config = {"models": [adders(folder, sticky="key", traffic={"3": 1, "5": 1})]}
     with LocalServer({**config, "router": {"access": {"keys_file": str(file)}}}) as running:
         yield running, keys
