@@ -155,6 +155,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """Open Inference Protocol datatypes and the numpy dtypes that carry them."""
 
+DATATYPES: dict[str, str] = {dtype.name: name for name, dtype in DTYPES.items() if dtype.hasobject is False}
+"""The datatypes of numbers by their names in numpy and PyTorch: ``float32`` is FP32."""
+
 
 class Media(NamedTuple):
     """One picture or one sound, as the user has it.

@@ -11,27 +11,9 @@ from typing import Any, Final, NamedTuple
 from serve_app.backends.kind import RowProof
 from serve_app.config.problems import nearest, short_repr
 from serve_app.errors import ConfigError
-from serve_app.payloads import ModelSignature, TensorSpec
+from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
-DATATYPES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "bool": "BOOL",
-        "int8": "INT8",
-        "int16": "INT16",
-        "int32": "INT32",
-        "int64": "INT64",
-        "uint8": "UINT8",
-        "uint16": "UINT16",
-        "uint32": "UINT32",
-        "uint64": "UINT64",
-        "float16": "FP16",
-        "bfloat16": "BF16",
-        "float32": "FP32",
-        "float64": "FP64",
-        "str": "BYTES",
-        "bytes": "BYTES",
-    }
-)
+_TYPES: Final[Mapping[str, str]] = MappingProxyType({**DATATYPES, "str": "BYTES", "bytes": "BYTES"})
 """The types that a class may declare, and what the protocol calls them."""
 
 _ATTRIBUTES: Final = ("inputs", "outputs", "rows_independent", "files")
@@ -39,7 +21,7 @@ _EXAMPLE: Final = '{"x": ("float32", [-1, 4])}'
 
 
 class Declared(NamedTuple):
-    """One tensor, as the class declares it: its name, its type, one of `DATATYPES`, and its shape."""
+    """One tensor, as the class declares it: its name, its type, one of `_TYPES`, and its shape."""
 
     name: str
     kind: str
@@ -68,7 +50,7 @@ class Declaration(NamedTuple):
     def signature(self) -> ModelSignature:
         """Its tensors, with the shapes that it declares."""
         inputs, outputs = (
-            tuple(TensorSpec(name, DATATYPES[kind], shape) for name, kind, shape in side)
+            tuple(TensorSpec(name, _TYPES[kind], shape) for name, kind, shape in side)
             for side in (self.inputs, self.outputs)
         )
         return ModelSignature(inputs, outputs)
@@ -239,9 +221,9 @@ class _Reader:
             self._fault(f'{place} must be a type and a shape, such as ("float32", [-1, 4])', line)
             return None
         kind, shape = told
-        if not isinstance(kind, str) or kind not in DATATYPES:
-            guess = nearest(kind, DATATYPES) if isinstance(kind, str) else None
-            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(DATATYPES)}"
+        if not isinstance(kind, str) or kind not in _TYPES:
+            guess = nearest(kind, _TYPES) if isinstance(kind, str) else None
+            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(_TYPES)}"
             self._fault(f"{place}: unknown type {short_repr(kind)}; {hint}", line)
             return None
         if not isinstance(shape, (list, tuple)) or not all(type(size) is int and size >= -1 for size in shape):

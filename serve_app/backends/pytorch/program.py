@@ -15,9 +15,9 @@ from serve_app.backends.pytorch.failure import describe_failure
 from serve_app.backends.pytorch.opened import Opened, RowRange
 from serve_app.backends.pytorch.proof import prove_rows
 from serve_app.backends.pytorch.sizes import symbol_of, text_of
-from serve_app.backends.pytorch.tensors import DATATYPES, import_torch
+from serve_app.backends.pytorch.tensors import import_torch
 from serve_app.errors import ConfigError
-from serve_app.payloads import ModelSignature, TensorSpec
+from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
 _SCHEMA: Final = 8
 """Major version of the archive's format."""

@@ -13,9 +13,9 @@ from serve_app.backends.pytorch.archive import opened
 from serve_app.backends.pytorch.failure import describe_failure
 from serve_app.backends.pytorch.opened import Opened, RowRange
 from serve_app.backends.pytorch.settings import TensorOptions, TorchScriptOptions
-from serve_app.backends.pytorch.tensors import DATATYPES, import_torch
+from serve_app.backends.pytorch.tensors import import_torch
 from serve_app.errors import ConfigError
-from serve_app.payloads import ModelSignature, TensorSpec
+from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
 _SOURCES = ("/constants.pkl", "/code/")
 

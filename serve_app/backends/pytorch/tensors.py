@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from serve_app.payloads import DTYPES
-
-DATATYPES: Final = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
-"""The protocol's datatypes by PyTorch's names."""
 
 _BFLOAT16 = DTYPES["BF16"]
 

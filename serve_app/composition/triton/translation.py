@@ -17,7 +17,7 @@ from serve_app.composition.triton.tensors import read_tensors, triton_type
 from serve_app.config.problems import short_repr
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError
-from serve_app.payloads import ModelSignature, TensorSpec
+from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
 _UNSUPPORTED: Final = {
     "ensemble_scheduling": "ensembles are not served; call their models one after the other",
@@ -30,12 +30,7 @@ _UNSUPPORTED_LISTS: Final = {
     "batch_output": "outputs that describe a batch are not split",
 }
 _ZEROS: Final[Mapping[str, Any]] = {"BYTES": "", "BOOL": False}
-_DTYPES: Final[Mapping[str, str]] = {
-    "TYPE_BOOL": "bool",
-    **{f"TYPE_{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)},
-    "TYPE_BF16": "bfloat16",
-    **{f"TYPE_FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
-}
+_DTYPES: Final[Mapping[str, str]] = {f"TYPE_{datatype}": name for name, datatype in DATATYPES.items()}
 _NO_TYPE: Final = "TYPE_INVALID"
 _WARM_UP_FOLDER: Final = "warmup"
 _PYTHON_BACKEND: Final = "python"
