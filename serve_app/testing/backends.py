@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal, TypeAlias
 
@@ -36,15 +36,14 @@ from serve_app.backends.warm_up import first_that_runs, try_warm_up
 from serve_app.domain.settings import JoinSettings
 from serve_app.errors import ConfigError, ServeAppError
 from serve_app.payloads import DTYPES, PROVEN, ModelSignature, Tensors, TensorSpec
+from serve_app.testing.checks import NotConforming, listed_in, name_of, require
+
+__all__ = ["CHECKS", "Check", "NotConforming", "Subject", "name_of"]
 
 _MODEL: Final = "conformance"
 _CYCLES: Final = 4
 _SLACK_BYTES: Final = 16 * 2**20
 """What a process may grow by while nothing leaks: allocators keep some of what they had."""
-
-
-class NotConforming(AssertionError):
-    """The backend does not do what every backend promises."""
 
 
 @dataclass(frozen=True)
@@ -105,25 +104,7 @@ Check: TypeAlias = Callable[[Subject], None]
 _found: list[Check] = []
 
 
-def name_of(check: Check) -> str:
-    """A check's name, as test runners show it."""
-    return check.__name__
-
-
-def _check(do: Check) -> Check:
-    """One of `CHECKS`. Whatever else the backend raises breaks a promise, too."""
-
-    @wraps(do)
-    def check(subject: Subject) -> None:
-        try:
-            do(subject)
-        except NotConforming:
-            raise
-        except Exception as error:
-            raise NotConforming(f"{type(error).__name__}: {error}") from error
-
-    _found.append(check)
-    return check
+_check = listed_in(_found)
 
 
 @_check
@@ -131,8 +112,8 @@ def its_file_is_recognised(subject: Subject) -> None:
     """By its name, and a configuration without `backend` finds it, unless files of its kind are programs."""
     kind = subject.kind
     name = subject.model_file.name
-    _require(kind.recognises(name), f"{name} is not called {kind.file}, and ends with none of {kind.suffixes}")
-    _require(
+    require(kind.recognises(name), f"{name} is not called {kind.file}, and ends with none of {kind.suffixes}")
+    require(
         all(suffix.startswith(".") and suffix == suffix.lower() for suffix in kind.suffixes),
         f"suffixes are lower case and begin with a dot: {kind.suffixes}",
     )
@@ -154,17 +135,17 @@ def its_file_is_described(subject: Subject) -> None:
     """Without running it: tensors of the protocol's types, each named once, and files beside it that are there."""
     signature = subject.inspect(subject.model_file).signature
     specs = (*signature.inputs, *signature.outputs, *signature.optional)
-    _require(bool(signature.outputs), "the model has no output")
+    require(bool(signature.outputs), "the model has no output")
     for spec in specs:
-        _require(spec.datatype in DTYPES, f"{spec.name!r} is of datatype {spec.datatype!r}, which is none")
-        _require(all(size >= -1 for size in spec.shape), f"{spec.name!r} has shape {spec.shape}")
+        require(spec.datatype in DTYPES, f"{spec.name!r} is of datatype {spec.datatype!r}, which is none")
+        require(all(size >= -1 for size in spec.shape), f"{spec.name!r} has shape {spec.shape}")
     for side in (signature.inputs + signature.optional, signature.outputs):
         names = [spec.name for spec in side]
-        _require(len(set(names)) == len(names), f"a name is there twice: {names}")
+        require(len(set(names)) == len(names), f"a name is there twice: {names}")
     for name in subject.kind.further_files(subject.model_file):
         path = PurePosixPath(name)
-        _require(not path.is_absolute() and ".." not in path.parts, f"{name!r} is outside the model's folder")
-        _require((subject.model_file.parent / name).is_file(), f"{name!r} is no file beside the model")
+        require(not path.is_absolute() and ".." not in path.parts, f"{name!r} is outside the model's folder")
+        require((subject.model_file.parent / name).is_file(), f"{name!r} is no file beside the model")
 
 
 @_check
@@ -189,9 +170,9 @@ def what_is_loaded_is_what_was_described(subject: Subject) -> None:
         described = subject.describe(join=join)
         with _loaded(subject, layout=described.layout) as backend:
             found, wanted = _without_ranks(backend.signature), _without_ranks(described.signature)
-            _require(found == wanted, f"signature of the backend: {found}; of the description: {wanted}")
+            require(found == wanted, f"signature of the backend: {found}; of the description: {wanted}")
             asked, found_on = subject.device, backend.device
-            _require(found_on == asked, f"device is {asked}, and it runs on {found_on!r}")
+            require(found_on == asked, f"device is {asked}, and it runs on {found_on!r}")
 
 
 @_check
@@ -210,7 +191,7 @@ def answers_are_as_declared(subject: Subject) -> None:
             request = draw(rows, rows)
             for run in (backend.run, backend.run_whole):
                 answer = run(request)
-                _require(list(answer) == [spec.name for spec in outputs], f"outputs are {list(answer)}")
+                require(list(answer) == [spec.name for spec in outputs], f"outputs are {list(answer)}")
                 for spec in outputs:
                     _check_tensor(spec, answer[spec.name], rows if subject.describe().joinable.rows else None)
 
@@ -257,7 +238,7 @@ def rows_answer_alone_as_beside_others(subject: Subject) -> None:
         verdict = try_joining(
             backend, lambda rows, seed, _: draw(rows, seed), max_rows=subject.max_rows, tolerance=None, budget_s=2.0
         )
-        _require(verdict.joins, verdict.reason)
+        require(verdict.joins, verdict.reason)
 
 
 @_check
@@ -296,7 +277,7 @@ def an_error_is_of_its_entry(subject: Subject) -> None:
         outcomes = run_entries(
             backend, [good[0], bad, good[1]], subject.max_rows, whole=None if _has_rows(subject) else [1, 1, 1]
         ).outcomes
-        _require(isinstance(outcomes[1], ServeAppError), "among others it answers a request that it cannot run")
+        require(isinstance(outcomes[1], ServeAppError), "among others it answers a request that it cannot run")
         _answered(backend, good[0], outcomes[0], "before one that fails")
         _answered(backend, good[1], outcomes[2], "behind one that fails")
 
@@ -307,7 +288,7 @@ def it_warms_up(subject: Subject) -> None:
     with _ready(subject) as (backend, draw):
         max_rows = subject.max_rows if _has_rows(subject) else 1
         warm = try_warm_up(backend, [lambda rows, _: draw(rows, 0)], max_rows=max_rows, repeats=1)
-        _require(warm.reason is None, f"it does not warm up: {warm.reason}")
+        require(warm.reason is None, f"it does not warm up: {warm.reason}")
 
 
 @_check
@@ -346,23 +327,18 @@ def closed_it_holds_no_memory(subject: Subject) -> None:
     if first is None or after is None or held is None:
         return
     growth, allowed = after - first, _SLACK_BYTES + max(0, held - after)
-    _require(growth <= allowed, f"loaded and closed {_CYCLES} times, it holds {growth / 2**20:.0f} MiB more")
+    require(growth <= allowed, f"loaded and closed {_CYCLES} times, it holds {growth / 2**20:.0f} MiB more")
 
 
 CHECKS: Final = tuple(_found)
 """All of them."""
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise NotConforming(message)
-
-
 def _raises_config_error(do: Callable[[], object], what: str) -> None:
     try:
         do()
     except ConfigError as error:
-        _require(_MODEL in str(error), f"{what} raises an error that does not name the model: {error}")
+        require(_MODEL in str(error), f"{what} raises an error that does not name the model: {error}")
     except Exception as error:
         raise NotConforming(f"{what} raises {type(error).__name__}, no ConfigError") from error
     else:
@@ -379,7 +355,7 @@ def _loaded(subject: Subject, **changes: Any) -> Iterator[Backend]:
     backend = subject.create(**changes)
     try:
         note = backend.load()
-        _require(note is None or isinstance(note, str), f"load returns {note!r}")
+        require(note is None or isinstance(note, str), f"load returns {note!r}")
         yield backend
     finally:
         backend.close()
@@ -424,25 +400,25 @@ def _without_ranks(signature: ModelSignature) -> ModelSignature:
 
 
 def _check_tensor(spec: TensorSpec, array: Any, rows: int | None) -> None:
-    _require(isinstance(array, np.ndarray), f"output {spec.name!r} is a {type(array).__name__}, no array")
+    require(isinstance(array, np.ndarray), f"output {spec.name!r} is a {type(array).__name__}, no array")
     dtype = DTYPES[spec.datatype]
-    _require(array.dtype == dtype, f"output {spec.name!r} is of dtype {array.dtype}; {spec.datatype} is {dtype}")
+    require(array.dtype == dtype, f"output {spec.name!r} is of dtype {array.dtype}; {spec.datatype} is {dtype}")
     if spec.datatype == "BYTES":
         kinds = {type(value) for value in array.ravel().tolist()}
-        _require(kinds <= {str, bytes}, f"output {spec.name!r} holds {kinds}, not texts")
+        require(kinds <= {str, bytes}, f"output {spec.name!r} holds {kinds}, not texts")
     if rows is not None:
-        _require(array.ndim > 0 and len(array) == rows, f"output {spec.name!r} has shape {array.shape} for {rows} rows")
+        require(array.ndim > 0 and len(array) == rows, f"output {spec.name!r} has shape {array.shape} for {rows} rows")
     if rows is None or len(spec.shape) > 1:  # one that is (-1,) beside rows may be of unknown rank
         fits = array.ndim == len(spec.shape) and all(
             wanted in {-1, size} for size, wanted in zip(array.shape, spec.shape, strict=True)
         )
-        _require(fits or not spec.ranked, f"output {spec.name!r} has shape {array.shape}, and declares {spec.shape}")
+        require(fits or not spec.ranked, f"output {spec.name!r} has shape {array.shape}, and declares {spec.shape}")
 
 
 def _same(expected: Tensors, found: Tensors, fault: str) -> None:
-    _require(expected.keys() == found.keys(), fault)
+    require(expected.keys() == found.keys(), fault)
     worst = difference(expected, found, None)
-    _require(worst.allowed, f"{fault}: {worst.output!r} differs by {worst.relative:.2g} of its largest value")
+    require(worst.allowed, f"{fault}: {worst.output!r} differs by {worst.relative:.2g} of its largest value")
 
 
 def _answered(backend: Backend, request: Tensors, outcome: Tensors | ServeAppError, where: str) -> None:

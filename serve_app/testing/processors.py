@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +30,9 @@ from serve_app.payloads import DTYPES, Embeddings, Media, ModelSignature, Tensor
 from serve_app.processors.custom import misfit, plain_answer
 from serve_app.processors.processor import Processor
 from serve_app.processors.registry import create_processor
+from serve_app.testing.checks import NotConforming, listed_in, name_of, require
+
+__all__ = ["CHECKS", "Check", "NotConforming", "Subject", "name_of"]
 
 _TASK: Final = "conformance"
 _ROWS: Final = (1, 3)
@@ -45,10 +47,6 @@ _DAMAGES: Final = 20
 _CLASSES: Final = 4
 
 Payload: TypeAlias = Media | Texts
-
-
-class NotConforming(AssertionError):
-    """The processor does not do what every processor promises."""
 
 
 @dataclass(frozen=True)
@@ -95,39 +93,27 @@ Check: TypeAlias = Callable[[Subject], None]
 _found: list[Check] = []
 
 
-def name_of(check: Check) -> str:
-    """A check's name, as test runners show it."""
-    return check.__name__
+def _told(error: BaseException) -> str:
+    """An error with what it hides from clients."""
+    shown = error.__cause__ if isinstance(error, InferenceFailed) and error.__cause__ is not None else error
+    return f"{type(shown).__name__}: {shown}"
 
 
-def _check(do: Check) -> Check:
-    """One of `CHECKS`. Whatever else the processor raises breaks a promise, too."""
-
-    @wraps(do)
-    def check(subject: Subject) -> None:
-        try:
-            do(subject)
-        except NotConforming:
-            raise
-        except Exception as error:
-            raise NotConforming(_told(error)) from error
-
-    _found.append(check)
-    return check
+_check = listed_in(_found, _told)
 
 
 @_check
 def it_is_made_and_described(subject: Subject) -> None:
     """Labels are texts, buckets ascend, and that does not change."""
-    _require(bool(subject.samples), "the subject needs a sample")
+    require(bool(subject.samples), "the subject needs a sample")
     made, again = subject.create(), subject.create()
     for one in (made, again):
-        _require(all(isinstance(each, str) for each in one.labels), f"labels are {one.labels!r}, and not all texts")
+        require(all(isinstance(each, str) for each in one.labels), f"labels are {one.labels!r}, and not all texts")
         buckets = list(one.buckets)
-        _require(bool(buckets) and buckets == sorted(set(buckets)), f"buckets are {buckets}, and do not ascend")
-        _require(isinstance(one.bucket_invariant, bool), "bucket_invariant is no bool")
+        require(bool(buckets) and buckets == sorted(set(buckets)), f"buckets are {buckets}, and do not ascend")
+        require(isinstance(one.bucket_invariant, bool), "bucket_invariant is no bool")
     same = (made.labels, made.buckets) == (again.labels, again.buckets)
-    _require(same, "made again, it has other labels or buckets")
+    require(same, "made again, it has other labels or buckets")
 
 
 @_check
@@ -136,7 +122,7 @@ def its_options_are_checked(subject: Subject) -> None:
     try:
         subject.create(no_such_option=1)
     except ConfigError as error:
-        _require("no_such_option" in str(error), f"the fault does not name the option: {error}")
+        require("no_such_option" in str(error), f"the fault does not name the option: {error}")
         return
     raise NotConforming("an option that there is not is taken")
 
@@ -155,10 +141,10 @@ def the_cost_is_as_estimated(subject: Subject) -> None:
     processor = subject.create()
     for number, sample in enumerate(subject.samples):
         cost, tensors = processor.estimate(sample), processor.preprocess(sample)
-        _require(cost.rows == _rows(tensors), f"sample {number}: {cost.rows} rows estimated, {_rows(tensors)} made")
+        require(cost.rows == _rows(tensors), f"sample {number}: {cost.rows} rows estimated, {_rows(tensors)} made")
         for bucket in (cost.bucket, processor.bucket(tensors)):
-            _require(bucket in processor.buckets, f"sample {number}: there is no bucket {bucket}")
-        _require(processor.estimate(sample) == cost, f"sample {number} has another cost when it is estimated again")
+            require(bucket in processor.buckets, f"sample {number}: there is no bucket {bucket}")
+        require(processor.estimate(sample) == cost, f"sample {number} has another cost when it is estimated again")
 
 
 @_check
@@ -173,7 +159,7 @@ def a_sample_has_one_result(subject: Subject) -> None:
         _same(kept[number], processor.preprocess(sample), f"sample {number} has other tensors when it comes again")
         _same(kept[number], other.preprocess(sample), f"sample {number} has other tensors at another replica")
         answers = [_answer(subject, each, number) for each in (processor, processor, other)]
-        _require(all(_alike(answers[0], each) for each in answers), f"sample {number} has several answers")
+        require(all(_alike(answers[0], each) for each in answers), f"sample {number} has several answers")
     for number, tensors in enumerate(first):
         _same(kept[number], tensors, f"the tensors of sample {number} changed when others were made")
 
@@ -191,7 +177,7 @@ def what_it_is_given_stays_as_it_was(subject: Subject) -> None:
         for bucket in _next_buckets(processor, tensors):
             processor.pad(tensors, bucket)
         processor.postprocess(given, outputs, tensors)
-        _require(given == sample, f"sample {number} was changed")
+        require(given == sample, f"sample {number} was changed")
         _same(before[0], tensors, f"the tensors of sample {number} were changed")
         _same(before[1], outputs, f"the outputs for sample {number} were changed")
 
@@ -206,11 +192,11 @@ def what_is_no_sample_is_refused(subject: Subject) -> None:
             processor.estimate(payload)
             tensors = processor.preprocess(payload)
         except InvalidRequest as error:
-            _require(bool(error.message), f"{what} is refused without a message")
+            require(bool(error.message), f"{what} is refused without a message")
             continue
         except Exception as error:
             raise NotConforming(f"{what} is answered with {_told(error)}, and not with InvalidRequest") from error
-        _require(not strict, f"{what} is not refused")
+        require(not strict, f"{what} is not refused")
         _fits(subject, tensors, what)
     for sample, tensors in zip(subject.samples, before, strict=True):
         _same(tensors, processor.preprocess(sample), "after requests that were refused, a sample has other tensors")
@@ -246,14 +232,14 @@ def padding_keeps_what_was_there(subject: Subject) -> None:
         for bucket in _next_buckets(processor, tensors):
             padded, what = processor.pad(tensors, bucket), f"sample {number}, padded to {bucket},"
             _fits(subject, padded, what)
-            _require(processor.bucket(padded) == bucket, f"{what} is of bucket {processor.bucket(padded)}")
-            _require(_rows(padded) == _rows(tensors), f"{what} has {_rows(padded)} rows")
+            require(processor.bucket(padded) == bucket, f"{what} is of bucket {processor.bucket(padded)}")
+            require(_rows(padded) == _rows(tensors), f"{what} has {_rows(padded)} rows")
             example = processor.example(1, bucket)
             for name, array in padded.items():
                 inside = name in tensors and _is_inside(tensors[name], array)
-                _require(inside, f"{what} has not what it had in {name!r}")
+                require(inside, f"{what} has not what it had in {name!r}")
                 joins = name in example and array.shape[1:] == example[name].shape[1:]
-                _require(joins, f"{what} has {name!r} of shape {list(array.shape)}, which joins none of its bucket")
+                require(joins, f"{what} has {name!r} of shape {list(array.shape)}, which joins none of its bucket")
 
 
 @_check
@@ -264,8 +250,8 @@ def examples_are_like_samples(subject: Subject) -> None:
         for rows in _ROWS:
             example, what = processor.example(rows, bucket), f"the example of {rows} rows and bucket {bucket}"
             _fits(subject, example, what)
-            _require(_rows(example) == rows, f"{what} has {_rows(example)} rows")
-            _require(processor.bucket(example) == bucket, f"{what} is of bucket {processor.bucket(example)}")
+            require(_rows(example) == rows, f"{what} has {_rows(example)} rows")
+            require(processor.bucket(example) == bucket, f"{what} is of bucket {processor.bucket(example)}")
 
 
 @_check
@@ -276,7 +262,7 @@ def answers_can_be_written(subject: Subject) -> None:
         answer = _answer(subject, processor, number)
         if isinstance(answer, Embeddings):
             vectors = answer.vectors
-            _require(vectors.ndim == 2 and vectors.dtype == np.float32, f"vectors are {vectors.dtype} {vectors.shape}")
+            require(vectors.ndim == 2 and vectors.dtype == np.float32, f"vectors are {vectors.dtype} {vectors.shape}")
         try:
             plain_answer(answer)
             pickle.dumps(answer)
@@ -295,7 +281,7 @@ def an_answer_is_of_its_request_alone(subject: Subject) -> None:
             outputs = _outputs_of(subject, processor, number, tensors, bucket)
             answer = processor.postprocess(subject.samples[number], outputs, tensors)
             what = f"sample {number} in bucket {bucket} has another answer than alone"
-            _require(_alike(alone[number], answer), f"{what}: {answer!r}, and not {alone[number]!r}"[:1000])
+            require(_alike(alone[number], answer), f"{what}: {answer!r}, and not {alone[number]!r}"[:1000])
 
 
 @_check
@@ -312,7 +298,7 @@ def outputs_that_are_no_numbers_are_no_answer(subject: Subject) -> None:
             answer = plain_answer(processor.postprocess(sample, nan, tensors))
         except InferenceFailed:
             continue
-        _require(_is_finite(answer), f"the answer to sample {number}, where the model gives NaN, is {answer!r}"[:1000])
+        require(_is_finite(answer), f"the answer to sample {number}, where the model gives NaN, is {answer!r}"[:1000])
 
 
 @_check
@@ -328,7 +314,7 @@ def several_threads_may_call_it(subject: Subject) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         for number, (tensors, answer) in zip(numbers * _CALLS, pool.map(work, numbers * _CALLS), strict=True):
             _same(alone[number][0], tensors, f"sample {number} has other tensors in another thread")
-            _require(_alike(alone[number][1], answer), f"sample {number} has another answer in another thread")
+            require(_alike(alone[number][1], answer), f"sample {number} has another answer in another thread")
 
 
 @_check
@@ -348,22 +334,11 @@ def it_holds_no_memory(subject: Subject) -> None:
     if before is None or after is None:
         return
     growth = f"after {_CYCLES * calls} more requests the process holds {(after - before) / 2**20:.0f} MiB more"
-    _require(after - before <= _SLACK_BYTES, growth)
+    require(after - before <= _SLACK_BYTES, growth)
 
 
 CHECKS: Final = tuple(_found)
 """All of them."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise NotConforming(message)
-
-
-def _told(error: BaseException) -> str:
-    """An error with what it hides from clients."""
-    shown = error.__cause__ if isinstance(error, InferenceFailed) and error.__cause__ is not None else error
-    return f"{type(shown).__name__}: {shown}"
 
 
 # --- Requests and outputs ---------------------------------------------------------------------------------------------
@@ -463,7 +438,7 @@ def _next_buckets(processor: Processor, tensors: Tensors) -> list[int]:
 
 def _fits(subject: Subject, tensors: Any, what: str) -> None:
     fault = misfit(subject.signature, tensors)
-    _require(fault is None, f"{what}: {fault}")
+    require(fault is None, f"{what}: {fault}")
 
 
 def _rows(tensors: Tensors) -> int:
@@ -481,11 +456,11 @@ def _frozen(tensors: Tensors) -> Tensors:
 
 
 def _same(expected: Tensors, found: Tensors, fault: str) -> None:
-    _require(expected.keys() == found.keys(), fault)
+    require(expected.keys() == found.keys(), fault)
     for name, array in expected.items():
         other = found[name]
         equal = array.dtype == other.dtype and np.array_equal(array, other, equal_nan=_is_real(array))
-        _require(equal, f"{fault}: {name!r} differs")
+        require(equal, f"{fault}: {name!r} differs")
 
 
 def _is_inside(array: Any, padded: Any) -> bool:
