@@ -132,14 +132,12 @@ lock: | .venv-uv/.made ## Compile the lock files again (UPGRADE=--upgrade takes 
 # --- Generated files ------------------------------------------------------------------------------------------------
 
 PROTO := serve_app/api/open_inference
-TRITON := serve_app/composition/triton
 
 .PHONY: proto
-proto: env ## Compile the definitions of the gRPC interface and of Triton's model configuration again
-	@$(BIN)/python -m grpc_tools.protoc --proto_path=$(PROTO) --descriptor_set_out=$(PROTO)/inference.binpb \
-		--pyi_out=$(PROTO) inference.proto
-	@$(BIN)/python -m grpc_tools.protoc --proto_path=$(TRITON) --descriptor_set_out=$(TRITON)/model_config.binpb \
-		model_config.proto
+proto: env ## Compile the definitions of the gRPC interface again
+	@$(BIN)/python -m grpc_tools.protoc --proto_path=$(PROTO) --include_imports \
+		--descriptor_set_out=$(PROTO)/definitions.binpb --pyi_out=$(PROTO) inference.proto model_config.proto
+	@sed -i 's/^import model_config_pb2/from serve_app.api.open_inference import model_config_pb2/' $(PROTO)/inference_pb2.pyi
 
 .PHONY: goldens
 goldens: env ## Write again what clients see: the answers that tests/wire compares with

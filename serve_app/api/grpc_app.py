@@ -25,7 +25,7 @@ from serve_app.api.gateway import Gateway
 from serve_app.api.grpc.call import Context, GrpcCall, OwnContext, parse
 from serve_app.api.grpc.health import Health
 from serve_app.api.grpc.inbound_messages import InboundMessages
-from serve_app.api.open_inference import inference_pb2
+from serve_app.api.open_inference import inference_pb2, model_config_pb2
 from serve_app.api.open_inference.rpc import InferenceRpc, Stream, Unary
 from serve_app.domain.service import InferenceService
 from serve_app.errors import QueueFull, ServeAppError
@@ -34,7 +34,12 @@ from serve_app.http.errors import internal_error
 from serve_app.http.request_id import RequestIds
 from serve_app.telemetry.request_log import RequestLog
 
-_FILES: Final = (inference_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+_FILES: Final = (
+    model_config_pb2.DESCRIPTOR,
+    inference_pb2.DESCRIPTOR,
+    health_pb2.DESCRIPTOR,
+    reflection_pb2.DESCRIPTOR,
+)
 SERVICES: Final[tuple[Any, ...]] = tuple(service for file in _FILES for service in file.services_by_name.values())
 """Descriptors of everything that is served."""
 

@@ -33,14 +33,15 @@ def differences(ours: Any, theirs: Any, name: str) -> list[str]:
 def main(compiled: Path) -> None:
     """Compare services and messages."""
     pool = descriptor_pool.DescriptorPool()
-    (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
-    pool.Add(file)
-    ours = pool.FindFileByName(file.name)
+    files = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
+    for file in files:
+        pool.Add(file)
+    ours = [pool.FindFileByName(file.name) for file in files]
     theirs = descriptor_pool.Default()
     found = []
-    for name, message in ours.message_types_by_name.items():
+    for name, message in ((name, each) for file in ours for name, each in file.message_types_by_name.items()):
         found += differences(message, theirs.FindMessageTypeByName(f"inference.{name}"), name)
-    (service,) = ours.services_by_name.values()
+    (service,) = (service for file in ours for service in file.services_by_name.values())
     other = theirs.FindServiceByName(service.full_name)
 
     def calls(each: Any) -> set[Any]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pb2
 
-from serve_app.composition.triton import fields as module
 from serve_app.composition.triton.fields import MODEL_CONFIG, Document, written
 from serve_app.errors import ConfigError
 
-FOLDER = Path(module.__file__).parent
 THEIRS = """
 import sys
 from tritonclient.grpc import model_config_pb2
@@ -53,14 +50,6 @@ def described(
         } | {(kind.name, value.name, value.number) for kind in message.enum_type for value in kind.value}
         found |= described(message.nested_type, f"{name}.")
     return found
-
-
-def test_the_compiled_message_is_that_of_the_definition(tmp_path: Path) -> None:
-    """`make proto` has been run since it last changed."""
-    compiled = tmp_path / "model_config.binpb"
-    options = [f"--proto_path={FOLDER}", f"--descriptor_set_out={compiled}", "model_config.proto"]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options], check=True)
-    assert compiled.read_bytes() == (FOLDER / "model_config.binpb").read_bytes()
 
 
 TEXT = """\

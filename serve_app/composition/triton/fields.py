@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+from serve_app.api.open_inference.model_config_pb2 import DESCRIPTOR, ModelConfig
 from serve_app.composition.triton.positions import Path, Position, find_positions
 from serve_app.config.problems import nearest
 from serve_app.errors import ConfigError
@@ -19,16 +19,7 @@ Level: TypeAlias = Literal["note", "refusal", "fault"]
 FILE: Final = "config.pbtxt"
 
 
-def _load() -> Descriptor:
-    """The message ``ModelConfig``, in a pool of its own: Triton's clients register one of that name."""
-    pool = descriptor_pool.DescriptorPool()
-    compiled = files(__package__).joinpath("model_config.binpb").read_bytes()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(compiled).file:
-        pool.Add(file)
-    return pool.FindMessageTypeByName("inference.ModelConfig")
-
-
-MODEL_CONFIG: Final = _load()
+MODEL_CONFIG: Final[Descriptor] = DESCRIPTOR.message_types_by_name["ModelConfig"]
 """Descriptor of the message."""
 
 
@@ -210,7 +201,7 @@ class Fields:
 
 
 def _parse(name: str, text: str) -> Message:
-    message = message_factory.GetMessageClass(MODEL_CONFIG)()
+    message = ModelConfig()
     try:
         # Unknown fields are told all at once, and with what was meant.
         text_format.Parse(text, message, allow_unknown_field=True)

@@ -93,7 +93,7 @@ async def test_clients(address: str, name: str) -> None:
 @needs_clients
 async def test_the_interface_is_that_of_tritons_client() -> None:
     """Every message and call of ours has the names, numbers and types of Triton's; no call is missing."""
-    await asyncio.to_thread(run_script, "triton_interface.py", str(Path(pb.__file__).with_name("inference.binpb")))
+    await asyncio.to_thread(run_script, "triton_interface.py", str(Path(pb.__file__).with_name("definitions.binpb")))
 
 
 @needs_perf_analyzer

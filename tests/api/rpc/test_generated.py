@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest import mock
 
 import grpc
-import pytest
 
 from serve_app.api.grpc_app import RPCS, SERVICES, GrpcApp, add_to_server
 from serve_app.api.open_inference import inference_pb2 as pb
@@ -17,13 +16,18 @@ from serve_app.api.open_inference import inference_pb2 as pb
 FOLDER = Path(pb.__file__).parent
 
 
-@pytest.mark.parametrize("name", ["inference.binpb", "inference_pb2.pyi"])
-def test_generated_files_are_up_to_date(tmp_path: Path, name: str) -> None:
-    """They are what protoc makes of the definition today; `make proto` makes them again."""
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={FOLDER}", "inference.proto"]
-    outputs = [f"--descriptor_set_out={tmp_path / 'inference.binpb'}", f"--pyi_out={tmp_path}"]
-    subprocess.run([*command, *outputs], check=True, timeout=60)
-    assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
+    """They are what protoc makes of the definitions today; `make proto` makes them again."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={FOLDER}", "--include_imports"]
+    outputs = [f"--descriptor_set_out={tmp_path / 'definitions.binpb'}", f"--pyi_out={tmp_path}"]
+    definitions = ["inference.proto", "model_config.proto"]
+    subprocess.run([*command, *outputs, *definitions], check=True, timeout=60)
+    made = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    # protoc imports other modules as if there were no packages.
+    plain, packaged = b"import model_config_pb2", b"from serve_app.api.open_inference import model_config_pb2"
+    made["inference_pb2.pyi"] = made["inference_pb2.pyi"].replace(plain, packaged, 1)
+    assert sorted(made) == ["definitions.binpb", "inference_pb2.pyi", "model_config_pb2.pyi"]
+    assert made == {name: (FOLDER / name).read_bytes() for name in made}
 
 
 def test_the_messages_stay_out_of_the_pool_that_clients_use() -> None:
