@@ -60,7 +60,7 @@ def triton_file(path: str, environ: Mapping[str, str]) -> str:
     """
     repository = read_repository(path, environ=environ)
     if not repository.served:
-        raise ConfigError((*repository.notes, "no model of it can be served"))
+        raise ConfigError((*repository.notes, f"{path}: no model can be served"))
     return "".join((_HEAD.format(path=path), *(f"{line}\n" for line in _lines(repository))))
 
 

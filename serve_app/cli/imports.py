@@ -29,7 +29,7 @@ def triton(
         text = triton_file(path, os.environ)
     except ConfigError as error:
         for problem in error.problems:
-            typer.echo(f"{path}: {problem}", err=True)
+            typer.echo(problem, err=True)
         raise typer.Exit(_INVALID) from None
     if out is None:
         typer.echo(text, nl=False)

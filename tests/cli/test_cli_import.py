@@ -47,7 +47,7 @@ def test_the_file_means_what_the_repository_means(tmp_path: Path) -> None:
     assert comments == [
         (
             f"# {repository}/chain/config.pbtxt:1:22: ensemble_scheduling: ensembles are not served;"
-            " call their models one after the other: model 'chain' is not served"
+            " the client calls their models one after the other: model 'chain' is not served"
         ),
         (
             f"# {repository}/full/config.pbtxt:13:3: dynamic_batching.preferred_batch_size: [4]:"
@@ -79,7 +79,12 @@ def test_faults_are_told(tmp_path: Path) -> None:
     """One line each: of a file, and where nothing can be served."""
     folder = add_model(tmp_path, "m", "nme: 1")
     code, text = run("import", "triton", str(tmp_path))
-    assert (code, text) == (2, f"{tmp_path}: {folder}/config.pbtxt:1:1: unknown field nme; did you mean name?\n")
+    assert (code, text) == (2, f"{folder}/config.pbtxt:1:1: unknown field nme; did you mean name?\n")
     (folder / "config.pbtxt").write_text('backend: "python"')
     code, text = run("import", "triton", str(tmp_path))
-    assert (code, text.splitlines()[-1]) == (2, f"{tmp_path}: no model of it can be served")
+    assert (code, text.splitlines()[-1]) == (2, f"{tmp_path}: no model can be served")
+    code, text = run("import", "triton", str(folder))
+    assert (code, text) == (
+        2,
+        f"repository.path: {folder}: is the folder of one model; name the folder that holds it\n",
+    )

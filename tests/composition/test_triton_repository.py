@@ -61,8 +61,8 @@ def test_each_folder_is_a_model(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert list(describe_models(args)) == ["flat", "plain", "told"]
     assert caplog.messages == [
         (
-            f"{tmp_path}/empty: is not served: {tmp_path}/empty: holds no <version>/model.onnx, no model.onnx and no"
-            " other file *.onnx"
+            f"{tmp_path}/empty: holds no <version>/model.onnx, no model.onnx and no other file *.onnx:"
+            " model 'empty' is not served"
         ),
         f"{tmp_path}/told/config.pbtxt:11:1: runtime: has no counterpart, and counts for nothing",
     ]

@@ -21,6 +21,11 @@ input { name: "pixels" data_type: TYPE_FP32 dims: [ 3, 32, 32 ] INPUT }
 output { name: "logits" data_type: TYPE_FP32 dims: [ 4 ] OUTPUT }
 """
 
+PYTHON = (
+    "code for Triton's Python backend does not run here; write a class with predict() in place of execute(),"
+    " and an entry of models with backend: python"
+)
+
 
 @pytest.fixture(autouse=True)
 def only_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,18 +271,28 @@ def test_what_is_told(tmp_path: Path, text: str, told: str) -> None:
     [
         (
             'platform: "ensemble" ensemble_scheduling { step { model_name: "x" } }',
-            ("1:22: ensemble_scheduling: ensembles are not served; call their models one after the other"),
+            ("1:22: ensemble_scheduling: ensembles are not served; the client calls their models one after the other"),
         ),
         (
             "sequence_batching { oldest {} }",
-            "1:1: sequence_batching: models that keep a state between requests are not served",
+            (
+                "1:1: sequence_batching: models that keep a state between requests are not served;"
+                " the client sends the state as tensors"
+            ),
         ),
         (
             'backend: "python"',
-            ("1:1: backend: model.py is written for the interface of Triton's Python backend, which is none here"),
+            f"1:1: backend: {PYTHON}",
         ),
-        ('platform: "tensorrt_plan"', "1:1: platform: nothing here runs 'tensorrt_plan'; there is onnxruntime"),
-        ('backend: "vllm"', "1:1: backend: nothing here runs 'vllm'; there is onnxruntime"),
+        (
+            'platform: "tensorrt_plan"',
+            ("1:1: platform: no backend here runs 'tensorrt_plan'; serve the ONNX file that the engine was built from"),
+        ),
+        (
+            'backend: "tensorflow"',
+            "1:1: backend: no backend here runs 'tensorflow'; export the model to ONNX",
+        ),
+        ('backend: "vllm"', "1:1: backend: no backend here runs 'vllm'; there is onnxruntime"),
         (
             'model_operations { op_library_filename: "x.so" }',
             "1:1: model_operations: libraries of custom operators are not loaded",
@@ -382,6 +397,31 @@ def test_what_does_not_fit_the_model_is_an_error(tmp_path: Path, text: str, told
     with pytest.raises(ConfigError) as caught:
         read_repository(str(tmp_path))
     assert caught.value.problems[0] == f"{tmp_path}/m/config.pbtxt:{told}"
+
+
+@pytest.mark.parametrize(("text", "place"), [(None, "m"), ('name: "m"', "m/config.pbtxt:1:1")])
+def test_code_for_tritons_python_backend_is_told_by_its_file(tmp_path: Path, text: str | None, place: str) -> None:
+    """Where no backend is named, and unless there is a file that a backend here runs."""
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("class TritonPythonModel: ...")
+    if text is not None:
+        (folder / "config.pbtxt").write_text(text)
+    (model,) = read_repository(str(tmp_path)).models
+    assert model.notes == (f"{tmp_path}/{place}: {PYTHON}: model 'm' is not served",)
+    assert translated(tmp_path, text).keys is not None  # with the file of another backend beside it
+
+
+def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+    """A name that was changed with other fields."""
+    text = 'name: "n" max_batch_size: 4 output { name: "OUTPUT0" dims: [ 8 ] }'
+    add_model(tmp_path, "m", text)
+    with pytest.raises(ConfigError) as caught:
+        read_repository(str(tmp_path))
+    assert [problem.partition(": ")[2] for problem in caught.value.problems] == [
+        "name: is 'n', but the folder is 'm'",
+        "output[0].dims: are [8] without its rows, and the file has OUTPUT0 INT32[-1, 16]",
+    ]
 
 
 def test_without_rows(tmp_path: Path) -> None:

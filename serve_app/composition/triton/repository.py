@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -86,6 +86,8 @@ def read_repository(
     root = home(environ) / path
     if is_remote(path) or not root.is_dir():
         raise ConfigError((f"repository.path: {path}: is no folder of this machine (looked for {root})",))
+    if (root / FILE).is_file():
+        raise ConfigError((f"repository.path: {path}: is the folder of one model; name the folder that holds it",))
     try:
         folders = sorted(root.iterdir(), key=lambda item: item.name)
     except OSError as error:
@@ -153,7 +155,7 @@ class _Model:
             problems = error.problems if isinstance(error, ConfigError) else (str(error),)
             if self.document is not None or strict or (folder / FILE).is_file():
                 raise ConfigError(problems) from None
-            self.notes += [f"{self.path}: is not served: {problem}" for problem in problems]
+            self.notes += self._not_served(problems)
             return
         if self.document is None:
             return
@@ -163,10 +165,13 @@ class _Model:
         if faults and not refusals:
             raise ConfigError(faults)
         if refusals:
-            lines = tuple(f"{line}: model {self.name!r} is not served" for line in refusals)
+            lines = self._not_served(refusals)
             if strict:
                 raise ConfigError(lines)
             self.notes += lines
+
+    def _not_served(self, reasons: Iterable[str]) -> tuple[str, ...]:
+        return tuple(f"{reason}: model {self.name!r} is not served" for reason in reasons)
 
     def lines(self) -> Iterator[str]:
         yield from self.notes

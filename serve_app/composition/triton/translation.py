@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from serve_app.backends.description import describe_build
 from serve_app.backends.kind import AnyKind, BackendOptions
-from serve_app.backends.registry import BACKENDS
+from serve_app.backends.registry import BACKENDS, kinds_of
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.composition.triton.fields import Document, Fields
 from serve_app.composition.triton.instances import Instances, read_instances, read_optimization, read_parameters
@@ -20,8 +20,10 @@ from serve_app.errors import ConfigError
 from serve_app.payloads import DATATYPES, ModelSignature, TensorSpec
 
 _UNSUPPORTED: Final = {
-    "ensemble_scheduling": "ensembles are not served; call their models one after the other",
-    "sequence_batching": "models that keep a state between requests are not served",
+    "ensemble_scheduling": "ensembles are not served; the client calls their models one after the other",
+    "sequence_batching": (
+        "models that keep a state between requests are not served; the client sends the state as tensors"
+    ),
     "model_operations": "libraries of custom operators are not loaded",
     "model_repository_agents": "nothing here changes a model's files before they are loaded",
 }
@@ -34,7 +36,21 @@ _DTYPES: Final[Mapping[str, str]] = {f"TYPE_{datatype}": name for name, datatype
 _NO_TYPE: Final = "TYPE_INVALID"
 _WARM_UP_FOLDER: Final = "warmup"
 _PYTHON_BACKEND: Final = "python"
-_PYTHON: Final = "model.py is written for the interface of Triton's Python backend, which is none here"
+_PYTHON_FILE: Final = "model.py"
+_PYTHON: Final = (
+    "code for Triton's Python backend does not run here; write a class with predict() in place of execute(),"
+    " and an entry of models with backend: python"
+)
+_ONNX_INSTEAD: Final = "export the model to ONNX"
+_INSTEAD: Final = {
+    "openvino": _ONNX_INSTEAD,
+    "tensorflow": _ONNX_INSTEAD,
+    "tensorflow_graphdef": _ONNX_INSTEAD,
+    "tensorflow_savedmodel": _ONNX_INSTEAD,
+    "tensorrt": "serve the ONNX file that the engine was built from",
+    "tensorrt_plan": "serve the ONNX file that the engine was built from",
+}
+"""What to do with models of backends and platforms that are not here."""
 
 
 class Translated(NamedTuple):
@@ -70,9 +86,9 @@ def translate(
         ConfigError: Its files are not there or cannot be read.
     """
     if document is None:
-        location = resolve_model(path, environ=environ)
-        if _is_python(location.kind):
+        if _is_for_python_backend(folder):
             raise ConfigError((f"{path}: {_PYTHON}",))
+        resolve_model(path, environ=environ)
         return Translated({"name": name, "path": path}, Instances(), QueueSettings())
     found = _Translation(document, name, path, folder, environ).run()
     if found is not None:
@@ -89,20 +105,17 @@ class _Translation:
 
     def run(self) -> Translated | None:
         fields = self._fields
-        if (given := fields.value("name")) not in {"", self._name}:
-            fields.fault("name", f"is {short_repr(given)}, but the folder is {short_repr(self._name)}")
         self._refuse_unsupported()
         kind = self._backend()
         if any(remark.level != "note" for remark in self._document.remarks):
             return None
         location = self._locate(kind)
-        if _is_python(location.kind):
-            fields.refuse("", _PYTHON)
-            return None
         self._options = self._declared(location.kind)
         if any(remark.level != "note" for remark in self._document.remarks):
             return None
         signature = location.kind.inspect(location.model_file, self._name, self._read_options(location.kind)).signature
+        if (given := fields.value("name")) not in {"", self._name}:
+            fields.fault("name", f"is {short_repr(given)}, but the folder is {short_repr(self._name)}")
         batched = self._batching(signature)
         self._keys |= read_tensors(fields, signature, location.sidecars(), batched=batched)
         if any(remark.level != "note" for remark in self._document.remarks):
@@ -152,9 +165,10 @@ class _Translation:
                 if given in ({kind.triton_name or kind.name} if key == "backend" else {kind.platform})
             ]
             if not fitting:
-                known = ", ".join(dict.fromkeys(kind.triton_name or kind.name for kind in BACKENDS.values()))
+                known = ", ".join(dict.fromkeys(kind.triton_name or kind.name for kind in kinds_of(None)))
+                instead = _INSTEAD.get(given, f"there is {known}")
                 if not (key == "platform" and fields.has("ensemble_scheduling")):
-                    fields.refuse(key, f"nothing here runs {short_repr(given)}; there is {known}")
+                    fields.refuse(key, f"no backend here runs {short_repr(given)}; {instead}")
                 return None
             file = fields.value("default_model_filename")
             kind = next((each for each in fitting if file and each.recognises(file)), fitting[0])
@@ -162,6 +176,8 @@ class _Translation:
                 fields.fault("platform", f"must be {kind.platform} with backend {given}, or be left out")
             self._keys["backend"] = kind.name
             return kind
+        if _is_for_python_backend(self._folder):
+            fields.refuse("", _PYTHON)
         return None
 
     def _locate(self, kind: AnyKind | None) -> ModelLocation:
@@ -318,6 +334,7 @@ class _Translation:
         return rule
 
 
-def _is_python(kind: AnyKind) -> bool:
-    """Whether a file is taken for a model of ours in Python, which a file of Triton's is not."""
-    return (kind.triton_name or kind.name) == _PYTHON_BACKEND
+def _is_for_python_backend(folder: Path) -> bool:
+    """Whether a model whose backend is not named is one of Triton's Python backend."""
+    names = {file.name for file in folder.glob("*/*")}
+    return _PYTHON_FILE in names and not any(kind.recognises(name) for kind in kinds_of(None) for name in names)
