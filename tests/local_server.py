@@ -314,15 +314,15 @@ class _Fleet:
     async def find(self, model: str) -> Agreed:
         return await self._keeper().find(model)
 
-    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+    async def prepare(self, model: str, found: Agreed, claim: str) -> Sequence[Told]:
         await self._keeper().prepare(model, found)
-        return [await revisions.prepare(found.revision, found.version) for revisions in self._of(model)]
+        return [await revisions.prepare(found.revision, found.version, claim) for revisions in self._of(model)]
 
     async def settle_routers(self, model: str) -> None:
         await self._keeper().settle(model)
 
-    async def settle_replicas(self, model: str) -> int:
-        return len([await revisions.settle() for revisions in self._of(model)])
+    async def settle_replicas(self, model: str, given_up: str | None = None) -> int:
+        return len([await revisions.settle(given_up) for revisions in self._of(model)])
 
     def _of(self, model: str) -> list[Revisions]:
         return [revisions for name, revisions in self._replicas.items() if name.startswith(f"{model}-{_REPLICA}")]

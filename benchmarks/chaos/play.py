@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 
 from benchmarks.chaos.afar import SCENARIOS as AFAR
+from benchmarks.chaos.changing import SCENARIOS as CHANGING
 from benchmarks.chaos.cluster import SCENARIOS as CLUSTER
 from benchmarks.chaos.disk import SCENARIOS as DISK
 from benchmarks.chaos.failing_models import SCENARIOS as FAILING_MODELS
@@ -22,7 +23,7 @@ from benchmarks.chaos.stage import BIN_S, Aim, Played, Stage, flat_out
 from benchmarks.failure import BenchmarkError
 from benchmarks.server import is_ready
 
-SCENARIOS: tuple[Scenario, ...] = (*KILLS, *FAILING_MODELS, *FLOOD, *CLUSTER, *AFAR, *DISK, *OTHERS)
+SCENARIOS: tuple[Scenario, ...] = (*KILLS, *CHANGING, *FAILING_MODELS, *FLOOD, *CLUSTER, *AFAR, *DISK, *OTHERS)
 """All, in the order in which they are played."""
 
 Tell = Callable[[str], None]

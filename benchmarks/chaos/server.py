@@ -27,6 +27,7 @@ APPLICATION = "serve-app"
 ROUTER = "router"
 CONTROLLER, HAPROXY, PROXY_MANAGER, GCS, RAYLET = "controller", "haproxy", "proxy manager", "gcs", "raylet"
 LOG_MONITOR = "Ray's log monitor"
+HOST = "own process of a Python model"
 
 _WITH_DASHBOARD = tuple(part for part in SERVE_APP_RUN if part != "--no-dashboard")
 _TITLES = {"ray::ServeController": CONTROLLER, "ray::HAProxyManager": PROXY_MANAGER, "ray::ProxyActor": PROXY_MANAGER}
@@ -220,6 +221,8 @@ def part_of(command: list[str]) -> str:
             return name
     if any(part.endswith("/log_monitor.py") for part in command):
         return LOG_MONITOR
+    if any(part.endswith("/backends/python/host.py") for part in command):
+        return HOST
     return _PROGRAMS.get(Path(first).name, "Ray's other processes")
 
 

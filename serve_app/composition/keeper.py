@@ -14,7 +14,7 @@ from serve_app.composition.revision import find_revision
 from serve_app.composition.router import describe_revision, route_revision
 from serve_app.config import AppArgs
 from serve_app.domain.agreed import Agreed, Register, Told, not_loaded
-from serve_app.errors import ServeAppError
+from serve_app.errors import ConfigError, ServeAppError
 from serve_app.router.router import Router
 from serve_app.router.settings import RoutedModel
 
@@ -50,7 +50,11 @@ class Keeper:
 
     def _find(self, model: str) -> Agreed:
         revision = find_revision(self._models[model])
-        return Agreed(revision.name, revision.version, described=describe_revision(self._config, revision))
+        revision.check_written()
+        found = Agreed(revision.name, revision.version, described=describe_revision(self._config, revision))
+        if revision.changed():
+            raise ConfigError((f"model {model!r}: its files change at this moment; load it again",))
+        return found
 
     async def prepare(self, model: str, agreed: Agreed) -> None:
         """Make of a revision what this router serves, to serve it as soon as it is agreed on.

@@ -7,8 +7,9 @@ calls it:
       1/model.onnx
       2/model.onnx  labels.txt
 
-Files beside the versions belong to all of them. A remote folder is copied into a cache once per version, with those
-files; a version never changes under the same number.
+Files beside the versions belong to all of them. A version is a number without zeros in front, as in Triton. A remote
+folder is copied into a cache once per version, with those files; a version never changes under the same number, but a
+copy that cannot be read is made again.
 
 A flat folder holds a file of that name, or one other file that a backend runs; a file is that file. Both are version 1,
 and of what lies beside the file only what the model needs belongs to it: files with its weights, and those that
@@ -25,6 +26,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +38,7 @@ import fsspec
 
 from serve_app.backends.kind import AnyKind
 from serve_app.backends.registry import BACKENDS, kinds_of
+from serve_app.composition.copies import copying, marks
 from serve_app.composition.references import is_pinned, pin_path
 from serve_app.config.files import cache_folder, home, is_remote
 from serve_app.config.model import ModelConfig
@@ -45,6 +48,8 @@ from serve_app.processors.model_folder import SIDECARS, ModelFolder
 
 _ONLY = "1"
 """The version of a model without versions."""
+
+_VERSION = re.compile("[1-9][0-9]{0,17}")
 
 _Kinds: TypeAlias = Sequence[AnyKind]
 
@@ -63,6 +68,7 @@ class ModelLocation:
         kind: What runs it.
         numbered: Whether the model is a folder of versions, whose files above the versions belong to all.
         beside: Further files that belong to a model without versions, where they are there, relative to the folder.
+        copied: Whether it is a copy of a remote folder of versions.
     """
 
     folder: Path
@@ -72,6 +78,7 @@ class ModelLocation:
     kind: AnyKind
     numbered: bool = True
     beside: tuple[str, ...] = ()
+    copied: bool = False
 
     @property
     def model_file(self) -> Path:
@@ -141,6 +148,15 @@ def resolve_model(
         return _resolve_pinned(path, version, environ, beside, kinds)
     if is_remote(path):
         return _resolve_remote(path, version, environ, beside, kinds)
+    try:
+        return _resolve_here(path, version, environ, beside, kinds)
+    except OSError as error:  # not to be read, or it vanishes at this moment
+        raise ConfigError((f"{path}: cannot be read: {error.strerror}",)) from None
+
+
+def _resolve_here(
+    path: str, version: int | None, environ: Mapping[str, str], beside: tuple[str, ...], kinds: _Kinds
+) -> ModelLocation:
     place = home(environ) / path
     if place.is_file():
         return _flat(place.parent, *_checked_file(path, place.name, version, kinds), beside)
@@ -156,7 +172,7 @@ def resolve_model(
             kind for kind in BACKENDS.values() if any((place / name / kind.file).is_file() for name in ("", *names))
         ]
         return _flat(place, *_choose_file(path, version, files, kinds, nested, code), beside)
-    _tell_ignored(path, files)
+    _tell_ignored(path, [*files, *(name for name, found in inside.items() if found and not _is_version(name))])
     chosen = _choose(path, version, versions)
     kind = _only(f"{path}, version {chosen}", inside[chosen])
     return ModelLocation(place / chosen, chosen, versions, kind.file, kind)
@@ -216,12 +232,10 @@ def _resolve_pinned(
         found = ModelLocation(folder=folder, kind=kind, beside=beside, **told)
         if found.model_file.is_file():
             return replace(found, versions=tuple(found.versions))
-    found = _resolve_remote(path, version, environ, beside, kinds)
+    found = replace(_resolve_remote(path, version, environ, beside, kinds), copied=False)
     told = {name: getattr(found, name) for name in ("version", "versions", "file", "numbered")}
     told |= {"folder": str(found.folder.relative_to(record.parent)), "kind": found.kind.name}
-    with tempfile.NamedTemporaryFile("w", dir=record.parent, prefix=".record-", delete=False) as file:
-        json.dump(told, file)
-    Path(file.name).replace(record)
+    _write(record, told)
     return found
 
 
@@ -240,7 +254,7 @@ def _resolve_remote(
         inside = {
             name: [kind for kind in kinds if filesystem.isfile(f"{item}/{kind.file}")]
             for name, item in names.items()
-            if name.isdecimal()
+            if _is_version(name)
         }
         versions = _sorted_versions(name for name, found in inside.items() if found)
         files = [name for name, item in names.items() if _is_model(name, kinds) and filesystem.isfile(item)]
@@ -250,18 +264,23 @@ def _resolve_remote(
             return _copy_flat(filesystem, path, root.rstrip("/"), *chosen_file, beside, environ)
         _tell_ignored(path, files)
         chosen = _choose(path, version, versions)
-        kind = _only(f"{path}, version {chosen}", inside[chosen])
+        label = f"{path}, version {chosen}"
+        kind = _only(label, inside[chosen])
         copy = _cache(environ) / _digest(path, chosen)
         if not copy.is_dir():
-            wanted = {name: item for name, item in names.items() if name == chosen or not name.isdecimal()}
-            _copy(filesystem, wanted, copy, f"{path}, version {chosen}")
+            with copying(filesystem, copy.parent, label) as made:
+                for name, item in names.items():
+                    if name == chosen or not name.isdecimal():
+                        made.get(item, name)
+                _require_further(made.folder / chosen, kind, label)
+                made.publish(copy)
     except ConfigError:
         raise
     except FileNotFoundError:
         raise ConfigError((f"{path}: no such {_what(path, kinds)}",)) from None
     except Exception as error:  # every filesystem behind fsspec has errors of its own
         raise ConfigError((f"{path}: cannot be read: {type(error).__name__}: {error}",)) from error
-    return ModelLocation(copy / chosen, chosen, versions, kind.file, kind)
+    return ModelLocation(copy / chosen, chosen, versions, kind.file, kind, copied=True)
 
 
 def _copy_flat(
@@ -279,57 +298,60 @@ def _copy_flat(
         return f"{folder}/{name}" if folder else name
 
     found = [file, *(name for name in beside if filesystem.isfile(at(name)))]
-    states = [part for name in found for part in (name, *_state(filesystem, at(name)))]
-    copy = _cache(environ) / _digest(path, *states)
-    if not copy.is_dir():
-        _copy(filesystem, {name: at(name) for name in found}, copy, path, (file, kind))
+    key = _digest(path, *_states(filesystem, {name: at(name) for name in found}))
+    whole, record = _cache(environ) / key, _cache(environ) / f"{key}.json"
+    if whole.is_dir():
+        return _flat(whole, file, kind, beside)
+    with suppress(OSError, ValueError):  # which files its file names, that had been copied before
+        further = json.loads(record.read_text(encoding="utf-8"))
+        copy = _cache(environ) / _digest(key, *_states(filesystem, {name: at(name) for name in further}))
+        if copy.is_dir():
+            return _flat(copy, file, kind, beside)
+    with copying(filesystem, whole.parent, path) as made:
+        for name in found:
+            made.get(at(name), name)
+        further = [_neighbour(file, name) for name in kind.further_files(made.folder / file)]
+        for name in further:
+            try:
+                made.get(at(name), name)
+            except FileNotFoundError:
+                raise _incomplete(path, file, name) from None
+        copy = whole
+        if further:
+            copy = whole.parent / _digest(key, *_states(filesystem, {name: at(name) for name in further}))
+            _write(record, further)
+        made.publish(copy)
     return _flat(copy, file, kind, beside)
 
 
-def _state(filesystem: Any, item: str) -> tuple[str, str]:
-    """What tells a remote file from what it was before, as far as its filesystem knows."""
-    return str(filesystem.ukey(item)), str(filesystem.info(item).get("ETag", ""))
+def _states(filesystem: Any, items: Mapping[str, str]) -> Iterator[str]:
+    """What tells remote files from what they were before, as far as their filesystem knows."""
+    for name, item in items.items():
+        yield from (name, str(filesystem.ukey(item)), *marks(filesystem.info(item)))
+
+
+def _require_further(folder: Path, kind: AnyKind, label: str) -> None:
+    """Raise ConfigError if something is missing that a model's file names. One that cannot be read names nothing."""
+    names: Sequence[str] = ()
+    with suppress(ConfigError):
+        names = kind.further_files(folder / kind.file)
+    for name in names:
+        if not (folder / name).is_file():
+            raise _incomplete(label, kind.file, name)
+
+
+def _incomplete(label: str, file: str, name: str) -> ConfigError:
+    return ConfigError((f"{label}: {file} names {name}, which is not there",))
 
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _copy(
-    filesystem: Any, items: Mapping[str, str], target: Path, label: str, model: tuple[str, AnyKind] | None = None
-) -> None:
-    """Copy remote files and folders so that the target appears whole or not at all, whoever else copies it too.
-
-    Args:
-        filesystem: Where they are.
-        items: Their paths there, by their names in the target.
-        target: The folder to make.
-        label: What it is, for the log.
-        model: Name of a model's file among them whose further files are to be copied too, and what runs it.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copying-") as staging:
-        copy = Path(staging) / "copy"
-        copy.mkdir()
-        mebibytes = sum(filesystem.du(item) for item in items.values()) / 1024**2
-        _log.info("Copying %s (%.1f MiB) to %s", label, mebibytes, target)
-        for name, item in items.items():
-            _get(filesystem, item, copy / name)
-        if model is not None:
-            file, kind = model
-            for name in kind.further_files(copy / file):
-                _get(filesystem, _neighbour(items[file], name), copy / _neighbour(file, name))
-        try:
-            copy.rename(target)
-        except OSError:
-            if not target.is_dir():  # nobody else was faster: it is a fault of its own
-                raise
-        _log.info("Copied %s", label)
-
-
-def _get(filesystem: Any, item: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    filesystem.get(item.rstrip("/"), str(target), recursive=True)
+def _write(record: Path, told: Any) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=record.parent, prefix=".record-", delete=False) as file:
+        json.dump(told, file)
+    Path(file.name).replace(record)
 
 
 def _neighbour(file: str, name: str) -> str:
@@ -382,7 +404,12 @@ def _hint(kinds: _Kinds) -> str:
 
 
 def _sorted_versions(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted((name for name in names if name.isdecimal()), key=int))
+    return tuple(sorted(filter(_is_version, names), key=int))
+
+
+def _is_version(name: str) -> bool:
+    """Whether a folder's name is a version: a number as it is written in a configuration, of at most 18 digits."""
+    return _VERSION.fullmatch(name) is not None
 
 
 def _tell_ignored(path: str, files: list[str]) -> None:

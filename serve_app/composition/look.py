@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import fsspec
 
+from serve_app.composition.copies import is_being_written, listing, seen
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files
 from serve_app.composition.references import is_pinned
@@ -25,7 +25,8 @@ def look_at(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Has
         environ: Environment variables; by default those of this process.
 
     Returns:
-        Another value if a file has changed, as far as its filesystem knows; ``None`` if something is missing.
+        Another value if a file has changed, as far as its filesystem knows; ``None`` if something is missing, or is
+        being written by a process of this machine.
     """
     paths = (model.path, *(variant.path for variant in model.variants))
     remote = tuple(_listed(path) for path in paths if is_remote(path) and not is_pinned(path))
@@ -34,8 +35,10 @@ def look_at(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Has
     if len(remote) == len(paths):
         return remote
     try:
-        found = find_files(model, environ).values()
-        here = tuple(_marked(file) for location in found for file in _files(location))
+        files = [file for location in find_files(model, environ).values() for file in _files(location)]
+        if any(map(is_being_written, files)):
+            return None
+        here = tuple(map(_marked, files))
     except (ConfigError, OSError):
         return None
     return (remote, here)
@@ -62,8 +65,6 @@ def _listed(path: str) -> Hashable | None:
     try:
         filesystem, root = fsspec.url_to_fs(path)
         filesystem.invalidate_cache()
-        found: Mapping[str, Any] = filesystem.find(root, detail=True)
+        return seen(listing(filesystem, root)) or None
     except Exception:  # every filesystem behind fsspec has errors of its own
         return None
-    marks = ("size", "ETag", "etag", "mtime", "LastModified", "updated", "created")
-    return tuple((name, *(str(facts.get(mark, "")) for mark in marks)) for name, facts in sorted(found.items())) or None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from serve_app.backends.description import Description, describe_build
@@ -10,6 +10,7 @@ from serve_app.backends.registry import BACKENDS
 from serve_app.backends.samples import Samples
 from serve_app.backends.samples import make_samples as samples_of
 from serve_app.composition.backend import read_options
+from serve_app.composition.copies import forget
 from serve_app.composition.locate import ModelLocation, resolve_model
 from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
@@ -34,14 +35,14 @@ def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> d
     """
     settings, kind = model.batching.joining(), locations[""].kind
     options = read_options(model, kind)
-    describe = partial(describe_build, kind, model=model.name, options=options, settings=settings)
-    exact = describe(locations[""].model_file)
+    describe = partial(_describe, partial(describe_build, kind, model=model.name, options=options, settings=settings))
+    exact = describe(locations[""])
     described = {"": exact}
     problems = []
     for variant, location in locations.items():
         if not variant:
             continue
-        other = describe(location.model_file, exact=exact)
+        other = describe(location, exact=exact)
         described[variant] = other
         if other.signature != exact.signature:
             problems.append(
@@ -51,6 +52,17 @@ def read_builds(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> d
     if problems:
         raise ConfigError(tuple(problems))
     return described
+
+
+def _describe(
+    build: Callable[..., Description], location: ModelLocation, exact: Description | None = None
+) -> Description:
+    try:
+        return build(location.model_file, exact=exact)
+    except ConfigError:
+        if location.copied:  # it may have been copied while it was put there
+            forget(location.root)
+        raise
 
 
 def find_files(model: ModelConfig, environ: Mapping[str, str] | None = None) -> dict[str, ModelLocation]:

@@ -58,6 +58,7 @@ def make_replica(
     records: VerdictStore | None = None,
     min_share: Mapping[Priority, float] = NO_SHARES,
     planned: bool = False,
+    on_lost: Callable[[], None] | None = None,
     locations: Mapping[str, ModelLocation] | None = None,
 ) -> Replica:
     """Load every build of a model and warm it up, in this process.
@@ -70,6 +71,7 @@ def make_replica(
         records: Where verdicts are kept from one start to the next; ``None``: nowhere.
         min_share: Guaranteed share of the replica's time per class, 0 to 1.
         planned: Whether it shares a device with other models, so that routers compose its batches.
+        on_lost: Is called when a session has ended, before anything that it was to answer is.
         locations: Its files, by variant; by default those that are found now.
 
     Raises:
@@ -115,6 +117,7 @@ def make_replica(
         refuse_non_finite=model.health.refuse_non_finite,
         min_share=min_share,
         planned=planned,
+        on_lost=on_lost,
     )
     return Replica(worker, warm_up, joining)
 

@@ -11,12 +11,12 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serve_app.backends.description import Description
+from serve_app.composition.copies import is_being_written, staging
 from serve_app.composition.identity import identities
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, read_builds
@@ -53,6 +53,14 @@ class Revision:
             return _states(self.locations) != self.states
         except (OSError, ConfigError):
             return True
+
+    def check_written(self) -> None:
+        """Raise ConfigError if a process of this machine is writing one of the files."""
+        for location in self.locations.values():
+            for file in location.files():
+                if is_being_written(file):
+                    what = f"{file.relative_to(location.root)} is being written; rename it when it is whole"
+                    raise ConfigError((f"model {self.model.name!r}: {what}",))
 
     @property
     def version(self) -> int | None:
@@ -129,10 +137,9 @@ def keep_revision(revision: Revision, environ: Mapping[str, str] | None = None) 
     folder = _kept(revision.model, environ)
     target = folder / revision.name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if not target.is_dir():
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".linking-") as staging:
-                copy = Path(staging) / "copy"
+            with staging(folder, ".linking-") as place_beside:
+                copy = place_beside / "copy"
                 for place, location in _places(revision.model, revision.locations):
                     _link(location, copy / place)
                 copy.rename(target)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
+import signal
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
@@ -81,6 +83,7 @@ class ModelDeployment:
             records=VerdictStore(cache_folder() / "joinable"),
             min_share=min_share,
             planned=planned,
+            on_lost=self._die,
         )
         register = ClusterRegister({config.name: base})
         agreed = register.read_now(config.name) or Agreed(base, config.version)
@@ -136,13 +139,18 @@ class ModelDeployment:
             told[LINK] = [ray.get_runtime_context().get_node_id(), self._links.address]
         return told
 
-    async def prepare(self, name: str, version: int | None) -> Told:
+    async def prepare(self, name: str, version: int | None, claim: str) -> Told:
         """Load another revision beside the present one; see `Revisions.prepare`."""
-        return await self._revisions.prepare(name, version)
+        return await self._revisions.prepare(name, version, claim)
 
-    async def settle(self) -> str:
+    async def settle(self, given_up: str | None = None) -> str:
         """Serve what is agreed on; see `Revisions.settle`."""
-        return await self._revisions.settle()
+        return await self._revisions.settle(given_up)
+
+    def _die(self) -> None:
+        """End this process as what ran its model has ended: routers see that at once, and ask other replicas."""
+        logger.error("%s: this replica ends, since the session of its model has ended", self._config.name)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _load(self, name: str, version: int | None) -> Hosted:
         revision = open_revision(self._config, name, version)

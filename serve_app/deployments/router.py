@@ -114,9 +114,11 @@ class RouterDeployment:
         )
         self._router.restore_traffic()  # while all versions are there: tables belong to those that were deployed
         self._keeper = Keeper(config, self._router, register, deployed)
+        self._resumed: list[asyncio.Task[None]] = []
         for model, before in deployed.items():
             if (agreed := register.read_now(model)) is not None and agreed.revision != before.revision:
                 self._keeper.begin(model, agreed)
+                self._resumed.append(self._loop.create_task(repository.resume(model)))
         self.grpc_app = self._router.grpc
         self._watcher = None
         if config.repository.watch:
@@ -311,6 +313,7 @@ class _Fleet:
         peers: _Peers | None,
     ) -> None:
         self._limit_s = config.repository.load_timeout_s
+        self._always_there = {model.name for model in config.models if model.autoscaling.min_replicas}
         self._handles = handles
         self._keeper = keeper
         self._peers = peers
@@ -319,15 +322,18 @@ class _Fleet:
         """See the class."""
         return await self._keeper().find(model)
 
-    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+    async def prepare(self, model: str, found: Agreed, claim: str) -> Sequence[Told]:
         """See the class."""
         if self._peers is None:
             await self._keeper().prepare(model, found)
         else:
             await self._peers.change("prepare_model", model, found, limit_s=self._limit_s)
-        told: list[Told] = await self._ask_replicas(
-            model, "prepare", found.revision, found.version, limit_s=self._limit_s
-        )
+        asked = (self._handles[model], "prepare", found.revision, found.version, claim)
+        answers = await _ask_all(*asked, limit_s=self._limit_s)
+        told: list[Told] = _answers(answers, model)
+        if not told and (answers or model in self._always_there):
+            # What may have killed them must not be what their successors start with.
+            raise ModelUnavailable(f"model {model}: no replica is there that has loaded it, or all have died", 1.0)
         return told
 
     async def settle_routers(self, model: str) -> None:
@@ -337,13 +343,9 @@ class _Fleet:
         else:
             await self._peers.change("settle_model", model, limit_s=_SETTLE_S)
 
-    async def settle_replicas(self, model: str) -> int:
-        """See the class."""
-        return len(await self._ask_replicas(model, "settle", limit_s=_SETTLE_S))
-
-    async def _ask_replicas(self, model: str, method: str, *args: Any, limit_s: float) -> list[Any]:
-        """What those replicas answer that are there when it is asked, and have not died before they could."""
-        return _answers(await _ask_all(self._handles[model], method, *args, limit_s=limit_s), model)
+    async def settle_replicas(self, model: str, given_up: str | None = None) -> int:
+        """See the class. Those count that are there when it is asked, and have not died before they could answer."""
+        return len(_answers(await _ask_all(self._handles[model], "settle", given_up, limit_s=_SETTLE_S), model))
 
 
 def _answers(answers: Sequence[Any], what: str) -> list[Any]:

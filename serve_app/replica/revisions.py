@@ -89,6 +89,8 @@ class Revisions:
         self._drained = asyncio.Event()  # nothing is retired
         self._drained.set()
         self._lease_until = 0.0
+        self._claims: set[str] = set()  # of the loads that want the candidate, or what is being loaded
+        self._bringing: asyncio.Task[Told] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._catching_up = False
 
@@ -122,24 +124,39 @@ class Revisions:
 
     # ----------------------------------------------------------------- changes
 
-    async def prepare(self, name: str, version: int | None = None) -> Told:
+    async def prepare(self, name: str, version: int | None = None, claim: str = "") -> Told:
         """Load a revision beside the present one.
+
+        Args:
+            name: The revision.
+            version: Which version of the model it is.
+            claim: Names the load that wants it. Several may want the same revision.
 
         Raises:
             InvalidRequest: It cannot be loaded, or there is no room for it.
             ModelUnavailable: Another is being loaded, or waits to be agreed on.
         """
-        if name in self._table:
-            return self._hosted[name].told
         if self._table.at(Place.CANDIDATE) and not self._leased():
             self._drop_candidates()
-        if self._table.revive(name):
-            self._lease_until = time.monotonic() + LEASE_S
+        if name in self._table:
+            self._claim(claim)
             return self._hosted[name].told
-        if not self._table.begin(name):
+        if self._table.revive(name):
+            self._claim(claim)
+            return self._hosted[name].told
+        if self._table.begin(name):
+            self._claims.clear()
+            self._bringing = asyncio.ensure_future(self._bring_in(name, version))
+        elif self._table.loading != name:
             raise ModelUnavailable(f"model {self._model}: another load is under way", 1.0)
+        assert self._bringing is not None
+        self._claim(claim)
         # Whoever asks may leave; what was begun is ended in order all the same.
-        return await asyncio.shield(asyncio.ensure_future(self._bring_in(name, version)))
+        return await asyncio.shield(self._bringing)
+
+    def _claim(self, claim: str) -> None:
+        self._claims.add(claim)
+        self._lease_until = time.monotonic() + LEASE_S
 
     async def _bring_in(self, name: str, version: int | None) -> Told:
         began = time.monotonic()
@@ -177,11 +194,11 @@ class Revisions:
         if (problem := memory_problem(nbytes, self._memory_limit)) is not None:
             raise InvalidRequest(f"model {self._model!r}: revision {name} {problem}")
 
-    async def settle(self, *, given_up: bool = True) -> str:
+    async def settle(self, given_up: str | None = None) -> str:
         """Serve what is agreed on, and close what was served before when it has answered what it has.
 
         Args:
-            given_up: Whether who asked for what is loaded and not agreed on has given it up.
+            given_up: The claim of a load that does not go on. What no other load wants is dropped.
 
         Returns:
             The revision's name; empty: the model is unloaded. Raises as `prepare`.
@@ -189,13 +206,15 @@ class Revisions:
         async with self._settling:
             agreed = await self._agreed() or self._base
             name = agreed.revision
+            if given_up is not None:
+                self._claims.discard(given_up)
             if name and name not in self._table:
                 self._drop_candidates()  # there is room for one beside the present one
                 await self.prepare(name, agreed.version)
             if name != (self.current or ""):
                 logger.info("%s: revision %s is served now, after %s", self._model, name or "none", self.current)
                 self._agree(name)
-            elif given_up or not self._leased():
+            elif not self._claims or not self._leased():
                 self._drop_candidates()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
@@ -219,7 +238,7 @@ class Revisions:
 
     async def _caught_up(self) -> None:
         try:
-            await self.settle(given_up=False)
+            await self.settle()
         except Exception as error:  # it is tried again with the next bundle, and the next check
             logger.warning("%s: this replica could not settle: %s", self._model, error)
         finally:
@@ -231,6 +250,8 @@ class Revisions:
             self._agree(self.current or "")
 
     def _agree(self, name: str) -> None:
+        if not self._table.loading:
+            self._claims.clear()
         idle = self._table.agree(name)
         self._drained.clear()
         for other in idle:

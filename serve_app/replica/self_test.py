@@ -34,6 +34,7 @@ class SelfTest:
         examples: By variant an input that should run.
         joining: Tells which of them have rows; ``None``: all have.
         refuse_non_finite: Whether an output with NaN or infinity is a failure.
+        on_lost: Is called when a session has ended, before anything that it was to answer is.
         clock: Seconds, monotonic.
     """
 
@@ -45,6 +46,7 @@ class SelfTest:
         *,
         joining: Joining | None = None,
         refuse_non_finite: bool = False,
+        on_lost: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -52,6 +54,7 @@ class SelfTest:
         self._examples = dict(examples)
         self._joining = joining or Joining(name)
         self._refuse_non_finite = refuse_non_finite
+        self._on_lost = on_lost
         self._clock = clock
         self._verdicts: dict[str, tuple[float, bool]] = {}  # by variant: when, and what
         self._failures: dict[str, int] = {}  # by variant, in a row
@@ -75,6 +78,8 @@ class SelfTest:
     def give_up(self) -> None:
         """A session has ended: no test is needed to know that this replica must be replaced."""
         self._given_up = True
+        if self._on_lost is not None:
+            self._on_lost()
 
     def works(self, variant: str) -> bool | None:
         """Whether a build of the model works: as tested now, or within the last second. ``None``: nobody can tell."""

@@ -12,7 +12,7 @@ this bundle, together with the others that ask in the same turn of the event loo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -57,6 +57,7 @@ class Worker:
         refuse_non_finite: Whether an entry fails whose output holds NaN or infinity.
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already; see `Gate`.
+        on_lost: Is called when a session has ended, before anything that it was to answer is.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Worker:
         refuse_non_finite: bool = False,
         min_share: Mapping[Priority, float] = NO_SHARES,
         planned: bool = False,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
         name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
@@ -85,7 +87,12 @@ class Worker:
         self._gate.seed(warm_up)
         self._joining = joining or Joining(name)
         self._self_test = SelfTest(
-            name, backends, examples or {}, joining=self._joining, refuse_non_finite=refuse_non_finite
+            name,
+            backends,
+            examples or {},
+            joining=self._joining,
+            refuse_non_finite=refuse_non_finite,
+            on_lost=on_lost,
         )
         self._self_test.start()
         self._executor = Executor(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -48,20 +49,31 @@ class Fleet(Protocol):
     async def find(self, model: str) -> Agreed:
         """Look at a model's files: what could be agreed on. Raises ConfigError."""
 
-    async def prepare(self, model: str, found: Agreed) -> Sequence[Told]:
+    async def prepare(self, model: str, found: Agreed, claim: str) -> Sequence[Told]:
         """Have every replica, and every router, prepare a revision. Returns what each replica tells of it.
 
-        One that dies meanwhile does not count: its successor reads what is agreed on.
+        One that dies meanwhile does not count: its successor reads what is agreed on. But where none is left, nobody
+        knows whether the revision can be loaded.
+
+        Args:
+            model: Of which model.
+            found: The revision.
+            claim: Names the load: replicas keep what they have prepared until every load that wants it gives it up.
 
         Raises:
-            ServeAppError: One cannot, or not in time.
+            ServeAppError: One cannot, or not in time, or none has.
         """
 
     async def settle_routers(self, model: str) -> None:
         """Have every router turn to what is agreed on. Raises ServeAppError where one does not in time."""
 
-    async def settle_replicas(self, model: str) -> int:
-        """Have every replica turn to what is agreed on. Returns how many have; raises as `settle_routers`."""
+    async def settle_replicas(self, model: str, given_up: str | None = None) -> int:
+        """Have every replica turn to what is agreed on. Returns how many have; raises as `settle_routers`.
+
+        Args:
+            model: Of which model.
+            given_up: The claim of a load that does not go on.
+        """
 
 
 class Repository:
@@ -101,6 +113,13 @@ class Repository:
         """See `serve_app.domain.service.InferenceService.unload`."""
         return await asyncio.shield(asyncio.ensure_future(self._unload(model)))
 
+    async def resume(self, model: str) -> None:
+        """Have all turn to what is agreed on: a router that has begun this may have died before its end."""
+        try:
+            await self._settle(model)
+        except ServeAppError as error:  # who misses it is corrected with its next bundle
+            logger.warning("Model %s: %s", model, error.message)
+
     async def _load(self, model: str) -> Loaded:
         async with self._changing[model]:
             before = await self.agreed(model)
@@ -108,13 +127,15 @@ class Repository:
             try:
                 found = await self._find(model)
                 if found.revision == before.revision:
+                    await self._settle(model)  # who agreed on it may have died before all had turned to it
                     self.faults.pop(model, None)
                     return Loaded(model, "READY", _version(before), before.revision, before.revision, 0)
                 self._states[model] = State.LOADING
+                claim = uuid.uuid4().hex
                 try:
-                    told = await self._fleet.prepare(model, found)
+                    told = await self._fleet.prepare(model, found, claim)
                 except ServeAppError:
-                    await self._undo(model)
+                    await self._undo(model, claim)
                     raise
             except ServeAppError as error:
                 self._states[model] = at_rest
@@ -130,7 +151,9 @@ class Repository:
         async with self._changing[model]:
             before = await self.agreed(model)
             replicas = 0
-            if before.revision:
+            if not before.revision:
+                await self._settle(model)  # as in a load
+            else:
                 replicas = await self._turn_to(model, Agreed(), State.UNLOADED)
                 logger.info("Model %s: unloaded revision %s", model, before.revision)
             return Loaded(model, "UNAVAILABLE", "", before.revision, "", replicas)
@@ -147,18 +170,21 @@ class Repository:
         await self._register.write(model, agreed)
         self.faults.pop(model, None)
         try:
-            await self._fleet.settle_routers(model)
-            return await self._fleet.settle_replicas(model)
+            return await self._settle(model)
         except ServeAppError as error:
             self.faults[model] = error.message
             raise
         finally:
             self._states[model] = then
 
-    async def _undo(self, model: str) -> None:
-        """Have those drop what they prepared that could."""
+    async def _settle(self, model: str) -> int:
+        await self._fleet.settle_routers(model)
+        return await self._fleet.settle_replicas(model)
+
+    async def _undo(self, model: str, claim: str) -> None:
+        """Have those drop what they prepared that could, unless another load wants it."""
         try:
-            await self._fleet.settle_replicas(model)
+            await self._fleet.settle_replicas(model, claim)
         except ServeAppError as error:  # they drop it by themselves, later
             logger.warning("Model %s: %s", model, error.message)
 

@@ -264,17 +264,20 @@ def test_a_replica_that_missed_a_load_catches_up_with_its_next_bundle(server: Lo
 
 
 def test_what_was_loaded_and_not_agreed_on_is_dropped(server: LocalServer, folder: Path) -> None:
-    """Who asked for it gave up: the present state stays, and the other can be loaded again."""
+    """All who asked for it gave up: the present state stays, and the other can be loaded."""
     replica, before = server.replicas["constant-only"], server.replicas["constant-only"].current
     write_constant(folder / "model.onnx", 2.0)
     found = server.run(server.keeper.find("constant"))
-    server.run(replica.prepare(found.revision, found.version))
+    server.run(replica.prepare(found.revision, found.version, "first"))
+    server.run(replica.prepare(found.revision, found.version, "second"))
     write_constant(folder / "model.onnx", 3.0)
     other = server.run(server.keeper.find("constant"))
-    with pytest.raises(ModelUnavailable, match="another load"):
-        server.run(replica.prepare(other.revision, other.version))
-    assert server.run(replica.settle()) == before
-    server.run(replica.prepare(other.revision, other.version))
+    for given_up in ("third", "first", None):  # the second wants it still
+        with pytest.raises(ModelUnavailable, match="another load"):
+            server.run(replica.prepare(other.revision, other.version, "third"))
+        assert server.run(replica.settle(given_up)) == before
+    assert server.run(replica.settle("second")) == before
+    server.run(replica.prepare(other.revision, other.version, "third"))
     with httpx.Client() as client:
         assert _value(_infer(client, server.url)) == 1.0
 

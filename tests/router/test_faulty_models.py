@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from runtime_harness import batch_same_turn, tensor
 
 from benchmarks.faulty_models import BAD, KINDS, make
+from serve_app.backends.backend import SessionLost
 from serve_app.backends.onnx.backend import OnnxBackend, OnnxSettings
 from serve_app.backends.outputs import DeclaredShapes, UnexpectedShape, not_finite
 from serve_app.errors import ConfigError, InferenceFailed
@@ -109,6 +111,7 @@ class Moody:
 
     def __init__(self) -> None:
         self.fails = False
+        self.failure: type[InferenceFailed] = InferenceFailed
         self.gives = 1.0
         self.runs = 0
 
@@ -119,7 +122,7 @@ class Moody:
         """What it was told."""
         self.runs += 1
         if self.fails:
-            raise InferenceFailed("out of memory")
+            raise self.failure("out of memory")
         return {"y": np.full_like(inputs["x"], self.gives)}
 
     run_whole = run
@@ -184,6 +187,29 @@ async def test_a_worker_whose_model_is_broken_says_so() -> None:
     )  # fmt: skip
     backend.fails = True
     assert (await worker.run(entries(1.0, 2.0))).model_works is False
+    worker.close()
+
+
+async def test_whoever_runs_a_worker_hears_of_a_lost_session_before_its_requests_are_answered() -> None:
+    """So that a replica can end first, and all that it has goes to another one."""
+    backend = Moody()
+    told = []
+
+    def lost() -> None:
+        told.append(running.done())
+
+    worker = Worker(
+        scheduling=ModelScheduling("m", 8, slo_s=60.0), backends={"": backend}, processor=None,
+        preprocess_threads=1, batch=batch_same_turn, examples={"": EXAMPLE}, on_lost=lost,
+    )  # fmt: skip
+    backend.fails = True
+    running = asyncio.ensure_future(worker.run(entries(1.0, 2.0)))
+    await running
+    assert told == []  # it may work again
+    backend.failure = SessionLost
+    running = asyncio.ensure_future(worker.run(entries(1.0, 2.0)))
+    await running
+    assert set(told) == {False}
     worker.close()
 
 

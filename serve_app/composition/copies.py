@@ -1,0 +1,177 @@
+"""Copies of remote models in the cache: one is there whole, as its filesystem had it at one moment, or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from serve_app.errors import ConfigError
+
+_MARKS: Final = ("size", "ETag", "etag", "mtime", "LastModified", "Last-Modified", "updated", "created")
+_ENCODED: Final = ("contentEncoding", "ContentEncoding")
+"""Facts by which a size is not that of the file which is read."""
+
+_log = logging.getLogger(__name__)
+
+Listing = Mapping[str, Mapping[str, Any]]
+"""By the path of a file, what its filesystem tells of it."""
+
+
+def listing(filesystem: Any, root: str) -> Listing:
+    """The files at and below a path, and what their filesystem tells of each. Raises what that raises."""
+    found: dict[str, Any] = filesystem.find(root, detail=True)
+    if not found and (facts := filesystem.info(root))["type"] == "file":  # of which some filesystems find nothing
+        found[root] = facts
+    return {
+        name: facts if facts.get("size") is not None else filesystem.info(name) for name, facts in sorted(found.items())
+    }
+
+
+def marks(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells a remote file from what it was before, as far as its filesystem knows."""
+    return tuple(str(facts.get(mark, "")) for mark in _MARKS)
+
+
+def seen(listed: Listing) -> tuple[Hashable, ...]:
+    """Names and marks of all files: another value if one has changed."""
+    return tuple((name, *marks(facts)) for name, facts in listed.items())
+
+
+class Copying:
+    """One copy while it is made, by `copying`.
+
+    Args:
+        filesystem: Where the files are.
+        folder: Where they are put.
+        label: What is copied, for messages.
+    """
+
+    def __init__(self, filesystem: Any, folder: Path, label: str) -> None:
+        self._filesystem = filesystem
+        self._label = label
+        self._got: dict[str, tuple[Path, Listing]] = {}
+        self.folder = folder
+
+    def get(self, item: str, name: str) -> None:
+        """Copy a remote file or folder, to be called so. Raises ConfigError if something of it vanishes meanwhile."""
+        item = item.rstrip("/")
+        target = self.folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        listed = listing(self._filesystem, item)
+        if not listed:  # an empty folder
+            return
+        mebibytes = sum(facts.get("size") or 0 for facts in listed.values()) / 1024**2
+        _log.info("Copying %s, %s (%.1f MiB)", self._label, name, mebibytes)
+        try:
+            self._filesystem.get(item, str(target), recursive=True)
+        except FileNotFoundError:
+            raise self._changed() from None
+        self._got[item] = (target, listed)
+
+    def publish(self, target: Path) -> None:
+        """Have the copy appear as this folder, unless somebody else's is there.
+
+        Raises:
+            ConfigError: It is not what was listed, or that is another now.
+        """
+        self._filesystem.invalidate_cache()
+        for item, (copy, listed) in self._got.items():
+            if seen(listing(self._filesystem, item)) != seen(listed):
+                raise self._changed()
+            for name, facts in listed.items():
+                self._check_size(name, facts, copy / name.removeprefix(item).lstrip("/"))
+        try:
+            self.folder.rename(target)
+        except OSError:
+            if not target.is_dir():  # nobody else was faster: it is a fault of its own
+                raise
+        _log.info("Copied %s to %s", self._label, target)
+
+    def _check_size(self, name: str, facts: Mapping[str, Any], copy: Path) -> None:
+        size = facts.get("size")
+        if not size or any(facts.get(key) for key in _ENCODED):  # it does not tell
+            return
+        found = copy.stat().st_size if copy.is_file() else 0
+        if found != size:
+            raise ConfigError((f"{self._label}: {found} of {size} bytes of {name} were received",))
+
+    def _changed(self) -> ConfigError:
+        return ConfigError((f"{self._label}: it changed while it was copied; try again",))
+
+
+@contextmanager
+def copying(filesystem: Any, cache: Path, label: str) -> Iterator[Copying]:
+    """Make a copy in this folder, of which nothing remains unless it is published.
+
+    Args:
+        filesystem: Where the files are.
+        cache: Where copies are kept.
+        label: What is copied, for messages.
+    """
+    with staging(cache, ".copying-") as folder:
+        (folder / "copy").mkdir()
+        yield Copying(filesystem, folder / "copy", label)
+
+
+def forget(copy: Path) -> None:
+    """Remove a copy, which is at no moment there in part."""
+    with staging(copy.parent, ".copying-") as folder, suppress(OSError):  # somebody else was faster
+        copy.rename(folder / "copy")
+
+
+@contextmanager
+def staging(folder: Path, prefix: str) -> Iterator[Path]:
+    """A folder inside this one to make something in; what is left in it is removed.
+
+    So is what processes have left that were killed: each holds a lock on its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        with ExitStack() as alone:
+            if _lock(folder, alone, wait=True):
+                _remove_left(folder.glob(f"{prefix}*"))
+            made = Path(held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=prefix)))
+            _lock(made, held)
+        yield made
+
+
+def _remove_left(folders: Iterable[Path]) -> None:
+    for left in folders:
+        with ExitStack() as held:
+            if _lock(left, held):
+                _log.info("Removing %s, which an ended process has left", left)
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _lock(folder: Path, until: ExitStack, *, wait: bool = False) -> bool:
+    """Lock a folder against other processes. Returns whether it is, which some filesystems cannot."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        until.callback(os.close, opened)
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def is_being_written(file: Path) -> bool:
+    """Whether a process of this machine has a file open for writing, where the system can tell (`fcntl(2)`, leases)."""
+    with file.open("rb") as opened:
+        try:
+            # A writer that comes at this very moment waits; what tells of it is by default ignored, as SIGIO is not.
+            fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except BlockingIOError:
+            return True
+        except OSError:  # not our file, or a filesystem without leases
+            return False
+        fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
