@@ -108,7 +108,12 @@ class PythonBackend:
             InvalidRequest, InferenceFailed, SessionLost: See `Processing`.
         """
         made = self._asked(lambda session: session.preprocess(content, about))
-        return {spec.name: rows_from(made[spec.name], spec.axis) for spec in self.signature.inputs}
+        tensors = {spec.name: rows_from(made[spec.name], spec.axis) for spec in self.signature.inputs}
+        if self._build.layout.rows and self._build.max_rows is not None:
+            rows = rows_of(tensors)
+            if rows > self._build.max_rows:  # the router took it for less, and others wait for it
+                raise InvalidRequest(f"the request makes {rows} rows; the most is {self._build.max_rows}")
+        return tensors
 
     def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
         """Have the class make the answer to one request.
@@ -138,7 +143,7 @@ class PythonBackend:
             device=self.device,
             threads=build.threads,
             parameters=self._options.parameters,
-            processor_threads=build.processor_threads,
+            processor_threads=build.processor_threads if declared.methods else 0,
             timeout_s=self._options.setup_timeout_s,
         )
         environment = self._options.environment
