@@ -29,7 +29,7 @@ from serve_app.composition import identities, model_info, read_args, read_models
 from serve_app.composition.backend import make_backend
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
 from serve_app.composition.replica import Replica, expected_memory, host_revision
 from serve_app.composition.revision import find_revision, open_revision
 from serve_app.config import AppArgs, ModelConfig
@@ -344,12 +344,12 @@ def _make(model: ModelConfig, builds: Mapping[str, Description], locations: Mapp
         backends[variant] = make_backend(model, location, builds[variant], gpu_available=False)
         backends[variant].load()
     signature = backends[""].signature
-    processor = make_processor(model, signature, locations[""])
+    processor = make_processor(model, signature, locations[""], backends[""])
     samples = make_samples(model, signature, decode_sample, rows=builds[""].joinable.rows)
-    warm = warm_up_replica(model.name, backends, processor, samples, max_rows=1, budget_s=0.5)
+    warm = warm_up_replica(model.name, backends, makes_examples(processor), samples, max_rows=1, budget_s=0.5)
     proofs = ProofContext(model.name, model.batching.max_rows, model.batching.tolerance)
     graph = {variant: build.joinable for variant, build in builds.items()}
-    verdicts = prove_replica(proofs, backends, graph, processor, samples, warm.examples)
+    verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm.examples)
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
     joining = Joining(model.name, verdicts, needed)
     worker = Worker(

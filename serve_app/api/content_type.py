@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 
 from serve_app.domain.service import ModelInfo
+from serve_app.domain.tasks import JSON_TYPE, Kind
 from serve_app.errors import InvalidRequest, UnsupportedMedia
 
-Kind: TypeAlias = Literal["tensors", "image", "audio", "text"]
-
-JSON = "application/json"
+JSON = JSON_TYPE
 MULTIPART = "multipart/form-data"
 _MULTIPART = MULTIPART.encode()
 # What curl says when nobody told it anything better, and what says nothing: the processor looks at the bytes.
@@ -36,38 +34,12 @@ _MAGIC = {
 }
 """First bytes of the formats that are usual."""
 
-
-_KINDS_OF_TASKS: Mapping[str, Kind] = {
-    "tensors": "tensors",
-    "depth-estimation": "image",
-    "keypoint-detection": "image",
-    "mask-generation": "image",
-    "object-detection": "image",
-    "zero-shot-image-classification": "image",
-    "zero-shot-object-detection": "image",
-    "automatic-speech-recognition": "audio",
-    "voice-activity-detection": "audio",
-    "zero-shot-audio-classification": "audio",
-}
-"""Hugging Face's tasks whose first word does not tell."""
-
-
-def kind_of(task: str) -> Kind:
-    """What a model of this task takes, from Hugging Face's naming: ``image-...``, ``audio-...``, else text."""
-    if task in _KINDS_OF_TASKS:
-        return _KINDS_OF_TASKS[task]
-    if task.startswith("image-"):
-        return "image"
-    if task.startswith("audio-"):
-        return "audio"
-    return "text"
-
-
 WANTED: Mapping[Kind, str] = {
     "tensors": "tensors",
     "image": "a picture (image/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
     "audio": "a sound (audio/*, application/octet-stream, multipart/form-data, or JSON with base64 inputs)",
     "text": 'text (text/plain, or application/json {"inputs": "..."})',
+    "json": 'JSON (application/json {"inputs": ...})',
 }
 
 
@@ -144,9 +116,11 @@ def check_content_type(info: ModelInfo, kind: Kind, content_type: str, *, final:
         raise InvalidRequest(
             f"model {info.name!r} takes tensors, not media: send them to POST /v2/models/{info.segment}/infer"
         )
-    if content_type in {JSON, MULTIPART}:
+    if content_type == JSON or (content_type == MULTIPART and kind != "json"):
         return
-    if kind == "text":
+    if kind == "json":
+        fits = content_type in OPAQUE and not final
+    elif kind == "text":
         fits = content_type == "text/plain" or (content_type in OPAQUE and not final)
     elif kind == "image":
         fits = content_type.startswith("image/") or content_type in OPAQUE

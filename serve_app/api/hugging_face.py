@@ -17,13 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app import __version__
-from serve_app.api.content_type import Kind, kind_of, resolve, sniff
+from serve_app.api.content_type import resolve, sniff
 from serve_app.api.gateway import Gateway
 from serve_app.api.media import Asked, Body, Document, Form, split_data_uri, text_of
 from serve_app.api.predict import MediaRequest, Predict
 from serve_app.api.replies import json_response
 from serve_app.api.routes import HttpCall, Route
 from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.domain.tasks import Kind, kind_of
 from serve_app.errors import InvalidRequest, ModelUnavailable
 from serve_app.payloads import Media, Texts
 

@@ -18,9 +18,10 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.types import Message
 
-from serve_app.api.content_type import JSON, MULTIPART, OPAQUE, WANTED, Kind, check_content_type, resolve, sniff
+from serve_app.api.content_type import JSON, MULTIPART, OPAQUE, WANTED, check_content_type, resolve, sniff
 from serve_app.api.open_inference.wire import invalid
 from serve_app.domain.service import ModelInfo
+from serve_app.domain.tasks import Kind
 from serve_app.errors import InvalidRequest, UnsupportedMedia
 from serve_app.payloads import Media, Texts
 
@@ -154,6 +155,9 @@ def payload_of(info: ModelInfo, kind: Kind, asked: Asked) -> PredictRequest:
         case Document(inputs, parameters):
             if kind == "text":
                 return _from_inputs(info, inputs, parameters)
+            if kind == "json":
+                task, variant, fallback = parameters
+                return PredictRequest(Media(bytes(inputs), JSON, task), variant, fallback)
             return _from_base64(info, kind, inputs, parameters)
         case Form():
             return _from_form(info, kind, asked)

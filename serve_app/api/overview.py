@@ -10,11 +10,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from serve_app import __version__
-from serve_app.api.content_type import kind_of
 from serve_app.api.gateway import Gateway
 from serve_app.api.replies import json_response
 from serve_app.api.routes import Route
 from serve_app.domain.service import InferenceService, ModelInfo
+from serve_app.domain.tasks import kind_of
 from serve_app.payloads import DTYPES
 
 _INLINE_VALUES = 64
@@ -40,6 +40,8 @@ def example(info: ModelInfo, base_url: str) -> str:
             return f"curl {predict} -H 'Content-Type: audio/wav' --data-binary @sound.wav"
         case "text":
             return f"curl {predict} -H 'Content-Type: application/json' -d '{{\"inputs\": \"any text\"}}'"
+        case "json":
+            return f"curl {predict} -H 'Content-Type: application/json' -d '{{\"inputs\": {{}}}}'"
         case "tensors":
             return _tensor_example(info, f"{base_url}/v2/models/{info.segment}/infer")
 

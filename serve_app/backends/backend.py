@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from serve_app.errors import InferenceFailed
 from serve_app.payloads import ModelSignature, Tensors
@@ -55,4 +56,40 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Free the session and its memory. Idempotent, also before `load`; a closed backend can be loaded again."""
+        """Free the session and its memory. Idempotent, also before `load`; a closed backend can be loaded again.
+
+        A run that is under way in another thread is ended where that can be done, and otherwise left alone.
+        """
+
+
+@runtime_checkable
+class Processing(Protocol):
+    """A backend whose model makes tensors of requests, and answers of tensors, by itself.
+
+    Several threads ask at once, as many as `BuildSettings.processor_threads`, also while a batch runs.
+    """
+
+    def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
+        """Make the inputs of one request, rows in front.
+
+        Args:
+            content: What the client sent: a file, a JSON value, or UTF-8 texts.
+            about: Its ``kind``, ``content_type`` and ``parameters``.
+
+        Raises:
+            InvalidRequest: The model refuses the request.
+            InferenceFailed: The model failed on it, or made something else than it declares.
+            SessionLost: As `Backend.run`.
+        """
+
+    def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
+        """Make the answer to one request, as JSON can hold it.
+
+        Args:
+            content: As of `preprocess`.
+            about: Likewise.
+            outputs: Those for its rows, rows in front.
+
+        Raises:
+            InvalidRequest, InferenceFailed, SessionLost: As `preprocess`.
+        """

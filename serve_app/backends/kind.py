@@ -81,6 +81,7 @@ class BuildSettings:
         row_sizes: Numbers of rows that batches are filled up to, ascending. ``any``: they are run as they come;
             ``auto``: the backend chooses.
         layout: Where the rows of its tensors are, or that they have none.
+        processor_threads: Threads that call `Processing` at once, if the backend is to have it; 0: it is not asked.
     """
 
     model: str
@@ -92,10 +93,15 @@ class BuildSettings:
     max_rows: int | None = None
     row_sizes: tuple[int, ...] | Literal["auto", "any"] = "auto"
     layout: Layout = ROWS_FIRST
+    processor_threads: int = 0
 
 
 def _none(_: Path) -> tuple[str, ...]:
     return ()
+
+
+def _never(_file: Path, _model: str, _options: Any) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ class BackendKind(Generic[OptionsT]):
         options: What a configuration may say under ``backend_options``.
         further_files: Names of the files that a model's file needs beside it, relative to its folder. Raises
             `ConfigError` for a file that is no model.
+        processes: Whether a model's file makes its inputs of media by itself, so that its backend is a `Processing`.
+            Takes what ``inspect`` takes, runs nothing either, and raises `ConfigError` where that is declared wrongly.
         platform: As V2's metadata and Triton's clients name it.
         triton_name: As Triton's model configuration names the backend; empty where it is ``name``.
         distributions: The Python distributions, one of which runs it: ``serve-app doctor`` looks for them, and profiles
@@ -133,6 +141,7 @@ class BackendKind(Generic[OptionsT]):
     create: Callable[[BuildSettings, OptionsT], Backend]
     options: type[OptionsT]
     further_files: Callable[[Path], tuple[str, ...]] = _none
+    processes: Callable[[Path, str, OptionsT], bool] = _never
     platform: str = ""
     triton_name: str = ""
     distributions: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from serve_app.cli.profile_report import draw, summary, table
 from serve_app.composition import read_args
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
+from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples, read_builds
 from serve_app.composition.profile import sha256
 from serve_app.config import ModelConfig, load_file
 from serve_app.config.files import home, is_remote
@@ -201,7 +201,7 @@ def _sweep(
     rows: bool,
 ) -> list[Measurement]:
     exact = backends[""]
-    processor = make_processor(model, exact.signature, locations[""])
+    processor = makes_examples(make_processor(model, exact.signature, locations[""]))
     make_inputs = _inputs(model, backends, processor, rows=rows)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with ProgressBar(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:

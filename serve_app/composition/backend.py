@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def make_backend(model: ModelConfig, location: ModelLocation, build: Description
         ConfigError: The backend cannot have these settings.
     """
     settings = build_settings(model, location.model_file, gpu_available=gpu_available, layout=build.layout)
+    if model.processor is not None:
+        settings = replace(settings, processor_threads=model.resources.preprocess_threads)
     return location.kind.create(settings, read_options(model, location.kind))
 
 

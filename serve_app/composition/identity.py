@@ -11,7 +11,7 @@ import msgspec
 
 from serve_app import __version__
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import named_files
+from serve_app.composition.model import named_files, processes_itself
 from serve_app.config.model import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.errors import ConfigError
@@ -67,7 +67,7 @@ def identities(model: ModelConfig, locations: Mapping[str, ModelLocation]) -> di
         for name in named_files(model):
             if (file := locations[""].sidecars().find(name)) is not None:
                 begun.update(_content(file))  # it may lie outside of the model's folder
-        if isinstance(model.processor, CustomOptions):
+        if isinstance(model.processor, CustomOptions) and not processes_itself(model, locations[""]):
             cls = find_class(model.processor.class_, model.task, locations[""].sidecars())
             begun.update(_content(source) if (source := source_of(cls)) is not None else b"")
         exact = _digest(locations[""])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from serve_app.backends.backend import Backend, Processing
 from serve_app.backends.description import Description, describe_build
 from serve_app.backends.registry import BACKENDS
 from serve_app.backends.samples import Samples
@@ -19,6 +20,7 @@ from serve_app.config.warm_up import DecodeRequest
 from serve_app.errors import ConfigError
 from serve_app.payloads import ModelSignature
 from serve_app.processors import create_processor
+from serve_app.processors.of_model import ModelProcessor
 from serve_app.processors.processor import Processor
 
 
@@ -107,26 +109,60 @@ def _files_beside(model: ModelConfig) -> tuple[str, ...]:
     return tuple(name for name in named_files(model) if not name.startswith("/") and ".." not in name.split("/"))
 
 
-def make_processor(model: ModelConfig, signature: ModelSignature, location: ModelLocation) -> Processor | None:
+def processes_itself(model: ModelConfig, location: ModelLocation) -> bool:
+    """Whether a model makes tensors of what clients send, and answers of tensors, by itself.
+
+    Args:
+        model: The model.
+        location: Its files, one of `find_files`. Nothing of them is run.
+
+    Raises:
+        ConfigError: Its file declares that wrongly, or the configuration says how somebody else is to do it.
+    """
+    if model.processor is None or (isinstance(model.processor, CustomOptions) and model.processor.class_ is not None):
+        return False
+    kind = location.kind
+    if not kind.processes(location.model_file, model.name, read_options(model, kind)):
+        return False
+    if options := model.processor.model_dump(exclude_unset=True, exclude={"class_"}):
+        problem = f"{model.file or location.file} has preprocess, which takes no options: say them in backend_options"
+        raise ConfigError((f"model {model.name!r}: processor.{next(iter(options))}: {problem}",))
+    return True
+
+
+def make_processor(
+    model: ModelConfig, signature: ModelSignature, location: ModelLocation, backend: Backend | None = None
+) -> Processor | None:
     """Make the model's processor, or ``None`` for a model that takes tensors only.
 
     Args:
         model: The model.
         signature: The model's tensors.
         location: The model's files, one of `find_files`.
+        backend: What runs them, loaded; ``None`` where requests are only priced.
 
     Raises:
         ConfigError: The options, the files beside the model and its tensors do not fit together.
     """
     if model.processor is None:
         return None
+    if processes_itself(model, location):
+        return ModelProcessor(model.task, signature, backend if isinstance(backend, Processing) else None)
     custom = model.processor if isinstance(model.processor, CustomOptions) else None
     options = model.processor.model_dump(exclude_unset=True) if custom is None else custom.keys
     name = None if custom is None else custom.class_
     try:
         return create_processor(model.task, signature, location.sidecars(), options, name)
     except ConfigError as error:
-        raise ConfigError(tuple(f"model {model.name!r}: {problem}" for problem in error.problems)) from None
+        hint = ""
+        if name is None and custom is not None and location.kind.runs_code:
+            hint = f", or write def preprocess(self, request) in {location.file}"
+        raise ConfigError(tuple(f"model {model.name!r}: {problem}{hint}" for problem in error.problems)) from None
+
+
+def makes_examples(processor: Processor | None) -> Processor | None:
+    """The processor, where a model is warmed up and tried with its examples; ``None``: with `make_samples`."""
+    return None if isinstance(processor, ModelProcessor) else processor
 
 
 def make_samples(

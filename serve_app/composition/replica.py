@@ -14,7 +14,7 @@ from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
 from serve_app.composition.revision import Revision, keep_revision
 from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
@@ -86,13 +86,13 @@ def make_replica(
             _log.warning(note)
         backends[variant] = backend
     signature, has_rows = backends[""].signature, builds[""].joinable.rows
-    processor = make_processor(model, signature, locations[""])
+    processor = make_processor(model, signature, locations[""], backends[""])
     samples = make_samples(model, signature, decode_sample, rows=has_rows)
     max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
     warm_up = warm_up_replica(
         model.name,
         backends,
-        processor,
+        makes_examples(processor),
         samples,
         max_rows=max_rows if has_rows else 1,
         budget_s=model.health.warm_up_s,
@@ -100,7 +100,7 @@ def make_replica(
     keys = {variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations}
     proofs = ProofContext(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
     graph = {variant: build.joinable for variant, build in builds.items()}
-    verdicts = prove_replica(proofs, backends, graph, processor, samples, warm_up.examples)
+    verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm_up.examples)
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
     joining = Joining(model.name, verdicts, needed)
     worker = Worker(

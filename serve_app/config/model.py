@@ -270,12 +270,17 @@ class ModelConfig(Section):
             if size not in known:
                 among = ", ".join(map(str, known))
                 faults.append((("resources", "row_sizes", number), f"must be one of {among}, got {size}"))
-        if self.warm_up is not None and self.task != TENSORS:
+        if self.warm_up is not None and self.task != TENSORS and not self._names_no_processor:
             faults.append((("warm_up",), f"the task {self.task} makes inputs of its own; leave this out"))
         faults += self._version_faults()
         if faults:
             raise validation_error(faults)
         return self
+
+    @property
+    def _names_no_processor(self) -> bool:
+        """Whether nothing but the model's file, or an installed package, can make tensors for its task."""
+        return isinstance(self.processor, CustomOptions) and self.processor.class_ is None
 
     def _task_problem(self) -> str | None:
         """Why nobody makes tensors for this task, if so."""
@@ -285,7 +290,7 @@ class ModelConfig(Section):
         known = (*_TASKS, *sorted(installed_tasks()))
         if self.task in PROCESSOR_OPTIONS:
             return "processor.class is empty: name a class, or leave it out"
-        if self.task in known:
+        if self.task in known or self.backend is not None:  # the model's file may make tensors by itself
             return None
         guess = nearest(self.task, known)
         hint = f"did you mean {guess}?" if guess else f"known tasks: {', '.join(known)}; others need processor.class"

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from api.protocol_service import NumpyService
-from serve_app.api.content_type import kind_of
 from serve_app.api.http_app import create_app
 from serve_app.api.media import decode
+from serve_app.domain.tasks import kind_of
 from serve_app.errors import InvalidRequest, QueueFull
 from serve_app.payloads import Media, Texts
 from serve_app.scheduling.entry import Priority

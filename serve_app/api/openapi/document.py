@@ -14,12 +14,13 @@ import yaml
 
 from serve_app import __version__
 from serve_app.access.guard import Policy
-from serve_app.api.content_type import JSON, kind_of
+from serve_app.api.content_type import JSON
 from serve_app.api.hugging_face import EMBEDDING, tasks_of
 from serve_app.api.openai import render_error
 from serve_app.api.overview import row_of_zeros
 from serve_app.api.routes import Errors, Route
 from serve_app.domain.service import ModelInfo
+from serve_app.domain.tasks import kind_of
 
 _OCTETS: Final = "application/octet-stream"
 _KEYED: Final = ("401", "403", "429")
@@ -151,6 +152,8 @@ def _example(info: ModelInfo, task: str) -> dict[str, Any]:
             return {"inputs": _PICTURE, "parameters": {"top_k": 3}}
         case "audio":
             return {"inputs": _sound(), "parameters": {"top_k": 3}}
+        case "json":
+            return {"inputs": {}}
         case _:
             return _text_example(task)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,13 @@ from serve_app.backends.python.session import InProcess, LoadSettings, OwnProces
 from serve_app.errors import ConfigError, InferenceFailed, InvalidRequest
 from serve_app.payloads import ModelSignature, Tensors, TensorSpec
 
+_T = TypeVar("_T")
+
 logger = logging.getLogger(__name__)
 
 
 class PythonBackend:
-    """Runs a Python class. See `serve_app.backends.backend.Backend` for the contract.
+    """Runs a Python class. See `serve_app.backends.backend.Backend` and `Processing` for the contract.
 
     A class that declares a number of rows is asked in pieces of it, the last one filled up with copies of its last row.
 
@@ -98,6 +101,29 @@ class PythonBackend:
             rows = counts.pop() if len(counts) == 1 else None
         return self._ask(inputs, rows)
 
+    def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
+        """Have the class make the inputs of one request.
+
+        Raises:
+            InvalidRequest, InferenceFailed, SessionLost: See `Processing`.
+        """
+        made = self._asked(lambda session: session.preprocess(content, about))
+        tensors = {spec.name: rows_from(made[spec.name], spec.axis) for spec in self.signature.inputs}
+        if self._build.layout.rows and self._build.max_rows is not None:
+            rows = rows_of(tensors)
+            if rows > self._build.max_rows:  # the router took it for less, and others wait for it
+                raise InvalidRequest(f"the request makes {rows} rows; the most is {self._build.max_rows}")
+        return tensors
+
+    def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
+        """Have the class make the answer to one request.
+
+        Raises:
+            InvalidRequest, InferenceFailed, SessionLost: See `Processing`.
+        """
+        given = {spec.name: rows_to(outputs[spec.name], spec.axis) for spec in self.signature.outputs}
+        return self._asked(lambda session: session.postprocess(content, about, given))
+
     def close(self) -> None:
         """Let the class free what it holds, and end its process."""
         session, self._session = self._session, None
@@ -106,15 +132,19 @@ class PythonBackend:
 
     def _made(self, declared: Declaration) -> PythonSession:
         build = self._build
-        axes = {each.name: build.layout.axes.get(each.name, 0) for each in declared.outputs}
+        axes = {each.name: build.layout.axes.get(each.name, 0) for each in (*declared.inputs, *declared.outputs)}
+        shapes = {spec.name: spec.public_shape for spec in self.signature.inputs}
         load = LoadSettings(
             model=build.model,
             file=build.model_file,
             declared=declared,
+            made=tuple(each._replace(shape=shapes[each.name]) for each in declared.inputs),
             rows_at=axes if build.layout.rows else None,
             device=self.device,
             threads=build.threads,
             parameters=self._options.parameters,
+            processor_threads=build.processor_threads if declared.methods else 0,
+            timeout_s=self._options.setup_timeout_s,
         )
         environment = self._options.environment
         if environment is None:
@@ -125,16 +155,21 @@ class PythonBackend:
 
     def _ask(self, inputs: Tensors, rows: int | None) -> Tensors:
         """Ask the class, with the rows where it has them."""
+        batch = {spec.name: self._as_declared(spec, inputs) for spec in self.signature.inputs}
+        outputs = self._asked(lambda session: session.predict(batch, rows))
+        return {spec.name: rows_from(outputs[spec.name], spec.axis) for spec in self.signature.outputs}
+
+    def _asked(self, ask: Callable[[PythonSession], _T]) -> _T:
         session = self._session
         if session is None:
             raise RuntimeError(f"the backend of model {self._build.model!r} is not loaded")
-        batch = {spec.name: self._as_declared(spec, inputs) for spec in self.signature.inputs}
         try:
-            outputs = session.predict(batch, rows)
+            return ask(session)
         except Fault as fault:
+            if fault.refused:
+                raise InvalidRequest(safe_line(fault.message)) from None
             logger.error("model %r: %s", self._build.model, fault)  # noqa: TRY400 - the place in its file is told
             raise InferenceFailed(safe_line(fault.message)) from None
-        return {spec.name: rows_from(outputs[spec.name], spec.axis) for spec in self.signature.outputs}
 
     def _as_declared(self, spec: TensorSpec, inputs: Tensors) -> npt.NDArray[Any]:
         array = inputs.get(spec.name)

@@ -17,6 +17,13 @@ _TYPES: Final[Mapping[str, str]] = MappingProxyType({**DATATYPES, "str": "BYTES"
 """The types that a class may declare, and what the protocol calls them."""
 
 _ATTRIBUTES: Final = ("inputs", "outputs", "rows_independent", "files")
+_PROCESSING: Final[Mapping[str, tuple[int, str]]] = MappingProxyType(
+    {
+        "preprocess": (2, "preprocess takes a request: write def preprocess(self, request)"),
+        "postprocess": (3, "postprocess takes a request and outputs: write def postprocess(self, request, outputs)"),
+    }
+)
+"""Methods for media and JSON, how many arguments they take, and what is said of others."""
 _EXAMPLE: Final = '{"x": ("float32", [-1, 4])}'
 
 
@@ -38,6 +45,8 @@ class Declaration(NamedTuple):
         rows_independent: Whether it says that each row of the outputs depends on the same row of the inputs alone;
             ``None``: it does not say.
         files: Names of files that it needs, relative to its folder.
+        methods: Which of `preprocess` and `postprocess` it has.
+        line: Where it is in its file.
     """
 
     name: str
@@ -45,6 +54,8 @@ class Declaration(NamedTuple):
     outputs: tuple[Declared, ...]
     rows_independent: bool | None
     files: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    line: int = 0
 
     @property
     def signature(self) -> ModelSignature:
@@ -71,19 +82,22 @@ class Declaration(NamedTuple):
         return RowProof(False, f"class {self.name} declares rows_independent = False", dependent=True)
 
 
-def read_declaration(model_file: Path, model: str, class_name: str | None = None) -> Declaration:
+def read_declaration(
+    model_file: Path, model: str, class_name: str | None = None, *, processes: bool = False
+) -> Declaration:
     """Read what a class declares.
 
     Args:
         model_file: The Python file.
         model: The model's name, for messages.
         class_name: The class; ``None``: the only one that has `predict`.
+        processes: Whether its `preprocess` and `postprocess` are to be called, so that their faults count.
 
     Raises:
         ConfigError: One line for each fault, with the place in the file.
     """
     reader = _Reader(model_file, model)
-    declared = reader.read(class_name)
+    declared = reader.read(class_name, processes=processes)
     if reader.problems:
         raise ConfigError(tuple(reader.problems))
     assert declared is not None
@@ -127,7 +141,7 @@ class _Reader:
             return []
         return [each for each in tree.body if isinstance(each, ast.ClassDef)]
 
-    def read(self, class_name: str | None) -> Declaration | None:
+    def read(self, class_name: str | None, *, processes: bool = False) -> Declaration | None:
         """What a class of the file declares; ``None`` where there is a fault."""
         found = self.classes()
         if self.problems:
@@ -136,6 +150,8 @@ class _Reader:
         if chosen is None:
             return None
         self._check_predict(chosen)
+        if processes:
+            self._check_processing(chosen)
         values = dict(_assigned(chosen))
         sides = [self._side(chosen, name, values.get(name)) for name in ("inputs", "outputs")]
         independent = self._literal("rows_independent", values.get("rows_independent"), "True or False")
@@ -144,7 +160,10 @@ class _Reader:
         if not sides[1]:
             self._fault(f"class {chosen.name} declares no output: write outputs = {_EXAMPLE}", chosen.lineno)
         files = self.files(chosen)
-        return None if self.problems else Declaration(chosen.name, sides[0], sides[1], independent, files)
+        if self.problems:
+            return None
+        methods = tuple(name for name in _PROCESSING if _method(chosen, name) is not None)
+        return Declaration(chosen.name, sides[0], sides[1], independent, files, methods, chosen.lineno)
 
     def files(self, chosen: ast.ClassDef) -> tuple[str, ...]:
         """The files that a class names."""
@@ -171,7 +190,7 @@ class _Reader:
             hint = f"did you mean {guess}?" if guess else f"there is {', '.join(names) or 'none'}"
             self._fault(f"has no class {short_repr(class_name)}, which backend_options.class names; {hint}")
             return None
-        able = [each for each in found if _predict(each) is not None]
+        able = [each for each in found if _method(each, "predict") is not None]
         if len(able) == 1:
             return able[0]
         if able:
@@ -182,18 +201,29 @@ class _Reader:
         return None
 
     def _check_predict(self, chosen: ast.ClassDef) -> None:
-        predict = _predict(chosen)
-        if predict is None:
-            if not chosen.bases:
-                self._fault(f"class {chosen.name} has no method predict: write def predict(self, batch)", chosen.lineno)
-        elif isinstance(predict, ast.AsyncFunctionDef):
-            self._fault("predict is run in a thread of its own: write def, and not async def", predict.lineno)
-        elif not predict.decorator_list:
-            taken = predict.args
+        predict = _method(chosen, "predict")
+        if predict is not None:
+            self._check_method(predict, 2, "predict takes the batch: write def predict(self, batch)")
+        elif not chosen.bases:
+            self._fault(f"class {chosen.name} has no method predict: write def predict(self, batch)", chosen.lineno)
+
+    def _check_processing(self, chosen: ast.ClassDef) -> None:
+        methods = {name: method for name in _PROCESSING if (method := _method(chosen, name)) is not None}
+        for name, method in methods.items():
+            self._check_method(method, *_PROCESSING[name])
+        if "postprocess" in methods and "preprocess" not in methods:
+            problem = "has postprocess and no preprocess: write def preprocess(self, request)"
+            self._fault(f"class {chosen.name} {problem}", methods["postprocess"].lineno)
+
+    def _check_method(self, method: ast.FunctionDef | ast.AsyncFunctionDef, arguments: int, said: str) -> None:
+        if isinstance(method, ast.AsyncFunctionDef):
+            self._fault(f"{method.name} is run in a thread of its own: write def, and not async def", method.lineno)
+        elif not method.decorator_list:
+            taken = method.args
             places = [*taken.posonlyargs, *taken.args]
             needed = len(places) - len(taken.defaults)
-            if needed > 2 or (len(places) < 2 and taken.vararg is None):
-                self._fault("predict takes the batch: write def predict(self, batch)", predict.lineno)
+            if needed > arguments or (len(places) < arguments and taken.vararg is None):
+                self._fault(said, method.lineno)
 
     def _side(self, chosen: ast.ClassDef, attribute: str, node: ast.expr | None) -> tuple[Declared, ...]:
         """The tensors of `inputs` or of `outputs`."""
@@ -247,9 +277,9 @@ class _Reader:
         self.problems.append(f"model {self._model!r}: {place}: {problem}")
 
 
-def _predict(each: ast.ClassDef) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _method(each: ast.ClassDef, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     for item in reversed(each.body):
-        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == "predict":
+        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == name:
             return item
     return None
 

@@ -3,10 +3,12 @@
 The server imports this file to run a class in its own process. An interpreter that has no serve_app runs it as a
 program, so it needs Python 3.8, numpy of any version, and nothing else:
 
-    python -I -u host.py SOCKET REQUESTS ANSWERS
+    python -I -u host.py SOCKET REQUESTS ANSWERS [SOCKET REQUESTS ANSWERS]...
 
-Messages are JSON on the Unix socket, one answer for each. Tensors are in shared memory: the server writes those of
-requests, the program those of answers, and either reads what the other has written.
+Messages are JSON on a Unix socket, one answer for each. Tensors are in shared memory: the server writes those of
+requests, the program those of answers, and either reads what the other has written. The first three are for runs of
+the model. Each further three are served by a thread of its own: they are for the class's `preprocess` and
+`postprocess`, which work beside the runs.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import importlib.machinery
 import importlib.util
 import itertools
 import json
+import math
 import mmap
 import os
 import socket
 import struct
 import sys
+import threading
 import traceback
 import types
 from pathlib import Path
@@ -33,9 +37,13 @@ if TYPE_CHECKING:
 
     Spec = tuple[str, str, tuple[int, ...]]
     """Name, type and shape of a tensor, as a class declares it; the shape of a text is that of the array."""
+    _Checked = tuple[str, str, "np.dtype[Any]", tuple[int, ...]]
 
 TEXT = ("str", "bytes")
 """Types whose arrays hold objects."""
+
+CONTENT = ""
+"""Name of what a client sent, among the tensors of a message: no tensor has it."""
 
 _LENGTH = struct.Struct("<I")
 _LENGTHS = "<u4"
@@ -51,26 +59,83 @@ class Fault(Exception):
     Args:
         message: Without paths.
         where: File and line of the class's code, where they are known.
+        refused: Whether the class refuses what the client sent, so that this is the client's fault.
     """
 
-    def __init__(self, message: str, where: str = "") -> None:
+    def __init__(self, message: str, where: str = "", *, refused: bool = False) -> None:
         super().__init__(message, where)
         self.message = message
         self.where = where
+        self.refused = refused
 
     def __str__(self) -> str:
         return f"{self.message} ({self.where})" if self.where else self.message
+
+
+class InvalidRequest(Exception):
+    """What a client sent cannot be answered. A class finds it as `context.InvalidRequest`; clients see its message."""
+
+
+class Request:
+    """What one client sent, for `preprocess` and `postprocess`.
+
+    Attributes:
+        inputs: Of a model of JSON, the value of ``inputs``; of a picture or a sound, its bytes; otherwise a list of
+            texts.
+        parameters: The ``parameters`` of the request, by name: text, numbers, booleans, and lists of them.
+        content_type: The media type of a picture or a sound; empty where the client named none.
+    """
+
+    def __init__(self, inputs: Any, parameters: Mapping[str, Any], content_type: str = "") -> None:
+        self.inputs = inputs
+        self.parameters = dict(parameters)
+        self.content_type = content_type
+
+    def __repr__(self) -> str:
+        return f"<Request {type(self.inputs).__name__} {self.content_type}>"
+
+
+def make_request(
+    content: Sequence[bytes],
+    kind: str,
+    content_type: str = "",
+    parameters: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Request:
+    """What a class is given of a request.
+
+    Args:
+        content: What the client sent: one file, one JSON value, or UTF-8 texts.
+        kind: ``json``, ``text``, or that of a file.
+        content_type: Of a file.
+        parameters: Of the request.
+
+    Raises:
+        Fault: It is no JSON; the client's fault.
+    """
+    if kind == "text":
+        return Request([text.decode() for text in content], parameters)
+    if kind != "json":
+        return Request(content[0], parameters, content_type)
+    try:
+        return Request(json.loads(content[0]), parameters)
+    except RecursionError:
+        raise Fault("inputs: nested too deeply", refused=True) from None
+    except ValueError as error:
+        raise Fault(f"inputs: no JSON: {error}", refused=True) from None
 
 
 class Context:
     """What `setup` is told.
 
     Attributes:
+        InvalidRequest: What `preprocess` and `postprocess` raise for a request that cannot be answered.
         folder: That of the model's file.
         device: ``cpu`` or ``cuda``.
         threads: Threads that one run is to compute with.
         parameters: ``backend_options.parameters`` of the configuration.
     """
+
+    InvalidRequest = InvalidRequest
 
     def __init__(self, folder: str, device: str, threads: int, parameters: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
@@ -119,8 +184,9 @@ class Model:
     Args:
         file: The model's file.
         class_name: The class in it.
+        inputs: What `preprocess` has to return, if the class has one.
         outputs: What it declares.
-        rows_at: The axis of the rows of each output; ``None``: they have none.
+        rows_at: The axis of the rows of each tensor; ``None``: they have none.
         context: For `setup`.
 
     Raises:
@@ -131,6 +197,7 @@ class Model:
         self,
         file: str,
         class_name: str,
+        inputs: Sequence[Spec],
         outputs: Sequence[Spec],
         rows_at: Mapping[str, int] | None,
         context: Context,
@@ -138,7 +205,9 @@ class Model:
         self._file = Path(file)
         self._folder = str(self._file.parent)
         self._package = f"served_model_{next(_numbers)}"
-        self._outputs = [(name, kind, dtype_of(kind), tuple(shape)) for name, kind, shape in outputs]
+        self._inputs, self._outputs = (
+            [(name, kind, dtype_of(kind), tuple(shape)) for name, kind, shape in side] for side in (inputs, outputs)
+        )
         self._rows_at = rows_at
         try:
             self._instance = self._set_up(self._import(class_name), context)
@@ -157,19 +226,44 @@ class Model:
             Fault: It raised, or returned something else than it declares.
         """
         returned = self._do(lambda: self._instance.predict(batch), "the model failed on this input")
-        if not isinstance(returned, dict):
-            names = ", ".join(f"{name!r}: ..." for name, *_ in self._outputs)
-            raise Fault(f"predict returned {_article(returned)}; it must return a dict of arrays: {{{names}}}")
-        declared = [name for name, *_ in self._outputs]
-        if missing := [name for name in declared if name not in returned]:
-            raise Fault(f"predict returned no output {missing[0]!r}, which the model declares; {_listed(returned)}")
-        if len(returned) > len(declared):
-            extra = next(name for name in returned if name not in declared)
-            raise Fault(f"predict returned output {extra!r}, which the model does not declare")
-        return {
-            name: self._checked(name, kind, dtype, shape, returned[name], rows)
-            for name, kind, dtype, shape in self._outputs
-        }
+        return self._all_checked("predict", "output", self._outputs, returned, rows)
+
+    def preprocess(self, request: Request) -> dict[str, Any]:
+        """Ask the class for the inputs of one request, and check them. Several threads may ask at once.
+
+        Raises:
+            Fault: It raised, refused the request, or returned something else than it declares.
+        """
+        returned = self._do(lambda: self._instance.preprocess(request), "preprocess failed on this request")
+        made = self._all_checked("preprocess", "input", self._inputs, returned, None)
+        rows = {name: self._rows(name, array) for name, array in made.items()}
+        if len(set(rows.values())) > 1:
+            listed = ", ".join(f"{name!r} with {count}" for name, count in rows.items())
+            raise Fault(f"preprocess returned inputs of different numbers of rows: {listed}")
+        if 0 in rows.values():
+            raise Fault("preprocess returned no rows: refuse such a request by context.InvalidRequest")
+        return made
+
+    def postprocess(self, request: Request, outputs: dict[str, Any]) -> Any:
+        """Ask the class for the answer to one request, as JSON can hold it. Several threads may ask at once.
+
+        A class without `postprocess` answers with the outputs by name.
+
+        Args:
+            request: What the client sent.
+            outputs: Those for its rows; read-only.
+
+        Raises:
+            Fault: It raised, refused the request, or returned something that has no form in JSON.
+        """
+        returned: Any = outputs
+        if hasattr(self._instance, "postprocess"):
+            call = self._instance.postprocess
+            returned = self._do(lambda: call(request, outputs), "postprocess failed on this request")
+        try:
+            return _plain(returned)
+        except RecursionError:
+            raise Fault("postprocess returned something that holds itself, or is nested too deeply for JSON") from None
 
     def close(self) -> None:
         """Let the class free what it holds, and forget its modules. Idempotent.
@@ -218,6 +312,10 @@ class Model:
     def _do(self, call: Any, what: str) -> Any:
         try:
             return call()
+        except InvalidRequest as error:
+            raise Fault(
+                _first_line(error) or "the model refuses this request", self._where(error), refused=True
+            ) from None
         except (Exception, SystemExit) as error:
             raise Fault(f"{what}: {_described(error)}{self._advice(error)}", self._where(error)) from None
 
@@ -238,16 +336,45 @@ class Model:
         ]
         return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
+    def _all_checked(
+        self, method: str, what: str, declared: Sequence[_Checked], returned: Any, rows: int | None
+    ) -> dict[str, Any]:
+        """What a method returned, if that is what the class declares."""
+        names = [name for name, *_ in declared]
+        if not isinstance(returned, dict):
+            listed = ", ".join(f"{name!r}: ..." for name in names)
+            raise Fault(f"{method} returned {_article(returned)}; it must return a dict of arrays: {{{listed}}}")
+        if missing := [name for name in names if name not in returned]:
+            raise Fault(f"{method} returned no {what} {missing[0]!r}, which the model declares; {_listed(returned)}")
+        if len(returned) > len(names):
+            extra = next(name for name in returned if name not in names)
+            raise Fault(f"{method} returned {what} {extra!r}, which the model does not declare")
+        return {
+            name: self._checked(f"{what} {name!r}", name, kind, dtype, shape, returned[name], rows)
+            for name, kind, dtype, shape in declared
+        }
+
+    def _rows(self, name: str, array: Any) -> int:
+        """Rows of an input; 1 where inputs have none."""
+        return 1 if self._rows_at is None else int(array.shape[self._rows_at[name]])
+
     def _checked(
-        self, name: str, kind: str, dtype: np.dtype[Any], shape: tuple[int, ...], value: Any, rows: int | None
+        self,
+        what: str,
+        name: str,
+        kind: str,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        value: Any,
+        rows: int | None,
     ) -> Any:
         declared = f"the model declares {kind} {list(shape)}"
         if not isinstance(value, (np.ndarray, np.generic)):
-            raise Fault(f"output {name!r} is {_article(value)}, no numpy array; {declared}")
+            raise Fault(f"{what} is {_article(value)}, no numpy array; {declared}")
         array = np.asarray(value)
-        found = f"output {name!r} is {array.dtype.name} {list(array.shape)}"
+        found = f"{what} is {array.dtype.name} {list(array.shape)}"
         if kind in TEXT:
-            array = _texts(name, array)
+            array = _texts(what, array)
         elif array.dtype != dtype and array.dtype.name != dtype.name:  # another order of bytes is another dtype
             raise Fault(f"{found}; {declared}: return {name}.astype({kind!r})")
         if array.ndim != len(shape) or any(size not in (-1, here) for size, here in zip(shape, array.shape)):  # noqa: B905 - Python 3.8
@@ -262,16 +389,52 @@ class Model:
             del sys.modules[name]
 
 
-def _texts(name: str, array: Any) -> Any:
+def _texts(what: str, array: Any) -> Any:
     if array.dtype.kind in "US":
         return array.astype(object)
     if array.dtype.kind != "O" or not all(isinstance(value, (str, bytes)) for value in array.ravel().tolist()):
-        raise Fault(f"output {name!r} is {array.dtype.name}, not text; return an array of str or of bytes")
+        raise Fault(f"{what} is {array.dtype.name}, not text; return an array of str or of bytes")
     return array
 
 
+def _plain(value: Any, place: str = "") -> Any:
+    """A value as JSON can hold it: arrays become lists.
+
+    Raises:
+        Fault: There is no form for it; tells where it is.
+    """
+    where = f" at {place}" if place else ""
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.name == "bfloat16":
+            value = value.astype(np.float32)
+        kind = value.dtype.kind
+        plain = kind in "biu" or (kind == "f" and value.dtype.itemsize <= 8 and np.isfinite(value).all())
+        value = value.tolist()
+        if plain:
+            return value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise Fault(f"postprocess returned {value}{where}, which JSON does not have")
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, f"{place}[{index}]") for index, each in enumerate(value)]
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise Fault(f"postprocess returned a dict{where} with {_article(key)} as a key; JSON has texts only")
+        return {key: _plain(each, f"{place}.{key}" if place else key) for key, each in value.items()}
+    hint = "; write value.decode()" if isinstance(value, bytes) else ""
+    raise Fault(f"postprocess returned {_article(value)}{where}, which has no form in JSON{hint}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
 def _described(error: BaseException) -> str:
-    first = str(error).strip().partition("\n")[0]
+    first = _first_line(error)
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
@@ -403,37 +566,81 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
-def _main(channel_fd: int, requests_fd: int, answers_fd: int) -> None:
+class _Lane:
+    """A socket and the memory that goes with it: messages on it are answered one after the other.
+
+    Args:
+        channel_fd: The socket.
+        requests_fd: Where the server writes tensors.
+        answers_fd: Where this program does.
+    """
+
+    def __init__(self, channel_fd: int, requests_fd: int, answers_fd: int) -> None:
+        for fd in (channel_fd, requests_fd, answers_fd):
+            os.set_inheritable(fd, False)
+        self._channel = socket.socket(fileno=channel_fd)
+        self._requests, self._answers = Reader(requests_fd), Writer(answers_fd)
+
+    def serve(self, program: _Program) -> None:
+        """Answer until the other side has gone."""
+        while (message := receive(self._channel)) is not None:
+            try:
+                tensors = self._requests.read(message) if "tensors" in message else {}
+                answer = program.answer(message, tensors, self._answers)
+            except Fault as fault:
+                answer = {"fault": fault.message, "where": fault.where, "refused": fault.refused}
+            except Exception as error:  # of ours, such as no memory for an answer: the next request may fit
+                answer = {"fault": _described(error), "where": ""}
+            send(self._channel, answer)
+
+
+class _Program:
+    """The model of this process."""
+
+    def __init__(self) -> None:
+        self._model: Model | None = None
+        self._kinds: dict[str, dict[str, str]] = {}
+
+    def answer(self, message: dict[str, Any], tensors: dict[str, Any], answers: Writer) -> dict[str, Any]:
+        """Do what a message says.
+
+        Raises:
+            Fault: The class did something wrong.
+        """
+        do = message["do"]
+        if do == "load":
+            inputs, outputs = message["inputs"], message["outputs"]
+            for side in ("inputs", "outputs"):
+                self._kinds[side] = {name: kind for name, kind, _ in message[side]}
+            context = Context(**message["context"])
+            self._model = Model(message["file"], message["class"], inputs, outputs, message["rows_at"], context)
+            return {}
+        model = self._model
+        if model is None:
+            return {}
+        if do == "close":
+            self._model = None
+            model.close()
+            return {}
+        if do == "run":
+            return self._told(model.predict(tensors, message["rows"]), "outputs", answers)
+        request = make_request(tensors.pop(CONTENT).ravel().tolist(), **message["request"])
+        if do == "preprocess":
+            return self._told(model.preprocess(request), "inputs", answers)
+        return {"answer": model.postprocess(request, tensors)}
+
+    def _told(self, made: dict[str, Any], side: str, answers: Writer) -> dict[str, Any]:
+        return answers.write([(name, self._kinds[side][name], array) for name, array in made.items()])
+
+
+def _main(fds: Sequence[int]) -> None:
     _end_with_parent()
-    for fd in (channel_fd, requests_fd, answers_fd):
-        os.set_inheritable(fd, False)
-    channel = socket.socket(fileno=channel_fd)
-    requests, answers = Reader(requests_fd), Writer(answers_fd)
-    model = None
-    kinds: dict[str, str] = {}
-    while True:
-        message = receive(channel)
-        if message is None:
-            return
-        try:
-            answer: dict[str, Any] = {}
-            if message["do"] == "load":
-                context = Context(**message["context"])
-                kinds = {name: kind for name, kind, _ in message["outputs"]}
-                model = Model(message["file"], message["class"], message["outputs"], message["rows_at"], context)
-            elif model is None or message["do"] == "close":
-                if model is not None:
-                    model.close()
-                model = None
-            else:
-                outputs = model.predict(requests.read(message), message["rows"])
-                answer = answers.write([(name, kinds[name], array) for name, array in outputs.items()])
-        except Fault as fault:
-            answer = {"fault": fault.message, "where": fault.where}
-        except Exception as error:  # of ours, such as no memory for an answer: the next request may fit
-            answer = {"fault": _described(error), "where": ""}
-        send(channel, answer)
+    program = _Program()
+    first, *others = [_Lane(*fds[start : start + 3]) for start in range(0, len(fds), 3)]
+    for lane in others:
+        threading.Thread(target=lane.serve, args=(program,), daemon=True).start()
+    first.serve(program)
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:4]))
+    _main(list(map(int, sys.argv[1:])))

@@ -16,6 +16,10 @@ def _inspect(model_file: Path, model: str, options: PythonOptions) -> ModelFile:
     return ModelFile(declared.signature, declared.prove)
 
 
+def _processes(model_file: Path, model: str, options: PythonOptions) -> bool:
+    return bool(read_declaration(model_file, model, options.class_, processes=True).methods)
+
+
 def _create(build: BuildSettings, options: PythonOptions) -> Backend:
     return PythonBackend(build, options)
 
@@ -28,6 +32,7 @@ PYTHON = BackendKind(
     create=_create,
     options=PythonOptions,
     further_files=files_beside,
+    processes=_processes,
     platform="python",
     distributions=("numpy",),
     runs_code=True,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from serve_app.backends.kind import BackendOptions
 from serve_app.config.problems import validation_error
-from serve_app.config.values import Section
+from serve_app.config.values import Seconds, Section
 
 
 class EnvironmentOptions(Section):
@@ -43,6 +43,9 @@ class PythonOptions(BackendOptions):
 
     parameters: dict[str, Any] = Field(default_factory=dict)
     """What `setup` finds in `context.parameters`."""
+
+    setup_timeout_s: Seconds = 600.0
+    """For how long the import of the file and `setup` may take in all. A model that takes longer is not served."""
 
     environment: EnvironmentOptions | None = None
     """Run the class in a process of its own, with this interpreter and these packages; by default it runs in the

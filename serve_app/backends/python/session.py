@@ -8,11 +8,12 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Final, Protocol
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from serve_app.backends.backend import SessionLost
 from serve_app.backends.python import host
-from serve_app.backends.python.declaration import Declaration
+from serve_app.backends.python.declaration import Declaration, Declared
 from serve_app.backends.python.environment import clean_environ
 from serve_app.backends.python.host import Context, Fault
 from serve_app.errors import ConfigError
@@ -53,8 +54,35 @@ class PythonSession(Protocol):
             SessionLost: Its process has ended.
         """
 
+    def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
+        """The inputs that the class makes of one request, checked; the caller's own. Several threads may ask at once.
+
+        Args:
+            content: What the client sent: a file, a JSON value, or UTF-8 texts.
+            about: Its kind, content type and parameters; see `host.make_request`.
+
+        Raises:
+            Fault, SessionLost: As `predict`.
+        """
+
+    def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
+        """The answer that the class makes, as JSON can hold it. Several threads may ask at once.
+
+        Args:
+            content: As of `preprocess`.
+            about: Likewise.
+            outputs: Those for its rows.
+
+        Raises:
+            Fault, SessionLost: As `predict`.
+        """
+
     def close(self) -> None:
-        """Let the class free what it holds. Idempotent; a run that is under way in another thread is ended."""
+        """Let the class free what it holds. Idempotent.
+
+        A run that is under way in another thread is ended with its process. In this process nothing can end it: it is
+        left alone, and the class is not asked to close.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +93,25 @@ class LoadSettings:
         model: The model's name, for messages.
         file: Its file.
         declared: What its class declares.
-        rows_at: The axis of the rows by the name of an output; ``None``: they have none.
+        made: The inputs as `preprocess` returns them: their shapes with any number of rows.
+        rows_at: The axis of the rows by the name of a tensor; ``None``: they have none.
         device: ``cpu`` or ``cuda``.
         threads: Threads that one run computes with.
         parameters: For `setup`.
+        processor_threads: Threads that ask for `preprocess` and `postprocess` at once; 0: none does.
+        timeout_s: For how long it may take, seconds.
     """
 
     model: str
     file: Path
     declared: Declaration
+    made: tuple[Declared, ...]
     rows_at: Mapping[str, int] | None
     device: str
     threads: int
     parameters: Mapping[str, Any]
+    processor_threads: int = 0
+    timeout_s: float = 600.0
 
     def context(self) -> dict[str, Any]:
         """What `host.Context` is made of."""
@@ -89,41 +123,118 @@ class LoadSettings:
         }
 
 
+def _too_slow(load: LoadSettings) -> Fault:
+    return Fault(
+        f"importing {load.file.name} and setup have not ended within {load.timeout_s:g} s; see"
+        " backend_options.setup_timeout_s"
+    )
+
+
 class InProcess:
     """In this process.
 
     Raises:
-        Fault: The class cannot be loaded.
+        Fault: The class cannot be loaded, or that takes too long: its thread is left behind then.
     """
 
     def __init__(self, load: LoadSettings) -> None:
-        self._model_name = load.model
-        file = str(load.file.absolute())
-        self._model: host.Model | None = host.Model(
-            file, load.declared.name, load.declared.outputs, load.rows_at, Context(**load.context())
-        )
+        self._name = load.model
+        self._running = Lock()
+        made: Future[host.Model] = Future()
+        # A thread of its own, since there is no other way to give up on one that does not return.
+        Thread(target=self._load, args=(load, made), name="setup", daemon=True).start()
+        try:
+            self._model: host.Model | None = made.result(load.timeout_s)
+        except TimeoutError:
+            raise _too_slow(load) from None
+
+    @staticmethod
+    def _load(load: LoadSettings, made: Future[host.Model]) -> None:
+        file, declared = str(load.file.absolute()), load.declared
+        context = Context(**load.context())
+        try:
+            made.set_result(host.Model(file, declared.name, load.made, declared.outputs, load.rows_at, context))
+        except BaseException as error:
+            made.set_exception(error)
 
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
         """Ask it. What it returns is copied: it may be memory that it uses again."""
-        if self._model is None:
-            raise RuntimeError(f"model {self._model_name!r} is closed")
-        seen = {name: array.view() for name, array in batch.items()}
-        for array in seen.values():
-            array.flags.writeable = False
-        return {name: np.array(array) for name, array in self._model.predict(seen, rows).items()}
+        with self._running:
+            return _own(self._loaded().predict(_read_only(batch), rows))
+
+    def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
+        """Ask it. What it returns is copied, as of `predict`."""
+        return _own(self._loaded().preprocess(host.make_request(content, **about)))
+
+    def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
+        """Ask it."""
+        return self._loaded().postprocess(host.make_request(content, **about), _read_only(outputs))
 
     def close(self) -> None:
-        """Close it."""
+        """Close it, unless it is inside a run."""
         model, self._model = self._model, None
-        if model is not None:
-            _close(self._model_name, model)
+        if model is None:
+            return
+        if not self._running.acquire(blocking=False):
+            logger.warning(
+                "model %r: closed inside a run that does not end: its thread and memory are lost", self._name
+            )
+            return
+        try:
+            model.close()
+        except Fault as fault:
+            logger.error("model %r: %s", self._name, fault)  # noqa: TRY400 - the place in the model's file is told
+        finally:
+            self._running.release()
+
+    def _loaded(self) -> host.Model:
+        if self._model is None:
+            raise RuntimeError(f"model {self._name!r} is closed")
+        return self._model
 
 
-def _close(name: str, model: host.Model) -> None:
-    try:
-        model.close()
-    except Fault as fault:
-        logger.error("model %r: %s", name, fault)  # noqa: TRY400 - the place in the model's file is told
+def _read_only(tensors: Tensors) -> Tensors:
+    seen = {name: array.view() for name, array in tensors.items()}
+    for array in seen.values():
+        array.flags.writeable = False
+    return seen
+
+
+def _own(tensors: Mapping[str, Any]) -> Tensors:
+    return {name: np.array(array) for name, array in tensors.items()}
+
+
+class _Lane:
+    """A way to ask the process: one message at a time.
+
+    Args:
+        name: Of the model.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.channel, self._theirs = socket.socketpair()
+        self._files = [os.memfd_create(f"serve-app-{name}", os.MFD_CLOEXEC) for _ in range(2)]
+        self.requests, self.answers = host.Writer(self._files[0]), host.Reader(self._files[1])
+        self.poll = select.poll()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What the process needs of it."""
+        return (self._theirs.fileno(), *self._files)
+
+    def started(self, pid_fd: int) -> None:
+        """The process has its end."""
+        self._theirs.close()
+        for fd in (self.channel.fileno(), pid_fd):
+            self.poll.register(fd, select.POLLIN)
+
+    def free(self) -> None:
+        """Close it. Idempotent."""
+        self._theirs.close()
+        self.channel.close()
+        files, self._files = self._files, []
+        for fd in files:
+            os.close(fd)
 
 
 class OwnProcess:
@@ -134,21 +245,24 @@ class OwnProcess:
         python: The interpreter.
 
     Raises:
-        Fault: The class cannot be loaded, or the process has ended meanwhile.
+        Fault: The class cannot be loaded, that takes too long, or the process has ended meanwhile.
         ConfigError: The interpreter cannot be started.
     """
 
     def __init__(self, load: LoadSettings, python: Path) -> None:
         self._name = load.model
         self._kinds = {each.name: each.kind for each in load.declared.inputs}
-        self._lock = Lock()
+        self._output_kinds = {each.name: each.kind for each in load.declared.outputs}
+        self._lock = Lock()  # of the runs' lane
+        self._ending = Lock()
         self._ended = ""  # how the process ended, once it has
         self._closed = False
         self._said = ""
-        self._channel, theirs = socket.socketpair()
-        self._files = [os.memfd_create(f"serve-app-{name}", os.MFD_CLOEXEC) for name in ("requests", "answers")]
-        self._requests, self._answers = host.Writer(self._files[0]), host.Reader(self._files[1])
-        fds = (theirs.fileno(), *self._files)
+        self._runs = _Lane(load.model)
+        self._others = [_Lane(load.model) for _ in range(load.processor_threads)]
+        self._free_lanes: SimpleQueue[_Lane] = SimpleQueue()
+        lanes = [self._runs, *self._others]
+        fds = tuple(fd for lane in lanes for fd in lane.fds)
         command = [str(python), "-I", "-u", str(Path(host.__file__).absolute()), *map(str, fds)]
         environ = clean_environ() | dict.fromkeys(_THREADS, str(load.threads))
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -160,23 +274,29 @@ class OwnProcess:
         except OSError as error:
             self._free()
             raise ConfigError((f"model {load.model!r}: {python} cannot be started: {error.strerror}",)) from None
-        finally:
-            theirs.close()
         self._pid_fd = os.pidfd_open(self._process.pid)
-        self._poll = select.poll()
-        for fd in (self._channel.fileno(), self._pid_fd):
-            self._poll.register(fd, select.POLLIN)
+        for lane in lanes:
+            lane.started(self._pid_fd)
+        for lane in self._others:
+            self._free_lanes.put(lane)
         try:
             self._ask(
+                self._runs,
                 {
                     "do": "load",
                     "file": str(load.file.absolute()),
                     "class": load.declared.name,
+                    "inputs": load.made,
                     "outputs": load.declared.outputs,
                     "rows_at": load.rows_at,
                     "context": load.context(),
-                }
+                },
+                load.timeout_s,
             )
+        except TimeoutError:
+            self._kill()
+            self.close()
+            raise _too_slow(load) from None
         except SessionLost:
             self.close()
             hint = "; its environment must have numpy" if self._said.endswith("No module named 'numpy'") else ""
@@ -188,18 +308,29 @@ class OwnProcess:
     def predict(self, batch: Tensors, rows: int | None) -> Tensors:
         """Ask it."""
         with self._lock:
-            if self._ended:
-                raise SessionLost(f"the process of the model {self._ended}")
-            told = self._requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
-            answer = self._ask({"do": "run", "rows": rows, **told})
-            return {name: np.array(array) for name, array in self._answers.read(answer).items()}
+            lane = self._alive(self._runs)
+            told = lane.requests.write([(name, self._kinds[name], array) for name, array in batch.items()])
+            return _own(lane.answers.read(self._ask(lane, {"do": "run", "rows": rows, **told})))
+
+    def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
+        """Ask it, beside a run."""
+        with self._lane() as lane:
+            told = lane.requests.write([_sent(content)])
+            return _own(lane.answers.read(self._ask(lane, {"do": "preprocess", "request": dict(about), **told})))
+
+    def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
+        """Ask it, beside a run."""
+        with self._lane() as lane:
+            tensors = [(name, self._output_kinds[name], array) for name, array in outputs.items()]
+            told = lane.requests.write([_sent(content), *tensors])
+            return self._ask(lane, {"do": "postprocess", "request": dict(about), **told})["answer"]
 
     def close(self) -> None:
         """End the process: in order, unless it is inside a run or takes too long."""
         if self._lock.acquire(blocking=False):
             try:
                 if not self._ended:
-                    self._ask({"do": "close"}, _CLOSING_S)
+                    self._ask(self._runs, {"do": "close"}, _CLOSING_S)
             except Fault as fault:
                 logger.error("model %r: %s", self._name, fault)  # noqa: TRY400 - the place in its file is told
             except (SessionLost, TimeoutError):
@@ -207,53 +338,72 @@ class OwnProcess:
             finally:
                 self._lock.release()
         if not self._closed:
-            self._kill()  # which ends a run that is under way in another thread
+            self._kill()  # which ends what is under way in other threads
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._ended = self._ended or "was closed"
+                lanes = [self._free_lanes.get() for _ in self._others]  # all of them have been answered then
                 self._process.wait()
                 self._attendant.join(_LAST_WORDS_S)
                 os.close(self._pid_fd)
                 self._free()
+                for lane in lanes:
+                    self._free_lanes.put(lane)
+
+    @contextmanager
+    def _lane(self) -> Iterator[_Lane]:
+        """One that nobody else has."""
+        lane = self._free_lanes.get()
+        try:
+            yield self._alive(lane)
+        finally:
+            self._free_lanes.put(lane)
+
+    def _alive(self, lane: _Lane) -> _Lane:
+        if self._ended:
+            raise SessionLost(f"the process of the model {self._ended}")
+        return lane
 
     def _free(self) -> None:
-        self._channel.close()
-        for fd in self._files:
-            os.close(fd)
+        for lane in (self._runs, *self._others):
+            lane.free()
 
     def _kill(self) -> None:
         """End the process and those that it has started. Nothing has waited for it yet: its id is still its own."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _ask(self, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
-        """Send a message and wait for the answer. The lock is held, or nobody else knows of this session yet."""
+    def _ask(self, lane: _Lane, message: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+        """Send a message and wait for the answer. The lane is the caller's alone."""
         answer = None
         with suppress(ConnectionError):
-            host.send(self._channel, message)
-            found = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
+            host.send(lane.channel, message)
+            found = lane.poll.poll(None if timeout_s is None else timeout_s * 1000)
             if not found:
                 raise TimeoutError
-            if self._channel.fileno() in dict(found):
-                answer = host.receive(self._channel)
+            if lane.channel.fileno() in dict(found):
+                answer = host.receive(lane.channel)
         if answer is None:
             self._note_end()
             raise SessionLost(f"the process of the model {self._ended}")
         if "fault" in answer:
-            raise Fault(answer["fault"], answer["where"])
+            raise Fault(answer["fault"], answer["where"], refused=answer.get("refused", False))
         return answer
 
     def _note_end(self) -> None:
-        self._kill()
-        end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        self._attendant.join(_LAST_WORDS_S)
-        assert end is not None
-        if end.si_code == os.CLD_EXITED:
-            self._ended = f"has ended with status {end.si_status}"
-        else:
-            self._ended = f"was ended by {signal.Signals(end.si_status).name}"
-        logger.error("model %r: its process %s: %s", self._name, self._ended, self._said or "it said nothing")
+        with self._ending:
+            if self._ended:
+                return
+            self._kill()
+            end = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self._attendant.join(_LAST_WORDS_S)
+            assert end is not None
+            if end.si_code == os.CLD_EXITED:
+                self._ended = f"has ended with status {end.si_status}"
+            else:
+                self._ended = f"was ended by {signal.Signals(end.si_status).name}"
+            logger.error("model %r: its process %s: %s", self._name, self._ended, self._said or "it said nothing")
 
     def _attend(
         self,
@@ -285,3 +435,10 @@ class OwnProcess:
                     logger.warning("%s: %s", self._name, text)  # which the configured level of a log rarely hides
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def _sent(content: Sequence[bytes]) -> tuple[str, str, Any]:
+    """What a client sent, as it travels beside tensors."""
+    array = np.empty(len(content), np.object_)
+    array[:] = content
+    return host.CONTENT, "bytes", array

@@ -1,0 +1,118 @@
+"""The processor of a model that makes its tensors, and its answers, by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from serve_app.domain.tasks import JSON_TYPE, kind_of
+from serve_app.errors import InvalidRequest, PayloadTooLarge, UnsupportedMedia
+from serve_app.payloads import DTYPES, Media, ModelSignature, Tensors, Texts
+from serve_app.processors.media_type import expect_media
+from serve_app.processors.processor import Cost
+from serve_app.processors.tokenization import expect_texts
+
+MOST_JSON_BYTES: Final = 8 * 2**20
+"""A decoder makes objects of 8 MiB of brackets within some tenths of a second, in which nothing else runs."""
+
+
+class Methods(Protocol):
+    """What a model does by itself, as `serve_app.backends.backend.Processing` has it."""
+
+    def preprocess(self, content: Sequence[bytes], about: Mapping[str, Any]) -> Tensors:
+        """The inputs for one request."""
+
+    def postprocess(self, content: Sequence[bytes], about: Mapping[str, Any], outputs: Tensors) -> Any:
+        """The answer to one request."""
+
+
+class ModelProcessor:
+    """Asks the model itself. What that makes is checked by its backend.
+
+    Args:
+        task: The model's: its name says what clients send.
+        signature: The model's tensors.
+        methods: The loaded model; ``None`` where requests are only priced.
+    """
+
+    labels: tuple[str, ...] = ()
+    buckets: tuple[int, ...] = (0,)
+    bucket_invariant = True
+
+    def __init__(self, task: str, signature: ModelSignature, methods: Methods | None = None) -> None:
+        self._kind = kind_of(task)
+        self._signature = signature
+        self._methods = methods
+
+    def __repr__(self) -> str:
+        return f"<ModelProcessor {self._kind}>"
+
+    def estimate(self, payload: Media | Texts) -> Cost:
+        """One row for each text, and one for anything else: how many it becomes, the model decides.
+
+        Raises:
+            InvalidRequest: It is of another kind than the model takes, empty, or too large.
+        """
+        return Cost(len(self._content(payload)), 0)
+
+    def preprocess(self, payload: Media | Texts) -> Tensors:
+        """What the model makes."""
+        return self._loaded().preprocess(self._content(payload), self._about(payload))
+
+    def bucket(self, tensors: Tensors) -> int:  # noqa: ARG002 - of one size
+        """There is one."""
+        return 0
+
+    def pad(self, tensors: Tensors, bucket: int) -> Tensors:  # noqa: ARG002 - of one size
+        """Nothing is padded."""
+        return tensors
+
+    def example(self, rows: int, bucket: int) -> Tensors:  # noqa: ARG002 - of one size
+        """Zeros, and empty texts; dimensions that vary have size 1."""
+        return {
+            spec.name: np.full(
+                (rows, *(abs(size) for size in spec.shape[1:])), _ZEROS.get(spec.datatype, 0), DTYPES[spec.datatype]
+            )
+            for spec in self._signature.inputs
+        }
+
+    def postprocess(self, payload: Media | Texts, outputs: Tensors, inputs: Tensors) -> Any:  # noqa: ARG002
+        """What the model answers."""
+        return self._loaded().postprocess(self._content(payload), self._about(payload), outputs)
+
+    def _loaded(self) -> Methods:
+        if self._methods is None:
+            raise RuntimeError("the model is not loaded here")
+        return self._methods
+
+    def _about(self, payload: Media | Texts) -> dict[str, Any]:
+        content_type = payload.content_type if isinstance(payload, Media) else ""
+        return {"kind": self._kind, "content_type": content_type, "parameters": payload.parameters}
+
+    def _content(self, payload: Media | Texts) -> list[bytes]:
+        if self._kind == "json":
+            if not isinstance(payload, Media) or payload.content_type != JSON_TYPE:
+                raise UnsupportedMedia('this model takes JSON: send {"inputs": ...}')
+            if len(payload.content) > MOST_JSON_BYTES:
+                raise PayloadTooLarge(f"inputs: {len(payload.content)} bytes of JSON; the most is {MOST_JSON_BYTES}")
+            return [payload.content]
+        if self._kind != "text":
+            return [expect_media(payload, self._kind).content]
+        texts = expect_texts(payload).texts
+        if not texts:
+            raise InvalidRequest("inputs: at least one text is expected, and none came")
+        try:
+            return [_encoded(text) for text in texts]
+        except UnicodeEncodeError:
+            raise InvalidRequest("inputs: text is not valid Unicode: half of a surrogate pair") from None
+
+
+_ZEROS: Final[Mapping[str, Any]] = {"BYTES": b""}
+
+
+def _encoded(text: str | list[int]) -> bytes:
+    if isinstance(text, str):
+        return text.encode()
+    raise InvalidRequest("inputs: this model takes texts, and no token ids")
