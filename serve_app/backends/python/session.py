@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -113,10 +114,11 @@ class InProcess:
         return {name: np.array(array) for name, array in self._model.predict(seen, rows).items()}
 
     def close(self) -> None:
-        """Close it."""
+        """Close it, and collect what it leaves in cycles: a module and its classes always are in some."""
         model, self._model = self._model, None
         if model is not None:
             _close(self._model_name, model)
+            gc.collect()
 
 
 def _close(name: str, model: host.Model) -> None:
