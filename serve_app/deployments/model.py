@@ -20,6 +20,7 @@ from serve_app.composition.replica import expected_memory, host_revision, make_r
 from serve_app.composition.revision import open_revision
 from serve_app.config import ModelConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
+from serve_app.deployments.garbage import leave_out_what_is_there
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.register import ClusterRegister
 from serve_app.domain.agreed import Agreed, Told
@@ -73,6 +74,7 @@ class ModelDeployment:
         planned: bool = False,
     ) -> None:
         join_serve_log()
+        leave_out_what_is_there()  # before a model is loaded: models come and go
         self._config = config
         self._identities = dict(identities)
         self._base = base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -171,7 +172,7 @@ class InProcess:
         return self._loaded().postprocess(host.make_request(content, **about), _read_only(outputs))
 
     def close(self) -> None:
-        """Close it, unless it is inside a run."""
+        """Close it, unless it is inside a run, and collect what it leaves in cycles: a module and its classes are."""
         model, self._model = self._model, None
         if model is None:
             return
@@ -186,6 +187,8 @@ class InProcess:
             logger.error("model %r: %s", self._name, fault)  # noqa: TRY400 - the place in the model's file is told
         finally:
             self._running.release()
+        del model
+        gc.collect()
 
     def _loaded(self) -> host.Model:
         if self._model is None:

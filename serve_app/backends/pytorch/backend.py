@@ -106,7 +106,9 @@ class TorchBackend:
 
     def close(self) -> None:
         """Free the model and its memory. Idempotent."""
-        self._opened = None
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.free()
 
     def _row_sizes(self) -> tuple[int, ...]:
         """The numbers of rows that batches are filled up to, ascending; none where they are run as they come."""

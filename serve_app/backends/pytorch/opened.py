@@ -30,9 +30,11 @@ class Opened(NamedTuple):
         rows: Numbers of rows that it takes, where they are along these axes, by the name of a tensor; 0 for those that
             are not named. Says nothing of a model that fixes them.
         writes: Whether it may write to its inputs.
+        free: Lets go of its weights; it cannot be run any more.
     """
 
     declared: ModelSignature
     run: Callable[[Mapping[str, Any]], Sequence[Any]]
     rows: Callable[[Mapping[str, int]], RowRange]
     writes: bool
+    free: Callable[[], None]

@@ -83,7 +83,7 @@ def open_program(model_file: Path, model: str) -> Opened:
         writes = any(_may_write(torch, node) for node in module.graph.nodes)
     except Exception as error:  # PyTorch's errors share no base but Exception
         raise ConfigError((f"model {model!r}: {model_file} cannot be loaded: {describe_failure(error)}",)) from error
-    return Opened(read.declared, run, partial(_row_range, read), writes)
+    return Opened(read.declared, run, partial(_row_range, read), writes, partial(_free, module))
 
 
 def read_program(model_file: Path, model: str) -> Program:
@@ -192,6 +192,16 @@ def _runner(torch: Any, program: Any, module: Any) -> Callable[[Mapping[str, Any
         return [answer[place] for place in wanted]
 
     return run
+
+
+def _free(module: Any) -> None:
+    """Empty a module and those in it.
+
+    They are in cycles with their graphs, so that their weights would stay until Python looks for cycles. In a process
+    with PyTorch's hundred thousands of objects it hardly ever does.
+    """
+    for each in list(module.modules()):
+        vars(each).clear()
 
 
 def _may_write(torch: Any, node: Any) -> bool:

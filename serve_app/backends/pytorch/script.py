@@ -59,7 +59,7 @@ def open_script(model_file: Path, model: str, options: TorchScriptOptions) -> Op
     except ValueError as error:
         raise ConfigError((f"model {model!r}: backend_options.{error}",)) from error
     names = [spec.name for spec in declared.outputs]
-    return Opened(declared, partial(_run, module, passed, names), lambda _: RowRange(), writes)
+    return Opened(declared, partial(_run, module, passed, names), lambda _: RowRange(), writes, _free)
 
 
 def _signature(options: TorchScriptOptions) -> ModelSignature:
@@ -131,6 +131,10 @@ def _run(module: Any, passed: Mapping[str, str], names: Sequence[str], inputs: M
     if len(answer) != len(names):
         raise ValueError(f"it returned {len(answer)} tensors, and {len(names)} are declared")
     return answer
+
+
+def _free() -> None:
+    """Nothing: a TorchScript module is freed with the last reference to it."""
 
 
 def _writes(block: Any) -> bool:

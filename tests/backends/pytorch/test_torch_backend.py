@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,37 @@ def test_it_may_be_loaded_and_closed_for_ever(kind: Format, cycles: int, tmp_pat
     first, last = cycle(cycles // 3), cycle(cycles)
     if first is not None and last is not None:
         assert last - first < 8 * 2**20
+
+
+class _Wide(torch.nn.Module):
+    """A layer of 16 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2048, 2048)
+
+    def forward(self, x: Any) -> Any:
+        """Returns (rows, 2048)."""
+        return self.layer(x)
+
+
+def test_weights_go_when_it_is_closed(tmp_path: Path) -> None:
+    """And not when Python looks for cycles: until then there would be room for dozens of models."""
+    program = torch.export.export(_Wide().eval(), (torch.ones(2, 2048),))
+    file = tmp_path / "model.pt2"
+    torch.export.save(program, str(file))
+
+    def cycle(times: int) -> int | None:
+        for _ in range(times):
+            backend = load(TORCH_EXPORT, file)
+            backend.run({"x": np.ones((2, 2048), np.float32)})
+            backend.close()
+        return resident_bytes()
+
+    gc.disable()
+    try:
+        first, last = cycle(2), cycle(4)
+    finally:
+        gc.enable()
+    if first is not None and last is not None:
+        assert last - first < 32 * 2**20
