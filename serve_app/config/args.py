@@ -18,6 +18,7 @@ from serve_app.config.device_group import DeviceGroupConfig, group_problems, siz
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
+from serve_app.config.pool import PoolConfig, pool_problems
 from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
@@ -52,6 +53,9 @@ class AppArgs(Section):
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    pools: Annotated[tuple[PoolConfig, ...], Field(strict=False)] = ()
+    """Many models that share few processes, which have memory for some of them at a time."""
 
     repository: RepositoryConfig = RepositoryConfig()
     """A Triton model repository, and how models are loaded while the server runs."""
@@ -104,6 +108,7 @@ class AppArgs(Section):
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
         faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
+        faults.extend(pool_problems(self.pools, self.models, self.router.replicas))
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(
             (
