@@ -226,6 +226,8 @@ class Scheduler:
             and (refusal := model.breakers.admit(entry, now)) is not None
         ):
             rejection = refusal
+        elif (refusal := self._unloadable(model, now)) is not None:
+            rejection = refusal
         else:
             bounds = self._bounds
             if bounds.fits(entry.priority, entry.nbytes) or self._displace(entry, now):
@@ -330,10 +332,28 @@ class Scheduler:
         device.loaded(model, host, seconds, nbytes, now)
         self._residency_changed(device, model, now)
 
-    def on_load_failed(self, pool: str, model: str, host: str, now: float) -> None:
-        """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s."""
+    def on_load_failed(
+        self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None
+    ) -> None:
+        """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
+
+        Raises KeyError for an unknown pool; a load that is not known any more is ignored.
+
+        Args:
+            pool: Its name.
+            model: The member.
+            host: Where.
+            now: Seconds.
+            refusal: Why it cannot be loaded anywhere: what waits for it, and what comes until it is tried again, is
+                told that. ``None``: it may be the host; what waits for it goes on waiting.
+        """
         device = self._pool(pool)
-        device.residency.failed(model, host, now)
+        device.residency.failed(model, host, now, refusal)
+        known = self._models.get(model)
+        if known is not None and (refused := device.refusal(known, now)) is not None:
+            for entry in known.queue.clear():
+                self._end(entry)
+                self._displaced.append(Refused(entry, refused))
         self._residency_changed(device, model, now)
 
     def on_unloaded(self, pool: str, model: str, host: str, now: float) -> None:
@@ -348,6 +368,11 @@ class Scheduler:
             device.active[model] = None
             self._hedges.replicas_changed(now)
         self._agenda.touched[device] = None
+
+    def _unloadable(self, model: ModelState, now: float) -> Rejection | None:
+        """Why a model is not to be waited for, if it is a member of a pool that could not be loaded."""
+        device = self._device_of[model.settings.name]
+        return device.refusal(model, now) if isinstance(device, PoolDevice) else None
 
     def _pool(self, name: str) -> PoolDevice:
         device = self._shared[name]
@@ -636,6 +661,19 @@ class Scheduler:
             What `ModelState.snapshot` and `Hedges.snapshot` tell.
         """
         return {name: model.snapshot() | self._hedges.snapshot(name) for name, model in self._models.items()}
+
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """A JSON-able snapshot of every pool by name; see `Residency.snapshot`."""
+        return {
+            name: device.residency.snapshot() for name, device in self._shared.items() if isinstance(device, PoolDevice)
+        }
+
+    def can_load(self, model: str) -> bool:
+        """Whether a model is a member of a pool that has a host, and can be loaded there as far as known."""
+        device = self._device_of.get(model)
+        if not isinstance(device, PoolDevice) or not device.residency.hosts:
+            return False
+        return device.residency.members[model].refusal is None
 
     def breakers(self) -> dict[str, Breakers]:
         """The circuit breakers of every model that has them, by name, for reading."""
