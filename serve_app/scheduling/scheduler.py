@@ -220,13 +220,7 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
-        elif (
-            model.breakers is not None
-            and model.breakers.tripped
-            and (refusal := model.breakers.admit(entry, now)) is not None
-        ):
-            rejection = refusal
-        elif (refusal := self._unloadable(model, now)) is not None:
+        elif (refusal := self._unavailable(entry, model, now)) is not None:
             rejection = refusal
         else:
             bounds = self._bounds
@@ -332,9 +326,7 @@ class Scheduler:
         device.loaded(model, host, seconds, nbytes, now)
         self._residency_changed(device, model, now)
 
-    def on_load_failed(
-        self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None
-    ) -> None:
+    def on_load_failed(self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None) -> None:
         """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
 
         Raises KeyError for an unknown pool; a load that is not known any more is ignored.
@@ -369,9 +361,12 @@ class Scheduler:
             self._hedges.replicas_changed(now)
         self._agenda.touched[device] = None
 
-    def _unloadable(self, model: ModelState, now: float) -> Rejection | None:
-        """Why a model is not to be waited for, if it is a member of a pool that could not be loaded."""
-        device = self._device_of[model.settings.name]
+    def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
+        """Why a model is not to be waited for: it fails, or it is a member of a pool that could not be loaded."""
+        breakers = model.breakers
+        if breakers is not None and breakers.tripped and (refusal := breakers.admit(entry, now)) is not None:
+            return refusal
+        device = self._device_of[entry.model]
         return device.refusal(model, now) if isinstance(device, PoolDevice) else None
 
     def _pool(self, name: str) -> PoolDevice:

@@ -1,0 +1,94 @@
+"""Members of pools: what a configuration says of them, and how a host loads one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from serve_app.backends.description import Description
+from serve_app.composition.replica import AsMember, Replica
+from serve_app.composition.revision import Revision, open_revision
+from serve_app.config import AppArgs, PoolConfig
+from serve_app.config.device_group import size
+from serve_app.domain.agreed import Told
+from serve_app.errors import ConfigError
+from serve_app.payloads import Execution
+from serve_app.replica.pool_host import LoadedMember
+from serve_app.replica.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """A member as it was deployed.
+
+    Attributes:
+        revision: The state of its files.
+        builds: By variant, what these say; ``None``: a host reads it when it loads the member first.
+    """
+
+    revision: Revision
+    builds: Mapping[str, Description] | None = None
+
+
+class MemberLoader:
+    """Loads members in the process of a host, and remembers what a first load has found. To be used in any thread.
+
+    Args:
+        plans: By member.
+        make: As `serve_app.composition.replica.make_replica`, with all that is the same for every member.
+    """
+
+    def __init__(self, plans: Mapping[str, MemberPlan], make: Callable[..., Replica]) -> None:
+        self._plans = dict(plans)
+        self._make = make
+        self._turn = Turn()
+        self._executions: dict[str, Sequence[Execution]] = {}
+
+    def load(self, name: str) -> LoadedMember:
+        """Load a member from the files that it was deployed with.
+
+        Raises:
+            ConfigError: They are not there any more, or cannot be loaded.
+        """
+        plan = self._plans.get(name)
+        if plan is None:
+            raise ConfigError((f"model {name!r}: is no member of this pool",))
+        revision = plan.revision
+        if revision.changed():  # or this is another machine
+            revision = open_revision(revision.model, revision.name, revision.version)
+        builds = plan.builds or revision.builds
+        self._plans[name] = MemberPlan(revision, builds)
+        member = AsMember(self._turn, revision.identities, self._executions.get(name, ()))
+        replica = self._make(revision.model, builds, locations=revision.locations, member=member)
+        if revision.changed():
+            replica.worker.close()
+            raise ConfigError((f"model {name!r}: its files changed while they were loaded; deploy it again",))
+        warm_up = replica.warm_up
+        self._executions[name] = warm_up.executions
+        told = Told(warm_up.executions, dict(replica.joining.verdicts), warm_up.reason)
+        return LoadedMember(replica.worker, told, revision.nbytes)
+
+
+def members_of(config: AppArgs) -> dict[str, list[str]]:
+    """The members of every pool, by its name."""
+    members: dict[str, list[str]] = {pool.name: [] for pool in config.pools}
+    for model in config.models:
+        if model.pool is not None:
+            members[model.pool].append(model.name)
+    return members
+
+
+def pool_memory_problems(pools: Iterable[PoolConfig], members: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
+    """Why members can never be loaded, one line each.
+
+    Args:
+        pools: The pools.
+        members: By pool and member, bytes of its files.
+    """
+    return tuple(
+        f"model {name!r}: its files have {size(nbytes)}, and a host of pool {pool.name!r} has memory for"
+        f" {size(pool.memory)}; raise pools.memory, or give the model replicas of its own"
+        for pool in pools
+        for name, nbytes in members.get(pool.name, {}).items()
+        if nbytes > pool.memory
+    )
