@@ -19,9 +19,10 @@ from serve_app.config import PoolConfig, cache_folder
 from serve_app.deployments.batching import batch_with_serve
 from serve_app.deployments.log import join_serve_log
 from serve_app.deployments.model import BASE, LINK
+from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.errors import ServeAppError
 from serve_app.payloads import Bundle, BundleResult
-from serve_app.replica.pool_host import LoadOutcome, Owner, PoolHost
+from serve_app.replica.pool_host import PoolHost
 from serve_app.replica.process_memory import own_memory
 from serve_app.replica.worker import NO_SHARES
 from serve_app.scheduling.entry import Priority

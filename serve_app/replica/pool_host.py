@@ -19,6 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from serve_app.domain.agreed import Told, not_loaded
+from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.errors import ServeAppError
 from serve_app.payloads import STALE, Bundle, BundleResult
 from serve_app.replica.process_memory import own_memory
@@ -35,18 +36,6 @@ _SPARE_BYTES: Final = 1024**2
 meantime is measured as well."""
 
 
-class Owner(Struct, frozen=True):
-    """Who decides what a host loads.
-
-    Attributes:
-        since: When it took the host, seconds since the epoch: of two the later counts.
-        name: Tells it from others of that moment.
-    """
-
-    since: float
-    name: str
-
-
 class LoadedMember(Struct, frozen=True):
     """A member that has been loaded.
 
@@ -59,22 +48,6 @@ class LoadedMember(Struct, frozen=True):
     worker: Worker
     told: Told
     file_bytes: int
-
-
-class LoadOutcome(Struct, frozen=True):
-    """What became of a load.
-
-    Attributes:
-        seconds: What it took.
-        nbytes: What the member holds, bytes; 0: not measured.
-        told: As of `LoadedMember`; ``None``: it has failed.
-        fault: Why, safe to show to clients.
-    """
-
-    seconds: float = 0.0
-    nbytes: int = 0
-    told: Told | None = None
-    fault: str = ""
 
 
 Load = Callable[[str], LoadedMember]
