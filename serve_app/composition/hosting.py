@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.backends.description import Description
+from serve_app.backends.kind import AnyKind
+from serve_app.composition.model import find_files
 from serve_app.composition.replica import AsMember, Replica
 from serve_app.composition.revision import Revision, open_revision
-from serve_app.config import AppArgs, PoolConfig
+from serve_app.config import AppArgs, ModelConfig, PoolConfig
 from serve_app.config.device_group import size
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
@@ -69,6 +71,12 @@ class MemberLoader:
         return LoadedMember(replica.worker, told, revision.nbytes)
 
 
+def file_bytes(model: ModelConfig) -> int:
+    """Bytes of a model's files, over all its builds; at least 1. Raises ConfigError where they are not there."""
+    files = (file for location in find_files(model).values() for file in location.files())
+    return max(1, sum(file.stat().st_size for file in files))
+
+
 def members_of(config: AppArgs) -> dict[str, list[str]]:
     """The members of every pool, by its name."""
     members: dict[str, list[str]] = {pool.name: [] for pool in config.pools}
@@ -78,17 +86,26 @@ def members_of(config: AppArgs) -> dict[str, list[str]]:
     return members
 
 
-def pool_memory_problems(pools: Iterable[PoolConfig], members: Mapping[str, Mapping[str, int]]) -> tuple[str, ...]:
-    """Why members can never be loaded, one line each.
+def member_problems(model: ModelConfig, pools: Mapping[str, PoolConfig], kind: AnyKind) -> tuple[str, ...]:
+    """Why a model cannot be a member of its pool, one line each; none where it is in no pool.
 
     Args:
-        pools: The pools.
-        members: By pool and member, bytes of its files.
+        model: The model.
+        pools: By name.
+        kind: What runs it.
+
+    Raises:
+        ConfigError: Its files are not there.
     """
-    return tuple(
-        f"model {name!r}: its files have {size(nbytes)}, and a host of pool {pool.name!r} has memory for"
-        f" {size(pool.memory)}; raise pools.memory, or give the model replicas of its own"
-        for pool in pools
-        for name, nbytes in members.get(pool.name, {}).items()
-        if nbytes > pool.memory
+    if model.pool is None:
+        return ()
+    if kind.runs_code:
+        return (f"model {model.name!r}: is code, which a pool does not run; give it replicas of its own",)
+    pool, nbytes = pools[model.pool], file_bytes(model)
+    if nbytes <= pool.memory:
+        return ()
+    problem = (
+        f"model {model.name!r}: its files have {size(nbytes)}, and a host of pool {pool.name!r} has memory for"
+        f" {size(pool.memory)}; raise the pool's memory, or give the model replicas of its own"
     )
+    return (problem,)

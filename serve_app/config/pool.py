@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -11,6 +11,7 @@ from serve_app.config.model import HealthConfig, ModelConfig
 from serve_app.config.names import checked_model_name, deployment_name
 from serve_app.config.problems import Location, nearest, short_repr
 from serve_app.config.values import Cpus, Positive, Seconds, Section, Size
+from serve_app.scheduling.settings import Pool
 
 
 class PoolConfig(Section):
@@ -57,6 +58,10 @@ class PoolConfig(Section):
         """Name of its deployment."""
         return deployment_name(self.name)
 
+    def scheduling(self, members: Sequence[str]) -> Pool:
+        """The values for the scheduler; these models are its members."""
+        return Pool(self.name, tuple(members), memory_bytes=int(self.memory), loads=self.loads)
+
 
 def pool_problems(
     pools: tuple[PoolConfig, ...], models: tuple[ModelConfig, ...], routers: int
@@ -85,7 +90,24 @@ def pool_problems(
             f"must be 1 with pools, got {routers}: one router decides what the hosts of a pool load",
         )
     for number, model in enumerate(models):
-        if model.pool is not None and model.pool not in known:
+        if model.pool is None:
+            continue
+        if model.pool not in known:
             guess = nearest(model.pool, known)
             hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known) or 'none'}"
             yield ("models", number, "pool"), f"there is no pool {short_repr(model.pool)}; {hint}"
+        for key, advice in _of_replicas(model):
+            yield ("models", number, *key), f"is for models with replicas of their own; {advice}"
+
+
+def _of_replicas(model: ModelConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Keys that a member of a pool cannot have, and what to do instead."""
+    if model.versions is not None:
+        yield ("versions",), "a member of a pool is served in one version: name it in version, or leave this out"
+    if "autoscaling" in model.model_fields_set:
+        yield ("autoscaling",), "a pool has hosts"
+    for key, advice in (("gpus", "the hosts of a pool run on CPUs"), ("memory_limit", "a pool has memory")):
+        if getattr(model.resources, key):
+            yield ("resources", key), advice
+    if model.resources.device == "cuda":
+        yield ("resources", "device"), "the hosts of a pool run on CPUs"

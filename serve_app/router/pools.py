@@ -12,13 +12,14 @@ import contextvars
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from serve_app.domain.agreed import Told
 from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.errors import ModelUnavailable
+from serve_app.router.settings import RoutedPool
 from serve_app.scheduling.decisions import Eviction, Load, Rejection
 from serve_app.transport.send import ReplicaLost
 
@@ -35,14 +36,14 @@ ChangeHost = Callable[[str, str, Owner, Sequence[str], str], Coroutine[Any, Any,
 class Events(Protocol):
     """Who is told what became of orders."""
 
-    def on_hosts(self, pool: str, hosts: Collection[str]) -> None:
+    def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
         """These hosts take orders now."""
 
-    def loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
+    def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
         """A host has loaded a member."""
 
-    def load_failed(self, pool: str, model: str, host: str, outcome: LoadOutcome, refusal: Rejection) -> None:
-        """A host cannot load a member, for what concerns the member."""
+    def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
+        """A host cannot load a member, for what concerns the member. The refusal is what its clients are told."""
 
 
 class _Host:
@@ -74,9 +75,9 @@ class _Pool:
         suspended: Those that are left alone for a while.
     """
 
-    def __init__(self, loads: int, load_timeout_s: float) -> None:
-        self.loads = loads
-        self.load_timeout_s = load_timeout_s
+    def __init__(self, settings: RoutedPool) -> None:
+        self.loads = settings.scheduling.loads
+        self.load_timeout_s = settings.load_timeout_s
         self.reported: frozenset[str] = frozenset()
         self.hosts: dict[str, _Host] = {}
         self.suspended: dict[str, asyncio.TimerHandle] = {}
@@ -86,21 +87,19 @@ class Pools:
     """The hosts of all pools, as one router has them. To be used in its event loop.
 
     Args:
-        pools: By name, loads at once at a host, and how long one may take, seconds.
-        members: By member, its pool.
+        pools: The pools.
         change: The way to hosts.
         events: Is told what became of orders.
     """
 
     def __init__(
         self,
-        pools: Mapping[str, tuple[int, float]],
-        members: Mapping[str, str],
+        pools: Sequence[RoutedPool],
         change: ChangeHost,
         events: Events,
     ) -> None:
-        self._pools = {name: _Pool(*settings) for name, settings in pools.items()}
-        self._members = members
+        self._pools = {pool.scheduling.name: _Pool(pool) for pool in pools}
+        self._members: dict[str, str] = {}
         self._change = change
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -110,6 +109,10 @@ class Pools:
 
     def __contains__(self, name: str) -> bool:
         return name in self._pools
+
+    def add_member(self, model: str, pool: str) -> None:
+        """A model is a member of a pool from now on; what has to be unloaded of it is when it is one no more."""
+        self._members[model] = pool
 
     def on_hosts(self, pool: str, hosts: Collection[str]) -> None:
         """Take the list of a pool's hosts as it is now."""
@@ -141,7 +144,7 @@ class Pools:
                     task.cancel()
         for name in sorted(present - known.hosts.keys()):
             known.hosts[name] = _Host()
-        self._events.on_hosts(pool, tuple(known.hosts))
+        self._events.hosts_listed(pool, tuple(known.hosts))
 
     # ------------------------------------------------------------ as `Loader`
 
@@ -213,13 +216,12 @@ class Pools:
     def _end(self, pool: str, model: str, host: str, outcome: LoadOutcome) -> None:
         if outcome.told is not None:
             self.faults.pop(model, None)
-            self._events.loaded(pool, model, host, outcome, outcome.told)
+            self._events.member_loaded(pool, model, host, outcome, outcome.told)
             return
         if self.faults.get(model) != outcome.fault:
             self.faults[model] = outcome.fault
             logger.error("Model %s of pool %s cannot be loaded: %s", model, pool, outcome.fault)
-        refusal = Rejection(ModelUnavailable.code, outcome.fault)
-        self._events.load_failed(pool, model, host, outcome, refusal)
+        self._events.member_failed(pool, model, host, Rejection(ModelUnavailable.code, outcome.fault))
 
     def close(self) -> None:
         """Order nothing more."""

@@ -663,6 +663,25 @@ class Scheduler:
             name: device.residency.snapshot() for name, device in self._shared.items() if isinstance(device, PoolDevice)
         }
 
+    def pool_of(self, model: str) -> str | None:
+        """The pool that a model is a member of; ``None``: it has replicas of its own, or is not scheduled."""
+        device = self._device_of.get(model)
+        return device.name if isinstance(device, PoolDevice) else None
+
+    def hosts(self, pool: str) -> int:
+        """How many processes of a pool can be reached. Raises KeyError for an unknown pool."""
+        return len(self._pool(pool).residency.hosts)
+
+    def in_use(self, pool: str, host: str) -> Sequence[str]:
+        """The members that have a bundle in flight at a host; none where that is unknown."""
+        found = self._pool(pool).residency.hosts.get(host)
+        return () if found is None else tuple(found.in_use)
+
+    def resident(self, pool: str, host: str) -> Sequence[str]:
+        """The members that a host has loaded; none where that is unknown."""
+        found = self._pool(pool).residency.hosts.get(host)
+        return () if found is None else tuple(member.name for member in found.residents)
+
     def can_load(self, model: str) -> bool:
         """Whether a model is a member of a pool that has a host, and can be loaded there as far as known."""
         device = self._device_of.get(model)

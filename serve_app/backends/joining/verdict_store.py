@@ -78,7 +78,7 @@ def identity_key(identity: str, *settings: Any) -> str:
     return digest.hexdigest()
 
 
-def _begun(settings: Sequence[Any]) -> Any:
+def _begun(settings: Sequence[Any]) -> hashlib._Hash:
     return hashlib.sha256(msgspec.json.encode((_FORMAT, __version__, _processor(), settings)))
 
 

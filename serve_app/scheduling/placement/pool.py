@@ -119,6 +119,11 @@ class PoolDevice(SharedDevice):
         self._draining: dict[str, set[str]] = {}
 
     @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self._pool.name
+
+    @property
     def needed(self) -> bool:
         """Its hosts are there without members, too."""
         return True
