@@ -9,14 +9,17 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from serve_app.composition import model_info, read_args, read_models, read_priors, with_versions
+from serve_app.composition.hosting import MemberPlan, members_of
 from serve_app.composition.references import pin_models
 from serve_app.composition.revision import find_revision
-from serve_app.config import ROUTER, AppArgs, ModelConfig
+from serve_app.config import ROUTER, AppArgs, ModelConfig, PoolConfig
 from serve_app.deployments.model import ModelDeployment
+from serve_app.deployments.pool import PoolDeployment
 from serve_app.deployments.register import forget
 from serve_app.deployments.router import RouterDeployment
 from serve_app.domain.agreed import Agreed
 
+_POOL_CALLS = 100_000
 _SURGE = 100
 """Percent: a redeploy starts new replicas first and stops the old ones when those are ready."""
 
@@ -35,6 +38,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     infos = {model.name: model_info(model, config, described[model.name]) for model in config.models}
     revisions = {model.name: find_revision(model) for model in config.models}
     infos = {name: info._replace(revision=revisions[name].name) for name, info in infos.items()}
+    members = members_of(config)
     # Replicas that start later must not pick up a version that appeared in the meantime.
     pinned = [revision.model for revision in revisions.values()]
     known = {model.name: revisions[model.name].identities for model in pinned if model.caches}
@@ -49,6 +53,16 @@ def build(args: dict[str, Any]) -> serve.Application:
             planned=model.name in grouped,
         )
         for model in pinned
+        if model.pool is None
+    }
+    pools = {
+        pool.name: _pool_deployment(pool).bind(
+            pool,
+            {name: MemberPlan(revisions[name], described[name]) for name in members[pool.name]},
+            max_rows=max([model.batching.max_rows for model in pinned if model.pool == pool.name], default=1),
+            min_share=min_share,
+        )
+        for pool in config.pools
     }
     router = serve.deployment(serve.ingress()(RouterDeployment)).options(
         name=ROUTER,
@@ -65,12 +79,28 @@ def build(args: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=2 * config.router.drain_timeout_s,
         max_surge_percent=_SURGE,
     )
-    forget({name: revision.name for name, revision in revisions.items()})
-    deployed = {name: Agreed(revision.name, revision.version) for name, revision in revisions.items()}
+    # Members of pools stay as they were deployed.
+    deployed = {name: Agreed(revisions[name].name, revisions[name].version) for name in models}
+    forget({name: agreed.revision for name, agreed in deployed.items()})
     application: serve.Application = router.bind(
-        config, infos, models, priors=read_priors(pinned), identities=known, deployed=deployed
+        config, infos, models | pools, priors=read_priors(pinned), identities=known, deployed=deployed
     )
     return application
+
+
+def _pool_deployment(pool: PoolConfig) -> Any:
+    return serve.deployment(PoolDeployment).options(
+        name=pool.deployment,
+        num_replicas=pool.hosts,
+        ray_actor_options={"num_cpus": pool.cpus},
+        # The scheduler keeps to few bundles for each member and class, and to few loads.
+        max_ongoing_requests=_POOL_CALLS,
+        request_router_config=RequestRouterConfig(request_router_class="serve_app.deployments.slot_router:SlotRouter"),
+        health_check_period_s=pool.health.check_period_s,
+        health_check_timeout_s=pool.health.check_timeout_s,
+        graceful_shutdown_timeout_s=pool.health.drain_timeout_s,
+        max_surge_percent=_SURGE,
+    )
 
 
 def _model_deployment(model: ModelConfig, config: AppArgs) -> Any:

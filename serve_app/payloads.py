@@ -256,6 +256,7 @@ class Bundle(Struct, frozen=True):
             is at its replica; of what comes another way, nothing is recalled.
         ties: The router's table of ties, as its replica sees it. It does not travel; ``None``: it runs all of them.
         revision: The state of the model that is to run them; empty: whichever the replica serves.
+        model: The member that is to run them, at a host of a pool; empty at the replica of a model.
     """
 
     entries: list[WireEntry]
@@ -263,6 +264,7 @@ class Bundle(Struct, frozen=True):
     recalled: AbstractSet[int] = frozenset()
     ties: Ties | None = None
     revision: str = ""
+    model: str = ""
 
 
 class Embeddings(NamedTuple):
@@ -304,8 +306,8 @@ one that its router has recalled."""
 
 
 STALE = Failure("stale_revision", "the replica does not have the state of the model that was asked for")
-"""The outcome of every entry of a bundle whose `Bundle.revision` the replica does not have. They go back to the router,
-as if they had never been sent."""
+"""The outcome of every entry of a bundle whose `Bundle.revision` the replica does not have, or whose `Bundle.model` the
+host has not loaded. They go back to the router, as if they had never been sent."""
 
 EXPIRED = Failure(DeadlineExceeded.code, "the deadline passed before the model could run this request")
 """The outcome of an entry that was not run in time."""

@@ -27,15 +27,18 @@ from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
 from serve_app.composition import identities, model_info, read_args, read_models, router_settings, with_versions
 from serve_app.composition.backend import make_backend
+from serve_app.composition.hosting import MemberLoader, MemberPlan
 from serve_app.composition.keeper import Keeper
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
-from serve_app.composition.replica import Replica, expected_memory, host_revision
+from serve_app.composition.replica import Replica, expected_memory, host_revision, make_replica
 from serve_app.composition.revision import find_revision, open_revision
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed, Told, decode_agreed, encode_agreed
+from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.payloads import Bundle, BundleResult
 from serve_app.replica.joining import Joining
+from serve_app.replica.pool_host import PoolHost
 from serve_app.replica.proof import ProofContext, prove_replica
 from serve_app.replica.revisions import Hosted, Revisions
 from serve_app.replica.warm_up import warm_up_replica
@@ -44,6 +47,7 @@ from serve_app.router.repository import Repository
 from serve_app.router.router import Peers, Router
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RouterSettings
 from serve_app.router.traffic import TrafficStore
+from serve_app.transport.send import ReplicaLost
 
 _REPLICA = "only"
 _START_WITHIN_S = 60.0
@@ -137,6 +141,7 @@ class LocalServer:
         router: The router.
         keeper: Keeps its router to what is agreed on.
         replicas: What its replicas run on, by their names.
+        hosts: The hosts of its pools, by their names: the pool's, a dash, and a number.
         register: Where it is written down what is agreed on.
     """
 
@@ -163,7 +168,10 @@ class LocalServer:
         self._started = threading.Event()
         self._fault: BaseException | None = None
         self.replicas: dict[str, Revisions] = {}
+        self.hosts: dict[str, PoolHost] = {}
         self._deployed: dict[str, Agreed] = {}
+        self._loaders: dict[str, MemberLoader] = {}
+        self._named: set[str] = set()
         self.register = Register()
         self._thread = threading.Thread(target=self._run, name="local-server")
 
@@ -218,7 +226,13 @@ class LocalServer:
         fleet = _Fleet(self.replicas, lambda: self.keeper)
         repository = Repository(fleet, self.register, self._deployed)
         self.router = router = Router(
-            settings, self._call, self._peers, self._traffic_store, loading=repository, on_stale=self._catch_up
+            settings,
+            self._call,
+            self._peers,
+            self._traffic_store,
+            loading=repository,
+            change_host=self._change_host,
+            on_stale=self._catch_up,
         )
         self.keeper = Keeper(self._config, router, self.register, self._deployed)
         self.app = router.app
@@ -233,19 +247,51 @@ class LocalServer:
         await router.close(1.0, grace_s=0.0)
         for revisions in self.replicas.values():
             revisions.close()
+        for host in self.hosts.values():
+            host.close()
 
     def _catch_up(self, model: str) -> None:
         self.keeper.catch_up(model)
 
     async def _call(self, _model: str, bundle: Bundle, replica: str | None, _nbytes: int) -> BundleResult:
         assert replica is not None
-        return await self.replicas[replica].run(bundle)
+        running = self.hosts.get(replica) or self.replicas.get(replica)
+        if running is None:
+            raise ReplicaLost(f"{replica} is gone", reached=False)
+        return await running.run(bundle)
+
+    async def _change_host(self, _pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:
+        if host not in self.hosts:
+            raise ReplicaLost(f"{host} is gone", reached=False)
+        return await self.hosts[host].change(owner, evicted, load)
+
+    def lose_host(self, pool: str, name: str) -> None:
+        """A host dies, and another process, with nothing loaded, takes its place under another name."""
+        self.run(_in_turn(lambda: self._replace_host(pool, name)))
+
+    def _replace_host(self, pool: str, name: str) -> None:
+        self.hosts.pop(name).close()
+        self._add_hosts(pool, 1)
+
+    def _add_hosts(self, pool: str, more: int) -> None:
+        loader = self._loaders[pool]
+        number = 1
+        for _ in range(more):
+            while f"{pool}-{number}" in self._named:
+                number += 1
+            self._named.add(f"{pool}-{number}")
+            self.hosts[f"{pool}-{number}"] = PoolHost(pool, loader.load)
+        found = [host for host in self.hosts if host.startswith(f"{pool}-")]
+        self.router.on_hosts(pool, dict.fromkeys(found, ReplicaReport()))
 
     def _add(self, config: AppArgs) -> None:
         described = read_models(config)
         routed = {model.name: model for model in _router_settings(config, described).models}
         for model in config.models:
             revision = find_revision(model)
+            if model.pool is not None:
+                self.router.add_model(routed[model.name])
+                continue
             base = Agreed(revision.name, revision.version)
             self._deployed[model.name] = base
             first = host_revision(revision, described[model.name], _make)
@@ -272,6 +318,14 @@ class LocalServer:
             info = routed[model.name].info._replace(revision=base.revision)
             self.router.add_model(replace(routed[model.name], info=info, on_demand=False, base=base.revision))
             self.router.on_replicas(model.name, {replica: report})
+        for pool in config.pools:
+            plans = {
+                model.name: MemberPlan(find_revision(model), described[model.name])
+                for model in config.models
+                if model.pool == pool.name
+            }
+            self._loaders[pool.name] = MemberLoader(plans, partial(make_replica, batch=batch_same_turn, planned=True))
+            self._add_hosts(pool.name, pool.hosts)
 
 
 async def _in_turn(do: Callable[[], _T]) -> _T:

@@ -8,6 +8,7 @@ from typing import Any
 
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.description import Description
+from serve_app.composition.hosting import member_problems
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, read_builds
 from serve_app.composition.profile import profile_notes, read_model_profile
@@ -45,9 +46,11 @@ def read_models(config: AppArgs) -> dict[str, dict[str, Description]]:
     """
     described: dict[str, dict[str, Description]] = {}
     problems: list[str] = []
+    pools = {pool.name: pool for pool in config.pools}
     for model in config.models:
         try:
             described[model.name] = _read(model)
+            problems += member_problems(model, pools, find_files(model)[""].kind) if model.pool is not None else ()
         except ConfigError as error:
             problems.extend(error.problems)
         except ServeAppError as error:

@@ -28,6 +28,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "variants.__all__.path": "the contents of the files count, wherever they are",
     "variants.__all__.version": "the version that was found counts, with its files",
     "fallbacks": "an answer of a fallback is not kept",
+    "pool": "says which processes run it",
     "cache": "says what is kept and for how long",
     "profile": "predicts how long batches take",
     "autoscaling": "all replicas are alike",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from serve_app.api.open_inference.sample import decode_sample
 from serve_app.backends.backend import Backend
 from serve_app.backends.description import Description
-from serve_app.backends.joining.verdict_store import VerdictStore, record_key
+from serve_app.backends.joining.verdict_store import VerdictStore, identity_key, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor, make_samples, makes_examples
@@ -20,15 +20,21 @@ from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
 from serve_app.domain.agreed import Told
 from serve_app.errors import ConfigError
+from serve_app.payloads import Execution
 from serve_app.replica.joining import Joining
 from serve_app.replica.proof import ProofContext, proof_budget_s, prove_replica
 from serve_app.replica.revisions import Hosted
 from serve_app.replica.runner import BatchTogether
+from serve_app.replica.turn import Turn
 from serve_app.replica.warm_up import ReplicaWarmUp, warm_up_replica
 from serve_app.replica.worker import NO_SHARES, Worker
 from serve_app.scheduling.entry import Priority
 
 _log = logging.getLogger(__name__)
+
+_SHORT_S = 0.02
+"""Time for the warm-up, and again for the proof, of a member of a pool, whose clients wait for both: seconds. Smallest
+and largest batches are measured in it, and what lies between is interpolated."""
 
 _COPIES = 2
 """Copies of its weights that a loaded model holds at most."""
@@ -49,6 +55,21 @@ class Replica:
     joining: Joining
 
 
+@dataclass(frozen=True, slots=True)
+class AsMember:
+    """How a model is loaded at a host of a pool.
+
+    Attributes:
+        turn: Shared with the host's other members.
+        identities: By variant, what tells the build from any other that would answer differently.
+        executions: What its batches cost as an earlier load has measured it, so that it need not be measured again.
+    """
+
+    turn: Turn
+    identities: Mapping[str, str]
+    executions: Sequence[Execution] = ()
+
+
 def make_replica(
     model: ModelConfig,
     builds: Mapping[str, Description],
@@ -60,6 +81,7 @@ def make_replica(
     planned: bool = False,
     on_lost: Callable[[], None] | None = None,
     locations: Mapping[str, ModelLocation] | None = None,
+    member: AsMember | None = None,
 ) -> Replica:
     """Load every build of a model and warm it up, in this process.
 
@@ -73,6 +95,7 @@ def make_replica(
         planned: Whether it shares a device with other models, so that routers compose its batches.
         on_lost: Is called when a session has ended, before anything that it was to answer is.
         locations: Its files, by variant; by default those that are found now.
+        member: How it is loaded at a host of a pool; ``None``: it has this process alone.
 
     Raises:
         ConfigError: A build cannot be loaded.
@@ -89,16 +112,27 @@ def make_replica(
     processor = make_processor(model, signature, locations[""], backends[""])
     samples = make_samples(model, signature, decode_sample, rows=has_rows)
     max_rows, tolerance = model.batching.max_rows, model.batching.tolerance
+    budget_s = model.health.warm_up_s
+    if member is not None:
+        budget_s = 0.0 if member.executions else min(budget_s, _SHORT_S)
     warm_up = warm_up_replica(
         model.name,
         backends,
         makes_examples(processor),
         samples,
         max_rows=max_rows if has_rows else 1,
-        budget_s=model.health.warm_up_s,
+        budget_s=budget_s,
     )
-    keys = {variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations}
-    proofs = ProofContext(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
+    if member is None:
+        keys = {variant: _key(model, locations[variant], builds[variant], backends[variant]) for variant in locations}
+        proofs = ProofContext(model.name, max_rows, tolerance, proof_budget_s(time.monotonic() - began), records, keys)
+    else:
+        warm_up = warm_up._replace(executions=list(member.executions) or warm_up.executions)
+        keys = {
+            variant: identity_key(member.identities[variant], backend.device, locations[variant].kind.versions())
+            for variant, backend in backends.items()
+        }
+        proofs = ProofContext(model.name, max_rows, tolerance, _SHORT_S, records, keys)
     graph = {variant: build.joinable for variant, build in builds.items()}
     verdicts = prove_replica(proofs, backends, graph, makes_examples(processor), samples, warm_up.examples)
     needed = {variant: len(backend.signature.inputs) for variant, backend in backends.items()}
@@ -118,6 +152,7 @@ def make_replica(
         min_share=min_share,
         planned=planned,
         on_lost=on_lost,
+        turn=None if member is None else member.turn,
     )
     return Replica(worker, warm_up, joining)
 

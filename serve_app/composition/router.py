@@ -13,6 +13,7 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
+from serve_app.composition.hosting import file_bytes, members_of
 from serve_app.composition.locate import ModelLocation
 from serve_app.composition.model import find_files, make_processor
 from serve_app.composition.revision import Revision
@@ -25,7 +26,7 @@ from serve_app.http.http1 import Limits
 from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
 from serve_app.router.cache.response_cache import ModelCacheSettings
-from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RouterSettings
+from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RoutedPool, RouterSettings
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,10 @@ def router_settings(
         classes=config.class_settings(),
         limits=config.process_limits(),
         groups=config.groups(),
+        pools=[
+            RoutedPool(pool.scheduling(names), pool.load_timeout_s)
+            for pool, names in zip(config.pools, members_of(config).values(), strict=True)
+        ],
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,
         replica_kill_s=router.faults.replica_kill_s,
@@ -190,14 +195,17 @@ def _routed_model(
     identities: Mapping[str, str],
 ) -> RoutedModel:
     """A model as a router serves it. Its processor only prices requests there."""
-    group_of = {member: group.name for group in config.groups() for member in group.models}
+    scheduling = config.scheduling_of(model)
+    if model.pool is not None:  # until a host has measured what it holds
+        scheduling = replace(scheduling, resident_bytes=file_bytes(model))
     return RoutedModel(
         info=info,
-        scheduling=config.model_scheduling()[model.name],
+        scheduling=scheduling,
         processor=make_processor(model, info.signature, location),
-        group=group_of.get(model.name),
+        group=next((group.name for group in config.device_groups if model.name in group.models), None),
+        pool=model.pool,
         prior=prior,
-        on_demand=model.autoscaling.min_replicas == 0,
+        on_demand=model.pool is None and model.autoscaling.min_replicas == 0,
         cache=_cache(model, identities, info.revision),
         traffic=model.version_traffic() if info.key else None,
     )

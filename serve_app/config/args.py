@@ -18,6 +18,7 @@ from serve_app.config.device_group import DeviceGroupConfig, group_problems, siz
 from serve_app.config.logging import LoggingConfig
 from serve_app.config.model import ModelConfig
 from serve_app.config.names import deployment_name
+from serve_app.config.pool import PoolConfig, pool_problems
 from serve_app.config.problems import Location, place, problems_of, short_repr, validation_error
 from serve_app.config.repository import RepositoryConfig
 from serve_app.config.router import FORMER_KEYS, ClassesConfig, RouterConfig
@@ -52,6 +53,9 @@ class AppArgs(Section):
 
     device_groups: Annotated[tuple[DeviceGroupConfig, ...], Field(strict=False)] = ()
     """Models that share a GPU or CPU cores. A model in no group is scheduled as if it had a device of its own."""
+
+    pools: Annotated[tuple[PoolConfig, ...], Field(strict=False)] = ()
+    """Many models that share few processes, which have memory for some of them at a time."""
 
     repository: RepositoryConfig = RepositoryConfig()
     """A Triton model repository, and how models are loaded while the server runs."""
@@ -104,6 +108,14 @@ class AppArgs(Section):
             faults.append((("router", "limits", "max_ongoing_requests"), problem))
         models = {model.name: model for model in self.models}
         faults.extend((("device_groups", *where), fault) for where, fault in group_problems(self.device_groups, models))
+        faults.extend(pool_problems(self.pools, self.models, self.router.replicas))
+        pooled = {model.name: model.pool for model in self.models if model.pool is not None}
+        faults.extend(
+            (("device_groups", number, "models", at), f"{short_repr(name)} is a member of pool {pooled[name]}")
+            for number, group in enumerate(self.device_groups)
+            for at, name in enumerate(group.models)
+            if name in pooled
+        )
         limited = {name for group in self.device_groups if group.memory is not None for name in group.models}
         faults.extend(
             (
@@ -148,10 +160,17 @@ class AppArgs(Section):
                 * model.batching.window
                 * model.batching.max_rows
                 for model in self.models
+                if model.pool is None
             }
+            | {pool.name: self._in_flight_of(pool) for pool in self.pools}
             | ({"waiting for the same request": waiting} if waiting else {}),
             headroom=self.router.limits.headroom,
         )
+
+    def _in_flight_of(self, pool: PoolConfig) -> int:
+        """Rows of a pool's members that may be at its hosts at once: its hosts share few bundles of each class."""
+        most = max([model.batching.max_rows for model in self.models if model.pool == pool.name], default=0)
+        return pool.hosts * len(Priority) * pool.scheduling(()).concurrency * most
 
     def redis_problems(self, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         """Say what is wrong with the files of this machine that Redis takes, one line each.
@@ -168,8 +187,12 @@ class AppArgs(Section):
 
     def model_scheduling(self) -> Mapping[str, ModelScheduling]:
         """Batching of every model by name, for the scheduler."""
-        weights = {name: weight for group in self.device_groups for name, weight in group.weights.items()}
-        return {model.name: replace(model.scheduling(), weight=weights.get(model.name, 1.0)) for model in self.models}
+        return {model.name: self.scheduling_of(model) for model in self.models}
+
+    def scheduling_of(self, model: ModelConfig) -> ModelScheduling:
+        """The same of one model."""
+        weights = (group.weights[model.name] for group in self.device_groups if model.name in group.weights)
+        return replace(model.scheduling(), weight=next(weights, 1.0))
 
     def cache_settings(self, environ: Mapping[str, str] | None = None) -> CacheSettings:
         """What the response caches of one router process share.

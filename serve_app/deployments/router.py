@@ -28,6 +28,7 @@ from serve_app.deployments.register import ClusterRegister
 from serve_app.deployments.replica_directory import Replicas, directory
 from serve_app.deployments.traffic_store import KvTrafficStore
 from serve_app.domain.agreed import Agreed, Told
+from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import Answer, ModelInfo, RequestOptions
 from serve_app.domain.traffic import Asker
 from serve_app.errors import InvalidRequest, ModelUnavailable
@@ -59,7 +60,7 @@ class RouterDeployment:
     Args:
         config: The application's validated arguments.
         infos: Every model's description, by the model's name.
-        handles: A handle to every model's deployment, by the model's name.
+        handles: A handle to every deployment, by the name of the model or the pool.
         priors: What batches of some models cost according to their profiles, by name. The warm-up of a replica replaces
             it.
         identities: By model and variant, of the models whose answers are kept.
@@ -81,8 +82,10 @@ class RouterDeployment:
         join_serve_log()
         self._loop = asyncio.get_running_loop()
         models = {model.name: model for model in config.models}
-        self._models = {name: model.deployment for name, model in models.items()}
-        self._model_of = {deployment_name(model): model for model in infos}
+        self._models = {name: model.deployment for name, model in models.items() if model.pool is None}
+        self._pools = frozenset(pool.name for pool in config.pools)
+        self._handle_of = {model.name: model.pool or model.name for model in config.models}
+        self._model_of = {deployment_name(name): name for name in handles}
         self._node = ray.get_runtime_context().get_node_id()
         self._drain_timeout_s = config.router.drain_timeout_s
         self._by_reference_above = config.router.transport.by_reference_above
@@ -101,6 +104,15 @@ class RouterDeployment:
         self._by_reference = {
             name: handle.options(method_name="run", _by_reference=True) for name, handle in handles.items()
         }
+        self._changes = {
+            pool: handles[pool].options(
+                method_name="change",
+                _by_reference=False,
+                request_serialization="pickle",
+                response_serialization="pickle",
+            )
+            for pool in self._pools
+        }
         log_file = request_log_file(config.logging.place(), _log_name) if config.logging.requests else None
         settings = router_settings(
             config, infos, priors=priors, identities=identities, log_file=log_file, deployed=deployed
@@ -110,7 +122,13 @@ class RouterDeployment:
         fleet = _Fleet(config, handles, lambda: self._keeper, peers)
         repository = Repository(fleet, register, deployed)
         self._router = Router(
-            settings, self._call, peers, KvTrafficStore(_own_application), loading=repository, on_stale=self._on_stale
+            settings,
+            self._call,
+            peers,
+            KvTrafficStore(_own_application),
+            loading=repository,
+            change_host=self._change_host,
+            on_stale=self._on_stale,
         )
         self._router.restore_traffic()  # while all versions are there: tables belong to those that were deployed
         self._keeper = Keeper(config, self._router, register, deployed)
@@ -125,7 +143,7 @@ class RouterDeployment:
             self._watcher = Watcher(
                 repository,
                 lambda model: asyncio.to_thread(look_at, models[model]),
-                lambda: self._router.service.keys,
+                lambda: [key for key in self._router.service.keys if key in deployed],
                 config.repository.interval_s,
                 _is_first,
             )
@@ -230,10 +248,17 @@ class RouterDeployment:
     async def _call(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         """The way of a bundle to a replica without a link: by Serve's handle."""
         handles = self._by_reference if nbytes > self._by_reference_above else self._by_value
-        result: BundleResult = await translate_errors(
-            lambda: handles[model].remote(bundle, replica=replica), model, replica
-        )
+        handle = handles[self._handle_of[model]]
+        result: BundleResult = await translate_errors(lambda: handle.remote(bundle, replica=replica), model, replica)
         return result
+
+    async def _change_host(self, pool: str, host: str, owner: Owner, evicted: Sequence[str], load: str) -> LoadOutcome:
+        """The way of orders to a host of a pool."""
+        handle = self._changes[pool]
+        outcome: LoadOutcome = await translate_errors(
+            lambda: handle.remote(owner, list(evicted), load, replica=host), pool, host
+        )
+        return outcome
 
     def _on_replicas(self, deployment: str, replicas: Replicas) -> None:
         # May come from the handle's own thread.
@@ -241,7 +266,11 @@ class RouterDeployment:
             self._loop.call_soon_threadsafe(self._take_replicas, model, replicas)
 
     def _take_replicas(self, model: str, replicas: Replicas) -> None:
-        self._router.on_replicas(model, {replica: self._report(told) for replica, told in replicas.items()})
+        reports = {replica: self._report(told) for replica, told in replicas.items()}
+        if model in self._pools:
+            self._router.on_hosts(model, reports)
+        else:
+            self._router.on_replicas(model, reports)
 
     def _report(self, metadata: Mapping[str, Any]) -> ReplicaReport:
         node, address = metadata.get(LINK, (None, None))

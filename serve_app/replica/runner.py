@@ -5,6 +5,8 @@
     a run of well under a millisecond   in the event loop's turn: a thread would take longer to wake than to run it
     any other                           in the session's thread, which takes it from the gate where the last run ended
 
+Where several members of a pool share the session of a host, a turn says whose gate is asked next.
+
 The gate composes only when the session is free, whoever asks it then. Several bundles that it lets through from the
 event loop are joined by ``batch`` on their way to the thread. A bundle is answered when any of its entries have run:
 those that have not go back to their router. What a run came to is made into answers in the event loop, while the next
@@ -32,6 +34,7 @@ from serve_app.payloads import EXPIRED, NOT_IN_TIME, RETURNED, Failure, Ties, Wi
 from serve_app.replica.execution import Executor, Ran
 from serve_app.replica.joining import Joining
 from serve_app.replica.staged import AFTER, Event, Job, Stage, Staged
+from serve_app.replica.turn import Turn
 from serve_app.scheduling.entry import EXACT_ONLY, UNBATCHED, Entry, Priority
 from serve_app.scheduling.gate import Gate
 from serve_app.timers import call_at
@@ -77,6 +80,7 @@ class Runner:
         joining: Which requests may share runs.
         batch: Turns the batch function into one that takes a single bundle; see `serve_app.replica.worker`.
         in_loop: Whether short runs may happen in the event loop.
+        turn: Shared with the others that run one batch at a time together; ``None``: there are none.
 
     Attributes:
         broken: Whether lending it has failed, which is a bug that no later turn can be trusted after. It goes on as
@@ -93,7 +97,9 @@ class Runner:
         batch: BatchTogether,
         *,
         in_loop: bool,
+        turn: Turn | None = None,
     ) -> None:
+        self._turn = turn
         self._name = name
         self._executor = executor
         self._gate = gate
@@ -125,6 +131,19 @@ class Runner:
     def busy(self) -> bool:
         """Whether something runs, so that there is time until the next bundle's turn."""
         return self._busy
+
+    @property
+    def urgency(self) -> Priority:
+        """The most urgent class that waits here."""
+        return self._gate.urgency
+
+    def turn_has_come(self) -> None:
+        """See `serve_app.replica.turn.Asker`."""
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._have_turn)
+        except RuntimeError:
+            logger.debug("%s: event loop closed; its turn is not taken", self._name)
 
     def stalled_s(self) -> float:
         """For how long nothing has come of what was granted, seconds; 0.0 when the session is free."""
@@ -275,6 +294,8 @@ class Runner:
             self._reopening = None
         self._handed.put(None)
         self._answers.put(None)
+        if self._turn is not None:
+            self._turn.forget(self)
         for thread in self._threads:
             if thread is not current_thread():  # whose garbage collection may have come upon the last reference
                 thread.join()
@@ -288,6 +309,16 @@ class Runner:
             self._let_in()
         except Exception:
             self._fault()
+
+    def _have_turn(self) -> None:
+        """It is this one's turn: it runs what waits here, or leaves it to others."""
+        self._open()
+        if not self._busy:
+            self._leave_turn()
+
+    def _leave_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.leave(self)
 
     def _let_in(self) -> None:
         while not self._busy:
@@ -417,6 +448,7 @@ class Runner:
             self._held.clear()
             self._ended_now = []
             self._busy = False
+        self._leave_turn()
         if concerned:
             self._fail(concerned)
             self._tell([], [], _Granted([], short=False, ended=concerned))
@@ -434,10 +466,20 @@ class Runner:
         """Take the next batch from the gate; the session is free."""
         if self._busy or self._closed:
             return _NOTHING
-        ended: list[Staged] = []
-        self._ended_now = ended
+        self._ended_now = []
         if not self._waiting:
             return _NOTHING
+        if self._turn is None:
+            return self._compose(now)
+        if not self._turn.take(self):
+            return _NOTHING
+        composed = self._compose(now)
+        if not composed.granted:
+            self._turn.leave(self)
+        return composed
+
+    def _compose(self, now: float) -> _Granted:
+        ended = self._ended_now
         self._gate.latencies.whole = self._joinable.unbatched_variants
         while self._waiting:
             if self._tied:
@@ -504,6 +546,7 @@ class Runner:
         if not held:
             self._gate.ended()
             self._busy = False
+            self._leave_turn()
         self._held = held
 
     # --- several bundles ------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from serve_app.replica.proof import ProofContext
 from serve_app.replica.runner import BatchTogether, RunBatch, Runner, RunOne
 from serve_app.replica.self_test import SelfTest
 from serve_app.replica.staged import SMALL_BYTES, Staged
+from serve_app.replica.turn import Turn
 from serve_app.replica.verification import Verification
 from serve_app.scheduling.entry import Priority
 from serve_app.scheduling.gate import Gate
@@ -58,6 +59,7 @@ class Worker:
         min_share: Guaranteed share of the session's time per class, 0 to 1.
         planned: Whether routers compose batches already; see `Gate`.
         on_lost: Is called when a session has ended, before anything that it was to answer is.
+        turn: Shared with the other members of a pool that its host has loaded; ``None``: it has the process alone.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Worker:
         min_share: Mapping[Priority, float] = NO_SHARES,
         planned: bool = False,
         on_lost: Callable[[], None] | None = None,
+        turn: Turn | None = None,
     ) -> None:
         name, max_rows = scheduling.name, scheduling.max_rows
         self._name = name
@@ -106,7 +109,9 @@ class Worker:
         )
         # A GPU's runs must not keep the event loop waiting for the device, however short they are.
         in_loop = all(backend.device == "cpu" for backend in backends.values())
-        self._runner = Runner(name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop)
+        self._runner = Runner(
+            name, self._executor, self._gate, self._lock, self._joining, batch, in_loop=in_loop, turn=turn
+        )
 
         self._verification = None
         if proofs is not None:

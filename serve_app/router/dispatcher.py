@@ -34,7 +34,7 @@ from serve_app.payloads import (
 from serve_app.router.breaker_log import log_changes
 from serve_app.router.lateness import slower_than_classes, too_late
 from serve_app.router.recovery import Recovery
-from serve_app.scheduling.core import RouterCore, Why
+from serve_app.scheduling.core import Loader, RouterCore, Why
 from serve_app.scheduling.decisions import Change, Dispatch, Rejection
 from serve_app.scheduling.entry import Entry, EntryState, Priority
 from serve_app.scheduling.scheduler import Scheduler
@@ -77,6 +77,7 @@ class Dispatcher:
         ties: Where replicas agree on who runs what several have; ``None``: they cannot, and each runs it.
         revision_for: Which state of a model a replica is to run, given both names; see `Bundle.revision`. It is asked
             once for each bundle that is then sent.
+        loader: Has the hosts of pools load and unload members; ``None``: there are no pools.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Dispatcher:
         recall: Recall | None = None,
         ties: TieTable | None = None,
         revision_for: Callable[[str, str | None], str] = lambda _model, _replica: "",
+        loader: Loader | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._core = RouterCore(scheduler, self, bundle_timeout_s, ties)
+        self._core = RouterCore(scheduler, self, bundle_timeout_s, ties, loader)
         self._scheduler = scheduler
         self._send = send
         self._observer = observer
@@ -272,6 +274,24 @@ class Dispatcher:
         if self._core.on_responsive(model, replica, monotonic()):
             logger.warning("Replica %s of %s is back", replica, model)
 
+    def on_hosts(self, pool: str, hosts: Collection[str]) -> None:
+        """Tell the scheduler which hosts of a pool take orders now."""
+        self._core.on_hosts(pool, hosts, monotonic())
+
+    def on_loaded(self, pool: str, model: str, host: str, seconds: float, nbytes: int) -> None:
+        """Tell the scheduler that a host has loaded a member; see `Scheduler.on_loaded`."""
+        self._core.loaded(pool, model, host, seconds, nbytes, monotonic())
+        if self._scheduler.serves(model):
+            self._tell_slowness(model)
+
+    def on_load_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
+        """Tell the scheduler that a member cannot be loaded; see `Scheduler.on_load_failed`."""
+        self._core.load_failed(pool, model, host, monotonic(), refusal)
+
+    def on_unloaded(self, pool: str, model: str, host: str) -> None:
+        """Tell the scheduler that a host does not have a member that it should have."""
+        self._core.unloaded(pool, model, host, monotonic())
+
     def _pump(self, *, timer: bool = False) -> None:
         now = monotonic()
         try:
@@ -332,7 +352,8 @@ class Dispatcher:
                 )
             )
         revision = self._revision_for(dispatch.model, dispatch.replica)
-        bundle = Bundle(wire, self._name, revision=revision)
+        member = dispatch.model if self._scheduler.pool_of(dispatch.model) is not None else ""
+        bundle = Bundle(wire, self._name, revision=revision, model=member)
         self._call(dispatch, self._carry(dispatch, bundle, nbytes))
         return bundle
 

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from serve_app.api.grpc_app import GrpcApp
 from serve_app.api.grpc_listener import GrpcListener
 from serve_app.api.http_app import HttpApp, create_app
 from serve_app.domain.agreed import Told
+from serve_app.domain.hosting import LoadOutcome, Owner
 from serve_app.domain.service import reloaded_model, unknown_model, unloaded_model
 from serve_app.domain.traffic import model_of
 from serve_app.errors import ConfigError, ServeAppError
@@ -24,6 +25,7 @@ from serve_app.payloads import STALE, Bundle, BundleResult, Failure
 from serve_app.router.cache.response_cache import ResponseCache
 from serve_app.router.direct_ports import DirectPorts
 from serve_app.router.dispatcher import Dispatcher
+from serve_app.router.pools import ChangeHost, Pools
 from serve_app.router.service import Loading, Service, may_join
 from serve_app.router.settings import GrpcPort, HttpPort, ReplicaReport, RoutedModel, RouterSettings
 from serve_app.router.traffic import TrafficStore
@@ -54,6 +56,10 @@ Call = Callable[[str, Bundle, str | None, int], Awaitable[BundleResult]]
 argument is the size of the bundle's payloads, bytes."""
 
 
+async def _no_way(pool: str, host: str, _owner: Owner, _evicted: Sequence[str], _load: str) -> LoadOutcome:
+    raise ReplicaLost(f"there is no way to host {host} of pool {pool}", reached=False)
+
+
 class Peers(Protocol):
     """The other routers of the application. One that does not answer in time is left out."""
 
@@ -82,6 +88,7 @@ class Router:
         peers: The other routers of the application; ``None``: there are none.
         traffic_store: Keeps how requests are spread over versions of models; ``None``: it lasts as long as the router.
         loading: Loads and unloads models; ``None``: they stay as they are.
+        change_host: The way to hosts of pools; by default there is none.
         on_stale: Is told of a model of which a replica does not have the revision that it was asked for.
 
     Attributes:
@@ -99,6 +106,7 @@ class Router:
         traffic_store: TrafficStore | None = None,
         *,
         loading: Loading | None = None,
+        change_host: ChangeHost = _no_way,
         on_stale: Callable[[str], None] | None = None,
     ) -> None:
         self._on_stale = on_stale
@@ -111,7 +119,9 @@ class Router:
         self._peers = peers
         self._loop = asyncio.get_running_loop()
         self._arena = Arena(settings.shared_memory) if Arena.supported() and settings.shared_memory else None
-        self._scheduler = Scheduler((), settings.classes, settings.limits, settings.groups)
+        groups = (*settings.groups, *(pool.scheduling for pool in settings.pools))
+        self._scheduler = Scheduler((), settings.classes, settings.limits, groups)
+        self._pools = Pools(settings.pools, change_host, self)
         self.metrics = RouterMetrics(self._scheduler)
         ties = TieTable() if Arena.supported() else None
         self._dispatcher = Dispatcher(
@@ -122,11 +132,12 @@ class Router:
             self._recall,
             ties,
             self._revision_for,
+            self._pools,
         )
         watch = Watch(
             settings.replica_silence_s,
             settings.replica_kill_s,
-            self._dispatcher.on_unresponsive,
+            self._on_unresponsive,
             self._dispatcher.on_responsive,
         )
         self._links = Links(ties, self._arena, self._on_link, watch)
@@ -148,6 +159,7 @@ class Router:
             traffic_store=traffic_store,
             tell_traffic=None if peers is None else peers.tell_traffic,
             repository=loading,
+            load_faults=self._pools.faults,
         )
         self.metrics.registry.register(Readings(TRAFFIC, self.service.traffic_readings))
         self._removals: set[asyncio.Task[None]] = set()
@@ -236,7 +248,9 @@ class Router:
         known = self.service.models.get(model.info.name)
         if known is not None and not (known.key and model.info.key):
             raise ValueError(f"there is a model {model.info.name!r} already")
-        self._dispatcher.add_model(model.scheduling, model.group)
+        self._dispatcher.add_model(model.scheduling, model.pool or model.group)
+        if model.pool is not None:
+            self._pools.add_member(model.name, model.pool)
         self._scheduler.seed(model.name, model.prior)
         self.service.add_model(model)
         self._routed[model.name] = model
@@ -397,6 +411,45 @@ class Router:
         if self.service.ready():
             self._ports.open()
 
+    # ---------------------------------------------------------------- pools
+
+    def on_hosts(self, pool: str, hosts: Mapping[str, ReplicaReport]) -> None:
+        """Take the list of a pool's hosts as it is now, by name. Otherwise as `on_replicas`."""
+        addresses = {name: report.address for name, report in hosts.items() if report.address is not None}
+        self._links.update(pool, addresses)
+        self._pools.on_hosts(pool, list(hosts))
+
+    def hosts_listed(self, pool: str, hosts: Collection[str]) -> None:
+        """See `serve_app.router.pools.Events`."""
+        self._dispatcher.on_hosts(pool, hosts)
+        self.grpc.changed()
+        if self.service.ready():
+            self._ports.open()
+
+    def member_loaded(self, pool: str, model: str, host: str, outcome: LoadOutcome, told: Told) -> None:
+        """See `serve_app.router.pools.Events`."""
+        self.metrics.member_loaded(pool, outcome.seconds)
+        if model in self._routed:
+            self._scheduler.seed(model, told.executions)
+            self.service.on_joinable(model, told.joinable)
+            self.service.on_warm_up(model, [told.not_warmed])
+        self._dispatcher.on_loaded(pool, model, host, outcome.seconds, outcome.nbytes)
+        if self._links.find(host) is not None:
+            self._dispatcher.on_linked(model, host, linked=True)
+
+    def member_failed(self, pool: str, model: str, host: str, refusal: Rejection) -> None:
+        """See `serve_app.router.pools.Events`."""
+        self._dispatcher.on_load_failed(pool, model, host, refusal)
+
+    def _on_unresponsive(self, model: str, replica: str) -> None:
+        """What is in flight at a host is tried elsewhere, and it gets nothing more until it is taken over anew."""
+        if model not in self._pools:
+            self._dispatcher.on_unresponsive(model, replica)
+            return
+        for member in self._scheduler.in_use(model, replica):
+            self._dispatcher.on_unresponsive(member, replica)
+        self._pools.on_lost(model, replica)
+
     async def _send(self, model: str, bundle: Bundle, replica: str | None, nbytes: int) -> BundleResult:
         link = self._links.find(replica)
         try:
@@ -405,6 +458,11 @@ class Router:
             if bundle.revision:
                 self._end_under_way(model, bundle.revision)
         if result.results and isinstance(first := result.results[0], Failure) and first.code == STALE.code:
+            if bundle.model:
+                pool = self._scheduler.pool_of(model)
+                if pool is not None and replica is not None:
+                    self._dispatcher.on_unloaded(pool, model, replica)
+                raise ReplicaLost(f"host {replica} has not loaded {model}", reached=False)
             if self._on_stale is not None:
                 self._on_stale(model)
             raise ReplicaLost(f"replica {replica} does not have revision {bundle.revision}", reached=False)
@@ -421,7 +479,13 @@ class Router:
     def _on_link(self, model: str, replica: str, up: bool) -> None:
         if up:
             logger.info("Bundles for replica %s travel by a link", replica)
-        self._dispatcher.on_linked(model, replica, linked=up)
+        if model not in self._pools:
+            self._dispatcher.on_linked(model, replica, linked=up)
+        elif up:
+            for member in self._scheduler.resident(model, replica):
+                self._dispatcher.on_linked(member, replica, linked=True)
+        else:
+            self._pools.on_lost(model, replica)
 
     def _allocate(self, nbytes: int, aligned_at: int) -> memoryview:
         """Memory for a large body: where replicas can read it, as long as there is room."""
@@ -481,6 +545,7 @@ class Router:
         if self._settings.keys is not None:
             self._settings.keys.close()
         self._links.close()
+        self._pools.close()
         if self._arena is not None:
             self._arena.close()
         await self._cache.close()

@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -76,6 +77,7 @@ class Service:
         traffic_store: Keeps how requests are spread over versions; ``None``: it lasts as long as this service.
         tell_traffic: Tells every other router how; ``None``: there are none.
         repository: Loads and unloads models; ``None``: they stay as they are.
+        load_faults: By member of a pool, why its last load failed; without those that did not.
 
     Attributes:
         tables: The models that are served in several versions.
@@ -93,8 +95,10 @@ class Service:
         traffic_store: TrafficStore | None = None,
         tell_traffic: Tell | None = None,
         repository: Loading | None = None,
+        load_faults: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._repository = repository
+        self._load_faults = load_faults
         self._unloaded: dict[str, ModelInfo] = {}
         self._models: dict[str, ModelInfo] = {}
         self._served: dict[str, _Served] = {}
@@ -215,6 +219,9 @@ class Service:
         keys = {info.version: info.key or info.name for info in infos if info.name == model}
         if not keys:
             raise unknown_model(model, self._models)
+        pools = {served.pool for key in keys.values() if (served := self._served.get(key)) is not None}
+        if (pool := next(filter(None, pools), None)) is not None:
+            raise Unsupported(f"model {model!r} is a member of pool {pool!r}, which loads it when requests come for it")
         if self._repository is None:
             raise Unsupported("this server loads models when it starts, and keeps them")
         return [keys[version] for version in newest_last(tuple(keys))], self._repository
@@ -486,7 +493,14 @@ class Service:
 
     def ready(self) -> bool:
         """Whether every model that should be running can take work, and this router will go on taking it."""
-        return all(self.model_ready(model) for model in self._models)
+        return all(self._keeps_ready(model) for model in self._models)
+
+    def _keeps_ready(self, model: str) -> bool:
+        """Whether this model is no reason to take the server out of service: of a pool's members, its hosts count."""
+        served = self._served.get(model)
+        if served is None or served.pool is None or not self._scheduler.hosts(served.pool):
+            return self.model_ready(model)
+        return not self._ending and not self._dispatcher.broken
 
     def model_ready(self, model: str) -> bool:
         """Whether this model can take work; a model that starts on demand can, unless the router itself cannot.
@@ -502,7 +516,8 @@ class Service:
         return not self._ending and not self._dispatcher.broken and self._can_work(served)
 
     def _can_work(self, served: _Served) -> bool:
-        return served.on_demand or self._scheduler.usable(served.key) > 0
+        scheduler = self._scheduler
+        return served.on_demand or scheduler.usable(served.key) > 0 or scheduler.can_load(served.key)
 
     def stop_being_ready(self) -> None:
         """Say that no more work should be sent here, though what comes is still done."""
@@ -550,8 +565,10 @@ class Service:
 
         Returns:
             ``ready`` and by name ``models``. Of each: ``task``, ``version`` and ``ready``; how it is scheduled
-            (``policy``, and where it has them ``fallbacks`` and ``device_group``); what `Scheduler.snapshot` tells of
-            its queues, replicas and predictions; and its circuit breakers as ``breaker``, ``None`` where it has none.
+            (``policy``, and where it has them ``fallbacks``, ``device_group`` and ``pool``); what `Scheduler.snapshot`
+            tells of its queues, replicas (of a member of a pool, the hosts that have loaded it) and predictions; and
+            its circuit breakers as ``breaker``, ``None`` where it has none. ``load_fault`` is why its last load failed.
+            Where there are pools, ``pools`` has what `Scheduler.pools` tells.
             ``warm_up`` of a model with replicas tells whether they are ``warmed``, and else the ``reason``. ``cache``
             of a model that has one, and of the router, tell what `ModelCache.status` and `ResponseCache.status` do.
             Each of several versions of a model is shown by itself, and ``traffic`` shows how requests are spread over
@@ -561,6 +578,7 @@ class Service:
         shared = {} if self._cache is None else self._cache.status()
         return {
             "ready": self.ready(),
+            **({"pools": self._scheduler.pools()} if self._scheduler.has_pools else {}),
             **({"cache": shared} if shared else {}),
             **({"traffic": {name: self.traffic(name) for name in self.tables.models}} if self.tables.models else {}),
             "models": {
@@ -573,6 +591,7 @@ class Service:
                     "joinable": {variant: verdict._asdict() for variant, verdict in served.info.joinable.items()},
                     **snapshot[name],
                     **served.warm_up,
+                    **({"load_fault": self._load_faults[name]} if name in self._load_faults else {}),
                     "breaker": self._scheduler.breaker_snapshot(name, now),
                     **({} if served.cache is None else {"cache": served.cache.status()}),
                 }
@@ -642,6 +661,7 @@ class _Served:
         processor: Prices its requests where it takes media.
         cache: Its cache of answers.
         on_demand: Whether it may have no replica while nobody asks for it.
+        pool: The pool that it is a member of.
         scheduling: How it is scheduled, as `Service.status` shows it.
         warm_up: Likewise, what the warm-up of its replicas came to.
         versions: All versions of the model, where there are several.
@@ -659,6 +679,7 @@ class _Served:
         "key",
         "left",
         "on_demand",
+        "pool",
         "processor",
         "scheduling",
         "versions",
@@ -672,6 +693,7 @@ class _Served:
         self.versions = versions
         self.cache = cache
         self.on_demand = model.on_demand
+        self.pool = model.pool
         self.scheduling = _scheduling(model)
         self.warm_up: Mapping[str, Any] = {}
         self.in_work = 0
@@ -777,6 +799,8 @@ def _scheduling(model: RoutedModel) -> Mapping[str, Any]:
         shown["fallbacks"] = list(model.scheduling.fallbacks)
     if model.group is not None:
         shown["device_group"] = model.group
+    if model.pool is not None:
+        shown["pool"] = model.pool
     return shown
 
 

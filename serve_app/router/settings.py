@@ -17,7 +17,7 @@ from serve_app.payloads import Execution, Joinable
 from serve_app.processors.processor import Processor
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.scheduling.entry import Priority
-from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, ProcessLimits
+from serve_app.scheduling.settings import ClassSettings, DeviceGroup, ModelScheduling, Pool, ProcessLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class RoutedModel:
         scheduling: How its requests are scheduled; under the same name.
         processor: Prices its requests where it takes media.
         group: The device group that it is a member of.
+        pool: The pool that it is a member of: it has no replicas then.
         prior: What batches cost, until a replica has measured it.
         on_demand: Whether it may have no replica while nobody asks for it.
         cache: Its cache of answers; ``None`` for none.
@@ -93,6 +94,7 @@ class RoutedModel:
     scheduling: ModelScheduling
     processor: Processor | None = None
     group: str | None = None
+    pool: str | None = None
     prior: Sequence[Execution] = ()
     on_demand: bool = False
     cache: ModelCacheSettings | None = None
@@ -105,6 +107,19 @@ class RoutedModel:
         return self.info.key or self.info.name
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedPool:
+    """A pool as a router has it.
+
+    Attributes:
+        scheduling: Its settings for the scheduler.
+        load_timeout_s: How long a load may take, seconds.
+    """
+
+    scheduling: Pool
+    load_timeout_s: float = 60.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """What a router serves, and within which limits.
@@ -114,6 +129,7 @@ class RouterSettings:
         classes: Limits of every class.
         limits: Limits of the process.
         groups: Devices that models share.
+        pools: Processes that models share.
         bundle_timeout_s: A replica that has not answered for so long is not asked any more, seconds.
         replica_silence_s: After so long without a response what a linked replica has is tried elsewhere, seconds.
         replica_kill_s: After so long without a response such a replica is killed, seconds; ``None``: never.
@@ -133,6 +149,7 @@ class RouterSettings:
     limits: ProcessLimits
     models: Sequence[RoutedModel] = ()
     groups: Sequence[DeviceGroup] = ()
+    pools: Sequence[RoutedPool] = ()
     bundle_timeout_s: float = 60.0
     replica_silence_s: float = 2.0
     replica_kill_s: float | None = 10.0

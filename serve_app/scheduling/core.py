@@ -190,8 +190,9 @@ class RouterCore(Generic[SentT]):
                 self._driver.recall(flight.sent, flight.dispatch, (entry,))
 
     def unreached(self, entry: Entry) -> bool:
-        """Whether an entry that ends late does so because its model had no replica to go to."""
-        return entry.attempts == 0 and self.scheduler.usable(entry.model) == 0
+        """Whether an entry that ends late does so because its model had no replica to go to, and no host to load it."""
+        scheduler = self.scheduler
+        return entry.attempts == 0 and scheduler.usable(entry.model) == 0 and not scheduler.can_load(entry.model)
 
     # ---------------------------------------------------------------- models
 
@@ -247,9 +248,9 @@ class RouterCore(Generic[SentT]):
         self.scheduler.on_loaded(pool, model, host, seconds, nbytes, now)
         self._pump_soon()
 
-    def load_failed(self, pool: str, model: str, host: str, now: float) -> None:
+    def load_failed(self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None) -> None:
         """See `Scheduler.on_load_failed`."""
-        self.scheduler.on_load_failed(pool, model, host, now)
+        self.scheduler.on_load_failed(pool, model, host, now, refusal)
         self._pump_soon()
 
     def unloaded(self, pool: str, model: str, host: str, now: float) -> None:

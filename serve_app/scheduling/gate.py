@@ -194,6 +194,11 @@ class Gate:
         left_s = max(0.0, self._runs_until - now)
         return left_s, left_s
 
+    @property
+    def urgency(self) -> Priority:
+        """The most urgent class that waits here; `low` where nothing does."""
+        return next((priority for priority in _PRIORITIES if self._queue.fresh[priority - 1].rows), _PRIORITIES[-1])
+
     def runs_s(self, now: float) -> float:
         """Predicted time until what runs here has ended, or what is about to: as long as the last one, seconds."""
         left_s = self._runs_until - now

@@ -220,11 +220,7 @@ class Scheduler:
             rejection: Rejection | None = unknown_model(entry.model)
         elif not entry.deadline > now:
             rejection = already_late()
-        elif (
-            model.breakers is not None
-            and model.breakers.tripped
-            and (refusal := model.breakers.admit(entry, now)) is not None
-        ):
+        elif (refusal := self._unavailable(entry, model, now)) is not None:
             rejection = refusal
         else:
             bounds = self._bounds
@@ -330,10 +326,26 @@ class Scheduler:
         device.loaded(model, host, seconds, nbytes, now)
         self._residency_changed(device, model, now)
 
-    def on_load_failed(self, pool: str, model: str, host: str, now: float) -> None:
-        """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s."""
+    def on_load_failed(self, pool: str, model: str, host: str, now: float, refusal: Rejection | None = None) -> None:
+        """A host could not load a member: it is not loaded anywhere for 1 s, doubled at every failure up to 30 s.
+
+        Raises KeyError for an unknown pool; a load that is not known any more is ignored.
+
+        Args:
+            pool: Its name.
+            model: The member.
+            host: Where.
+            now: Seconds.
+            refusal: Why it cannot be loaded anywhere: what waits for it, and what comes until it is tried again, is
+                told that. ``None``: it may be the host; what waits for it goes on waiting.
+        """
         device = self._pool(pool)
-        device.residency.failed(model, host, now)
+        device.residency.failed(model, host, now, refusal)
+        known = self._models.get(model)
+        if known is not None and (refused := device.refusal(known, now)) is not None:
+            for entry in known.queue.clear():
+                self._end(entry)
+                self._displaced.append(Refused(entry, refused))
         self._residency_changed(device, model, now)
 
     def on_unloaded(self, pool: str, model: str, host: str, now: float) -> None:
@@ -348,6 +360,14 @@ class Scheduler:
             device.active[model] = None
             self._hedges.replicas_changed(now)
         self._agenda.touched[device] = None
+
+    def _unavailable(self, entry: Entry, model: ModelState, now: float) -> Rejection | None:
+        """Why a model is not to be waited for: it fails, or it is a member of a pool that could not be loaded."""
+        breakers = model.breakers
+        if breakers is not None and breakers.tripped and (refusal := breakers.admit(entry, now)) is not None:
+            return refusal
+        device = self._device_of[entry.model]
+        return device.refusal(model, now) if isinstance(device, PoolDevice) else None
 
     def _pool(self, name: str) -> PoolDevice:
         device = self._shared[name]
@@ -636,6 +656,38 @@ class Scheduler:
             What `ModelState.snapshot` and `Hedges.snapshot` tell.
         """
         return {name: model.snapshot() | self._hedges.snapshot(name) for name, model in self._models.items()}
+
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """A JSON-able snapshot of every pool by name; see `Residency.snapshot`."""
+        return {
+            name: device.residency.snapshot() for name, device in self._shared.items() if isinstance(device, PoolDevice)
+        }
+
+    def pool_of(self, model: str) -> str | None:
+        """The pool that a model is a member of; ``None``: it has replicas of its own, or is not scheduled."""
+        device = self._device_of.get(model)
+        return device.name if isinstance(device, PoolDevice) else None
+
+    def hosts(self, pool: str) -> int:
+        """How many processes of a pool can be reached. Raises KeyError for an unknown pool."""
+        return len(self._pool(pool).residency.hosts)
+
+    def in_use(self, pool: str, host: str) -> Sequence[str]:
+        """The members that have a bundle in flight at a host; none where that is unknown."""
+        found = self._pool(pool).residency.hosts.get(host)
+        return () if found is None else tuple(found.in_use)
+
+    def resident(self, pool: str, host: str) -> Sequence[str]:
+        """The members that a host has loaded; none where that is unknown."""
+        found = self._pool(pool).residency.hosts.get(host)
+        return () if found is None else tuple(member.name for member in found.residents)
+
+    def can_load(self, model: str) -> bool:
+        """Whether a model is a member of a pool that has a host, and can be loaded there as far as known."""
+        device = self._device_of.get(model)
+        if not isinstance(device, PoolDevice) or not device.residency.hosts:
+            return False
+        return device.residency.members[model].refusal is None
 
     def breakers(self) -> dict[str, Breakers]:
         """The circuit breakers of every model that has them, by name, for reading."""

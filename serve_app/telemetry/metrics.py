@@ -15,6 +15,7 @@ from serve_app.payloads import BundleResult
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.scheduler import Scheduler
 from serve_app.telemetry.breaker_metrics import BREAKERS
+from serve_app.telemetry.pool_metrics import POOLS
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.scheduler_metrics import SCHEDULER
 from serve_app.telemetry.series import Count, Counter, Distribution, Family, Histogram, histogram
@@ -24,6 +25,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECOVERY_BUCKETS = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+_LOAD_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _Metric = TypeVar("_Metric", Counter, Histogram, Family[Any])
 
@@ -79,6 +81,13 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(Readings(SCHEDULER, scheduler.snapshot))
         self.registry.register(Readings(BREAKERS, scheduler.breakers))
+        self._loads: Histogram | None = None
+        if scheduler.has_pools:
+            self._loads = Histogram(
+                "serve_app_pool_load_seconds", "One load of a member of a pool.", ("pool",), _LOAD_BUCKETS
+            )
+            self.registry.register(self._loads)
+            self.registry.register(Readings(POOLS, scheduler.pools))
         self._tenants = TenantCollector()
         self.registry.register(self._tenants)
         self._of_models: list[Counter | Histogram | Family[Any]] = []
@@ -258,6 +267,11 @@ class RouterMetrics:
     def recovered(self, model: str, seconds: float) -> None:
         """Note how long a model was short of replicas."""
         self._recovery.of(model).observe(seconds)
+
+    def member_loaded(self, pool: str, seconds: float) -> None:
+        """Note how long a member of a pool took to load."""
+        if self._loads is not None:
+            self._loads.of(pool).observe(seconds)
 
     def render(self) -> str:
         """This router's page in Prometheus' text format."""

@@ -84,7 +84,8 @@ def encode_bundle(
         return _pickled(call, (sent_at, bundle)), []
     columns, buffers, kept = packed
     told = origins if any(origins) else None  # nothing where nothing is known
-    header = pickle.dumps((call, _TENSORS, sent_at, bundle.sender, bundle.revision, facts, columns, told), 5)
+    addressed = (bundle.sender, bundle.revision, bundle.model)
+    header = pickle.dumps((call, _TENSORS, sent_at, addressed, facts, columns, told), 5)
     return _frame(header, buffers), kept
 
 
@@ -109,8 +110,8 @@ def decode_bundle(
         sent_at, bundle = frame.header[2]
         passed_s = max(0.0, clock() - sent_at)
         left = [replace(entry, budget_s=max(0.0, entry.budget_s - passed_s)) for entry in bundle.entries]
-        return Bundle(left, bundle.sender, set(), ties, bundle.revision)
-    _, _, sent_at, sender, revision, facts, columns, told = frame.header
+        return Bundle(left, bundle.sender, set(), ties, bundle.revision, bundle.model)
+    _, _, sent_at, (sender, revision, model), facts, columns, told = frame.header
     passed_s = max(0.0, clock() - sent_at)
     payloads = _unpack(columns, frame.buffers, len(facts), arena)
     entries: list[WireEntry] = []
@@ -118,7 +119,7 @@ def decode_bundle(
         origin = None if told is None or told[at] is None else Origin(*told[at])
         left_s = max(0.0, budget_s - passed_s)
         entries.append(WireEntry(priority, left_s, rows, variant, payloads[at], origin, *more))
-    return Bundle(entries, sender, set(), ties, revision)
+    return Bundle(entries, sender, set(), ties, revision, model)
 
 
 def encode_result(call: int, result: BundleResult) -> list[Part]:

@@ -7,7 +7,8 @@ import logging
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,28 @@ def record_key(model_file: Path, *settings: Any) -> str:
         model_file: The model; files beside it that may hold its weights count with their sizes and times.
         settings: Whatever else decides how it is run, e.g. the versions of what runs it; of plain data.
     """
-    digest = hashlib.sha256(msgspec.json.encode((_FORMAT, __version__, _processor(), settings)))
+    digest = _begun(settings)
     with model_file.open("rb") as opened:
         digest.update(hashlib.file_digest(opened, "sha256").digest())
     for name, size, changed in sorted(_beside(model_file)):
         digest.update(msgspec.json.encode((name, size, changed)))
     return digest.hexdigest()
+
+
+def identity_key(identity: str, *settings: Any) -> str:
+    """As `record_key` for a build whose content has been read already.
+
+    Args:
+        identity: What tells it from any other build.
+        settings: As of `record_key`.
+    """
+    digest = _begun(settings)
+    digest.update(identity.encode())
+    return digest.hexdigest()
+
+
+def _begun(settings: Sequence[Any]) -> hashlib._Hash:
+    return hashlib.sha256(msgspec.json.encode((_FORMAT, __version__, _processor(), settings)))
 
 
 def _beside(model_file: Path) -> Iterator[tuple[str, int, int]]:
@@ -73,6 +90,7 @@ def _beside(model_file: Path) -> Iterator[tuple[str, int, int]]:
             yield item.name, facts.st_size, facts.st_mtime_ns
 
 
+@cache
 def _processor() -> str:
     """The kind of processor: its kernels are chosen by what it can."""
     try:

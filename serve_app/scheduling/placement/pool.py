@@ -24,6 +24,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
+from serve_app.scheduling.decisions import Rejection
 from serve_app.scheduling.entry import Entry, Priority
 from serve_app.scheduling.model_state import ModelState
 from serve_app.scheduling.placement.devices import Candidate, NextBundle, SharedDevice
@@ -118,6 +119,11 @@ class PoolDevice(SharedDevice):
         self._draining: dict[str, set[str]] = {}
 
     @property
+    def name(self) -> str:
+        """The pool's name."""
+        return self._pool.name
+
+    @property
     def needed(self) -> bool:
         """Its hosts are there without members, too."""
         return True
@@ -157,6 +163,10 @@ class PoolDevice(SharedDevice):
     def refused(self, model: ModelState, now: float) -> None:
         """An entry of a member could not be in time, and was not accepted."""
         self.residency.requested(model.settings.name, now)
+
+    def refusal(self, model: ModelState, now: float) -> Rejection | None:
+        """See `Residency.refusal`."""
+        return self.residency.refusal(model.settings.name, now)
 
     def loaded(self, name: str, host: str, seconds: float, nbytes: int, now: float) -> None:
         """A load has ended; see `Residency.loaded`."""

@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 from heapq import heapify, heappop, heappush
 from math import exp, inf, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serve_app.scheduling.batching.overhead import QuantileWindow
-from serve_app.scheduling.decisions import Eviction, Load
+from serve_app.scheduling.decisions import Eviction, Load, Rejection
 from serve_app.scheduling.settings import Pool
 
 _RECENT = 0.3
@@ -56,9 +56,12 @@ class Member:
         wanted_since: The first request since it was last loaded, seconds; ``inf``: none.
         held_until: When it may be loaded again after a failure, seconds.
         failures: Loads in a row that failed.
+        refusal: Why nothing is to wait for it until then, where that is known.
     """
 
-    __slots__ = ("_weight", "failures", "held_until", "hosts", "load_s", "loading", "name", "nbytes", "wanted_since")
+    __slots__ = (
+        "_weight", "failures", "held_until", "hosts", "load_s", "loading", "name", "nbytes", "refusal", "wanted_since",
+    )  # fmt: skip
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.name = name
@@ -69,6 +72,7 @@ class Member:
         self.wanted_since = inf
         self.held_until = -inf
         self.failures = 0
+        self.refusal: Rejection | None = None
         # The logarithm of its decayed count, as of time 0: so it changes only when it is asked for.
         self._weight = -inf
 
@@ -172,9 +176,15 @@ class Residency:
     Attributes:
         hosts: By name.
         members: By name.
+        hits: Requests for members that were resident.
+        misses: Requests for others.
+        loads: Loads that have ended well.
+        failures: Loads that have failed.
+        evictions: What was unloaded.
     """
 
     def __init__(self, pool: Pool) -> None:
+        self.hits = self.misses = self.loads = self.failures = self.evictions = 0
         self.hosts: dict[str, Host] = {}
         self.members: dict[str, Member] = {}
         self._pool = pool
@@ -224,6 +234,10 @@ class Residency:
         """A request for a member has come, whatever becomes of it."""
         member = self.members[name]
         member.requested(now, self._pool.memory_s)
+        if member.hosts:
+            self.hits += 1
+        else:
+            self.misses += 1
         if not member.hosts and not member.loading:
             member.wanted_since = min(now, member.wanted_since)
 
@@ -240,6 +254,7 @@ class Residency:
 
     def evict(self, member: Member, host: Host) -> Eviction:
         """Unload a member that is not in use there."""
+        self.evictions += 1
         self._forget(member, host)
         return Eviction(member.name, host.name)
 
@@ -260,11 +275,12 @@ class Residency:
         member = None if at is None else at.loading.get(name)
         if at is None or member is None:
             return []
+        self.loads += 1
         self._learn(member, seconds)
         if self.members.get(name) is not member:
             return [self.evict(member, at)]
         del at.loading[name], member.loading[host]
-        member.failures, member.held_until = 0, -inf
+        member.failures, member.held_until, member.refusal = 0, -inf, None
         member.hosts[host] = now
         if nbytes and nbytes != member.nbytes:
             for each in (*member.hosts, *member.loading):
@@ -276,13 +292,29 @@ class Residency:
             self.hosts[each].put(member, self.value(member))
         return []
 
-    def failed(self, name: str, host: str, now: float) -> None:
-        """A load has failed: the member is left alone for a while."""
+    def failed(self, name: str, host: str, now: float, refusal: Rejection | None = None) -> None:
+        """A load has failed: the member is left alone for a while.
+
+        Args:
+            name: The member.
+            host: Where.
+            now: Seconds.
+            refusal: Why no other host, and no other try, would do better; ``None``: one may.
+        """
         at = self.hosts.get(host)
         member = None if at is None else at.loading.get(name)
         if at is not None and member is not None:
+            self.failures += 1
             self._forget(member, at)
             self._hold(member, now)
+            member.refusal = refusal
+
+    def refusal(self, name: str, now: float) -> Rejection | None:
+        """What is to be told to whoever asks for a member that cannot be loaded; ``None``: it can, or is resident."""
+        member = self.members[name]
+        if member.refusal is None or member.hosts or member.held_until <= now:
+            return None
+        return member.refusal._replace(retry_after_s=member.held_until - now)
 
     def unloaded(self, name: str, host: str) -> None:
         """A host says that it does not have a member that it should have."""
@@ -305,6 +337,32 @@ class Residency:
 
     # ------------------------------------------------------------- questions
 
+    def snapshot(self) -> dict[str, Any]:
+        """What there is to see, JSON-able.
+
+        Returns:
+            ``memory_bytes`` of one host; ``hosts`` by name: ``used_bytes``, ``resident`` (how many members) and
+            ``loading`` (their names); how many ``members`` there are; and what was counted: ``hits`` and ``misses``
+            (requests for members that were resident, and for others), ``loads``, ``failed_loads``, ``evictions``.
+        """
+        return {
+            "memory_bytes": self._pool.memory_bytes,
+            "members": len(self.members),
+            "hosts": {
+                host.name: {
+                    "used_bytes": host.used_bytes,
+                    "resident": len(host.residents),
+                    "loading": list(host.loading),
+                }
+                for host in self.hosts.values()
+            },
+            "hits": self.hits,
+            "misses": self.misses,
+            "loads": self.loads,
+            "failed_loads": self.failures,
+            "evictions": self.evictions,
+        }
+
     def load_s(self, member: Member) -> float:
         """How long a load of a member takes, as is to be promised, seconds."""
         return self._careful * self._usual_s(member)
@@ -314,7 +372,10 @@ class Residency:
         return member.value(self._usual_s(member), copies or max(1, len(member.hosts)))
 
     def ready_s(self, name: str, now: float) -> float:
-        """How long until a member could run somewhere, seconds: 0.0 where it is resident; ``inf`` without hosts."""
+        """How long until a member could run somewhere, seconds: 0.0 where it is resident.
+
+        Without hosts as if one idled: what comes waits for it, as it does for the first replica of a model.
+        """
         member = self.members[name]
         if member.hosts:
             return 0.0
@@ -393,7 +454,7 @@ class Residency:
             else 0.0
             for host in self.hosts.values()
         ]
-        return max(0.0, min(waits, default=inf))
+        return max(0.0, min(waits, default=0.0))
 
     def _hold(self, member: Member, now: float) -> None:
         member.failures += 1

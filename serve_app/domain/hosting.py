@@ -1,0 +1,35 @@
+"""What a router and the hosts of a pool tell each other, besides bundles and their results."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from serve_app.domain.agreed import Told
+
+
+class Owner(Struct, frozen=True):
+    """Who decides what a host loads.
+
+    Attributes:
+        since: When it took the host, seconds since the epoch: of two the later counts.
+        name: Tells it from others of that moment.
+    """
+
+    since: float
+    name: str
+
+
+class LoadOutcome(Struct, frozen=True):
+    """What became of a load.
+
+    Attributes:
+        seconds: What it took.
+        nbytes: What the member holds, bytes; 0: not measured.
+        told: What its router needs to know of it; ``None``: it has failed.
+        fault: Why, safe to show to clients.
+    """
+
+    seconds: float = 0.0
+    nbytes: int = 0
+    told: Told | None = None
+    fault: str = ""

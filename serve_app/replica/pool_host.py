@@ -1,0 +1,234 @@
+"""A host of a pool: the process that loads and unloads members as its router says, and runs their bundles.
+
+    change    unload these members, then load that one; the next change begins when this one has unloaded
+    run       a bundle of a member that is loaded, one batch at a time over all members
+
+A host has one owner, the router that decides what it loads. Who comes with a later claim takes it over, and finds it
+empty: what was loaded for the owner before is unloaded first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from serve_app.domain.agreed import Told, not_loaded
+from serve_app.domain.hosting import LoadOutcome, Owner
+from serve_app.errors import ServeAppError
+from serve_app.payloads import STALE, Bundle, BundleResult
+from serve_app.replica.process_memory import own_memory
+from serve_app.replica.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_S: Final = 30.0
+"""How long it is waited for bundles of a member that is to be unloaded, seconds. Its router has none there."""
+
+_MOST_COPIES: Final = 4
+_SPARE_BYTES: Final = 1024**2
+"""What is measured of a member counts up to so many times its files and so much besides: what others have taken in the
+meantime is measured as well."""
+
+
+class LoadedMember(Struct, frozen=True):
+    """A member that has been loaded.
+
+    Attributes:
+        worker: Runs it.
+        told: What its router needs to know of it.
+        file_bytes: Bytes of its files, which it holds at least.
+    """
+
+    worker: Worker
+    told: Told
+    file_bytes: int
+
+
+Load = Callable[[str], LoadedMember]
+"""Loads a member of this name. Runs in a thread. Raises ConfigError."""
+
+
+class _Member:
+    """A member that is loaded.
+
+    Attributes:
+        worker: Runs it.
+        outcome: Of its load.
+        bundles: How many run.
+        idle: Set while none does.
+    """
+
+    def __init__(self, worker: Worker, outcome: LoadOutcome) -> None:
+        self.worker = worker
+        self.outcome = outcome
+        self.bundles = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+
+class PoolHost:
+    """One process of a pool.
+
+    Args:
+        pool: The pool's name, for messages.
+        load: Loads a member.
+        measure: Bytes that this process holds.
+    """
+
+    def __init__(self, pool: str, load: Load, measure: Callable[[], int] = own_memory) -> None:
+        self._pool = pool
+        self._load = load
+        self._measure = measure
+        self._owner = Owner(0.0, "")
+        self._members: dict[str, _Member] = {}
+        self._loading: dict[str, asyncio.Task[LoadOutcome]] = {}
+        self._began: dict[str, float] = {}
+        self._held: dict[str, int] = {}  # the least that was measured of each member
+        self._faults: set[tuple[str, str]] = set()
+        self._order = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<PoolHost of {self._pool}: {len(self._members)} loaded, {len(self._loading)} being loaded>"
+
+    @property
+    def resident(self) -> Collection[str]:
+        """The members that are loaded."""
+        return self._members.keys()
+
+    @property
+    def resident_bytes(self) -> int:
+        """What they hold together, as measured."""
+        return sum(member.outcome.nbytes for member in self._members.values())
+
+    # ----------------------------------------------------------------- bundles
+
+    async def run(self, bundle: Bundle) -> BundleResult:
+        """Run one bundle on the member that it names; see `Worker.run`. Where that is not here, nothing runs."""
+        member = self._members.get(bundle.model)
+        if member is None:
+            return BundleResult([STALE] * len(bundle.entries), [], 0.0, 0.0, 0.0)
+        member.bundles += 1
+        member.idle.clear()
+        try:
+            return await member.worker.run(bundle)
+        finally:
+            member.bundles -= 1
+            if not member.bundles:
+                member.idle.set()
+
+    def recall(self, bundle: Bundle) -> None:
+        """See `Worker.recall`."""
+        if (member := self._members.get(bundle.model)) is not None:
+            member.worker.recall(bundle)
+
+    # ----------------------------------------------------------------- changes
+
+    async def change(self, owner: Owner, evicted: Sequence[str], load: str = "") -> LoadOutcome:
+        """Unload members, then load one.
+
+        Args:
+            owner: Whose order this is.
+            evicted: Members to unload. One that is not here is ignored.
+            load: The member to load; empty: none. One that is here is told of as it was loaded.
+
+        Returns:
+            What became of the load. Without one, an empty outcome.
+        """
+        async with self._order:
+            if owner.since < self._owner.since:
+                return LoadOutcome(fault=f"pool {self._pool}: another router has taken this host over")
+            if owner != self._owner:
+                self._owner = owner
+                evicted = (*self._members, *self._loading)
+            for name in evicted:
+                await self._unload(name)
+            if not load:
+                return LoadOutcome()
+            if (member := self._members.get(load)) is not None:
+                return member.outcome
+            task = self._loading.get(load)
+            if task is None:
+                task = self._loading[load] = asyncio.ensure_future(self._bring_in(load))
+        # Whoever asks may leave; what was begun is ended in order all the same.
+        return await asyncio.shield(task)
+
+    async def _bring_in(self, name: str) -> LoadOutcome:
+        began = self._began[name] = time.monotonic()
+        before = self._measure()
+        try:
+            loaded = await asyncio.to_thread(self._load, name)
+        except ServeAppError as error:
+            self._tell(name, str(error))
+            return LoadOutcome(time.monotonic() - began, fault=not_loaded(name, error).message)
+        except Exception as error:  # a backend may raise anything
+            self._tell(name, repr(error), error)
+            fault = f"model {name!r} cannot be loaded: {type(error).__name__}"
+            return LoadOutcome(time.monotonic() - began, fault=fault)
+        finally:
+            del self._began[name], self._loading[name]
+        most = _MOST_COPIES * loaded.file_bytes + _SPARE_BYTES
+        measured = min(max(self._measure() - before, loaded.file_bytes, 1), most)
+        self._held[name] = min(measured, self._held.get(name, measured))
+        outcome = LoadOutcome(time.monotonic() - began, self._held[name], loaded.told)
+        self._members[name] = _Member(loaded.worker, outcome)
+        logger.debug("%s: %s is loaded (%.0f ms, %d bytes)", self._pool, name, 1e3 * outcome.seconds, outcome.nbytes)
+        return outcome
+
+    def _tell(self, name: str, fault: str, error: Exception | None = None) -> None:
+        """Log a fault of a member once: it is tried again and again as long as requests come."""
+        if (name, fault) not in self._faults:
+            self._faults.add((name, fault))
+            logger.error("%s: member %s cannot be loaded: %s", self._pool, name, fault, exc_info=error)
+
+    async def _unload(self, name: str) -> None:
+        """Unload a member, as soon as it has answered what it has."""
+        if (task := self._loading.get(name)) is not None:
+            await asyncio.wait([task])
+        member = self._members.pop(name, None)
+        if member is None:
+            return
+        if member.bundles:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    await member.idle.wait()
+        await asyncio.to_thread(member.worker.close)
+
+    # ------------------------------------------------------------------ health
+
+    def check(self) -> None:
+        """Unload members that fail on what they could run at first: their router loads them again.
+
+        To be called now and then, in the event loop.
+        """
+        for name, member in self._members.items():
+            if member.worker.failing or member.worker.broken:
+                logger.error("%s: member %s fails on an input that it could run at first: unloaded", self._pool, name)
+                task = asyncio.ensure_future(self._give_up(name, member))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _give_up(self, name: str, member: _Member) -> None:
+        async with self._order:
+            if self._members.get(name) is member:
+                await self._unload(name)
+
+    def stalled_s(self) -> float:
+        """See `Worker.stalled_s`: of the member that has stood still for longest."""
+        return max([member.worker.stalled_s() for member in tuple(self._members.values())], default=0.0)
+
+    def loads_for_s(self) -> float:
+        """For how long the longest of the present loads has lasted, seconds."""
+        return time.monotonic() - min(tuple(self._began.values()), default=time.monotonic())
+
+    def close(self) -> None:
+        """Free threads and sessions. Idempotent."""
+        for member in self._members.values():
+            member.worker.close()
+        self._members.clear()
