@@ -29,6 +29,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "variants.__all__.version": "the version that was found counts, with its files",
     "fallbacks": "an answer of a fallback is not kept",
     "cache": "says what is kept and for how long",
+    "pool": "says where it runs, and hosts are as replicas are",
     "profile": "predicts how long batches take",
     "autoscaling": "all replicas are alike",
     "breaker": "says which replicas and builds are asked, and all of a kind are alike",

@@ -14,7 +14,7 @@ from serve_app.backends.description import Description
 from serve_app.backends.joining.verdict_store import VerdictStore, record_key
 from serve_app.composition.backend import make_backend
 from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor, make_samples
+from serve_app.composition.model import find_files, make_processor, make_samples, memory_of
 from serve_app.composition.revision import Revision, keep_revision
 from serve_app.config import ModelConfig
 from serve_app.config.processor import CustomOptions
@@ -29,9 +29,6 @@ from serve_app.replica.worker import NO_SHARES, Worker
 from serve_app.scheduling.entry import Priority
 
 _log = logging.getLogger(__name__)
-
-_COPIES = 2
-"""Copies of its weights that a loaded model holds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +139,8 @@ def host_revision(revision: Revision, builds: Mapping[str, Description], make: C
 
 
 def expected_memory(revision: Revision) -> int:
-    """Bytes of memory that a revision may take: sessions hold a second copy of weights, laid out for their kernels."""
-    return _COPIES * revision.nbytes
+    """Bytes of memory that a revision may take; see `memory_of`."""
+    return memory_of(revision.locations)
 
 
 def _key(model: ModelConfig, location: ModelLocation, build: Description, backend: Backend) -> str:

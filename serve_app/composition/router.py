@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
-from serve_app.composition.locate import ModelLocation
-from serve_app.composition.model import find_files, make_processor
+from serve_app.composition.model import find_files, make_processor, memory_of
 from serve_app.composition.revision import Revision
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed
@@ -26,6 +26,7 @@ from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RouterSettings
+from serve_app.scheduling.settings import ModelScheduling
 
 _log = logging.getLogger(__name__)
 
@@ -140,15 +141,9 @@ def _routed(
     identities: Mapping[str, Mapping[str, str]],
 ) -> list[RoutedModel]:
     """Every model as a router serves it."""
+    placed = _Placed.of(config)
     return [
-        _routed_model(
-            config,
-            model,
-            infos[model.name],
-            find_files(model)[""],
-            priors.get(model.name, ()),
-            identities.get(model.name, {}),
-        )
+        _routed_model(placed, model, infos[model.name], priors.get(model.name, ()), identities.get(model.name, {}))
         for model in config.models
     ]
 
@@ -178,26 +173,40 @@ def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> Route
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
     if agreed.version is not None:
         model = model.model_copy(update={"version": agreed.version})
-    return _routed_model(config, model, info, find_files(model)[""], agreed.executions, identities)
+    return _routed_model(_Placed.of(config), model, info, agreed.executions, identities)
+
+
+class _Placed(NamedTuple):
+    """How every model is scheduled, and in which device group or pool, by name."""
+
+    scheduling: Mapping[str, ModelScheduling]
+    groups: Mapping[str, str]
+
+    @classmethod
+    def of(cls, config: AppArgs) -> _Placed:
+        groups = {member: group.name for group in config.groups() for member in group.models}
+        return cls(config.model_scheduling(), groups)
 
 
 def _routed_model(
-    config: AppArgs,
+    placed: _Placed,
     model: ModelConfig,
     info: ModelInfo,
-    location: ModelLocation,
     prior: Sequence[Execution],
     identities: Mapping[str, str],
 ) -> RoutedModel:
     """A model as a router serves it. Its processor only prices requests there."""
-    group_of = {member: group.name for group in config.groups() for member in group.models}
+    locations = find_files(model)
+    scheduling = placed.scheduling[model.name]
+    if model.pool is not None:
+        scheduling = replace(scheduling, resident_bytes=memory_of(locations))
     return RoutedModel(
         info=info,
-        scheduling=config.model_scheduling()[model.name],
-        processor=make_processor(model, info.signature, location),
-        group=group_of.get(model.name),
+        scheduling=scheduling,
+        processor=make_processor(model, info.signature, locations[""]),
+        group=placed.groups.get(model.name),
         prior=prior,
-        on_demand=model.autoscaling.min_replicas == 0,
+        on_demand=model.pool is not None or model.autoscaling.min_replicas == 0,
         cache=_cache(model, identities, info.revision),
         traffic=model.version_traffic() if info.key else None,
     )

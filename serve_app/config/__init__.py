@@ -20,6 +20,7 @@ from serve_app.config.model import (
     VariantConfig,
 )
 from serve_app.config.names import ROUTER, deployment_name
+from serve_app.config.pool import PoolConfig
 from serve_app.config.resources import ResourcesConfig
 from serve_app.config.router import ClassConfig, ClassesConfig, RouterConfig
 from serve_app.payloads import TENSORS
@@ -40,6 +41,7 @@ __all__ = [
     "HealthConfig",
     "LoggingConfig",
     "ModelConfig",
+    "PoolConfig",
     "ResourcesConfig",
     "RouterConfig",
     "ServeFile",

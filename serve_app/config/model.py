@@ -180,6 +180,10 @@ class ModelConfig(Section):
     breaker: BreakerConfig = BreakerConfig()
     """When a model that fails is not asked any more, and a replica that fails alone gets no work."""
 
+    pool: str | None = None
+    """Name of the pool that it is a member of: its hosts run it, among others. By default it has replicas of its own.
+    """
+
     variants: Annotated[tuple[VariantConfig, ...], Field(strict=False)] = ()
     """Other builds of the model, the most exact first."""
 
