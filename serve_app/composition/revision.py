@@ -64,6 +64,11 @@ class Revision:
         """What the files say, by variant. Raises ConfigError where they cannot be served."""
         return read_builds(self.model, self.locations)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.stat().st_size for location in self.locations.values() for file in location.files())
+
 
 def find_revision(model: ModelConfig, environ: Mapping[str, str] | None = None) -> Revision:
     """The state of a model's files as it is now.

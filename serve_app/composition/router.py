@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
@@ -26,7 +25,6 @@ from serve_app.http.listener import within_open_files
 from serve_app.payloads import Execution
 from serve_app.router.cache.response_cache import ModelCacheSettings
 from serve_app.router.settings import GrpcPort, GrpcSettings, HttpPort, LogFile, RoutedModel, RouterSettings
-from serve_app.scheduling.settings import ModelScheduling
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +62,10 @@ def router_settings(
         ],
         classes=config.class_settings(),
         limits=config.process_limits(),
-        groups=config.groups(),
+        groups=(
+            *config.groups(),
+            *(pool.scheduling([model.name for model in members]) for pool, members in config.pools_with_members()),
+        ),
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,
         replica_kill_s=router.faults.replica_kill_s,
@@ -141,9 +142,8 @@ def _routed(
     identities: Mapping[str, Mapping[str, str]],
 ) -> list[RoutedModel]:
     """Every model as a router serves it."""
-    placed = _Placed.of(config)
     return [
-        _routed_model(placed, model, infos[model.name], priors.get(model.name, ()), identities.get(model.name, {}))
+        _routed_model(config, model, infos[model.name], priors.get(model.name, ()), identities.get(model.name, {}))
         for model in config.models
     ]
 
@@ -173,23 +173,11 @@ def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> Route
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
     if agreed.version is not None:
         model = model.model_copy(update={"version": agreed.version})
-    return _routed_model(_Placed.of(config), model, info, agreed.executions, identities)
-
-
-class _Placed(NamedTuple):
-    """How every model is scheduled, and in which device group or pool, by name."""
-
-    scheduling: Mapping[str, ModelScheduling]
-    groups: Mapping[str, str]
-
-    @classmethod
-    def of(cls, config: AppArgs) -> _Placed:
-        groups = {member: group.name for group in config.groups() for member in group.models}
-        return cls(config.model_scheduling(), groups)
+    return _routed_model(config, model, info, agreed.executions, identities)
 
 
 def _routed_model(
-    placed: _Placed,
+    config: AppArgs,
     model: ModelConfig,
     info: ModelInfo,
     prior: Sequence[Execution],
@@ -197,14 +185,14 @@ def _routed_model(
 ) -> RoutedModel:
     """A model as a router serves it. Its processor only prices requests there."""
     locations = find_files(model)
-    scheduling = placed.scheduling[model.name]
+    scheduling = config.scheduling_of(model)
     if model.pool is not None:
         scheduling = replace(scheduling, resident_bytes=memory_of(locations))
     return RoutedModel(
         info=info,
         scheduling=scheduling,
         processor=make_processor(model, info.signature, locations[""]),
-        group=placed.groups.get(model.name),
+        group=model.pool or next((group.name for group in config.device_groups if model.name in group.models), None),
         prior=prior,
         on_demand=model.pool is not None or model.autoscaling.min_replicas == 0,
         cache=_cache(model, identities, info.revision),

@@ -187,8 +187,12 @@ class AppArgs(Section):
 
     def model_scheduling(self) -> Mapping[str, ModelScheduling]:
         """Batching of every model by name, for the scheduler."""
-        weights = {name: weight for group in self.device_groups for name, weight in group.weights.items()}
-        return {model.name: replace(model.scheduling(), weight=weights.get(model.name, 1.0)) for model in self.models}
+        return {model.name: self.scheduling_of(model) for model in self.models}
+
+    def scheduling_of(self, model: ModelConfig) -> ModelScheduling:
+        """The same of one model."""
+        weights = (group.weights[model.name] for group in self.device_groups if model.name in group.weights)
+        return replace(model.scheduling(), weight=next(weights, 1.0))
 
     def cache_settings(self, environ: Mapping[str, str] | None = None) -> CacheSettings:
         """What the response caches of one router process share.
@@ -209,11 +213,8 @@ class AppArgs(Section):
         )
 
     def groups(self) -> tuple[DeviceGroup, ...]:
-        """The device groups and pools, for the scheduler."""
-        return (
-            *(group.settings() for group in self.device_groups),
-            *(pool.settings([model.name for model in members]) for pool, members in self.pools_with_members()),
-        )
+        """The device groups, for the scheduler."""
+        return tuple(group.settings() for group in self.device_groups)
 
     def pools_with_members(self) -> Iterator[tuple[PoolConfig, Sequence[ModelConfig]]]:
         """Every pool, with those of `models` that are its members."""

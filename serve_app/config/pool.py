@@ -157,7 +157,7 @@ class PoolConfig(Section):
             for name, path in paths.items()
         ]
 
-    def settings(self, members: Sequence[str]) -> Pool:
+    def scheduling(self, members: Sequence[str]) -> Pool:
         """The values for the scheduler.
 
         Args:
@@ -173,7 +173,7 @@ class PoolConfig(Section):
         """
         written = (self.defaults, *self.members.values())
         rows = max(*map(_max_rows, written), *(model.batching.max_rows for model in members), 0)
-        return self.hosts * self.settings(()).concurrency * len(Priority) * rows
+        return self.hosts * self.scheduling(()).concurrency * len(Priority) * rows
 
 
 def pool_problems(
