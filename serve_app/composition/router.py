@@ -13,7 +13,8 @@ from serve_app.api.grpc_listener import GrpcLimits
 from serve_app.api.http_app import HttpSettings
 from serve_app.composition.access import tls_problems, watched_keys
 from serve_app.composition.description import model_info
-from serve_app.composition.model import find_files, make_processor, memory_of
+from serve_app.composition.locate import ModelLocation
+from serve_app.composition.model import find_files, make_processor
 from serve_app.composition.revision import Revision
 from serve_app.config import AppArgs, ModelConfig
 from serve_app.domain.agreed import Agreed
@@ -62,10 +63,7 @@ def router_settings(
         ],
         classes=config.class_settings(),
         limits=config.process_limits(),
-        groups=(
-            *config.groups(),
-            *(pool.scheduling([model.name for model in members]) for pool, members in config.pools_with_members()),
-        ),
+        groups=config.groups(),
         bundle_timeout_s=router.faults.bundle_timeout_s,
         replica_silence_s=router.faults.replica_silence_s,
         replica_kill_s=router.faults.replica_kill_s,
@@ -143,7 +141,14 @@ def _routed(
 ) -> list[RoutedModel]:
     """Every model as a router serves it."""
     return [
-        _routed_model(config, model, infos[model.name], priors.get(model.name, ()), identities.get(model.name, {}))
+        _routed_model(
+            config,
+            model,
+            infos[model.name],
+            find_files(model)[""],
+            priors.get(model.name, ()),
+            identities.get(model.name, {}),
+        )
         for model in config.models
     ]
 
@@ -173,28 +178,25 @@ def route_revision(config: AppArgs, model: ModelConfig, agreed: Agreed) -> Route
     info, identities = pickle.loads(agreed.described)  # noqa: S301 - routers of this application have written it
     if agreed.version is not None:
         model = model.model_copy(update={"version": agreed.version})
-    return _routed_model(config, model, info, agreed.executions, identities)
+    return _routed_model(config, model, info, find_files(model)[""], agreed.executions, identities)
 
 
 def _routed_model(
     config: AppArgs,
     model: ModelConfig,
     info: ModelInfo,
+    location: ModelLocation,
     prior: Sequence[Execution],
     identities: Mapping[str, str],
 ) -> RoutedModel:
     """A model as a router serves it. Its processor only prices requests there."""
-    locations = find_files(model)
-    scheduling = config.scheduling_of(model)
-    if model.pool is not None:
-        scheduling = replace(scheduling, resident_bytes=memory_of(locations))
     return RoutedModel(
         info=info,
-        scheduling=scheduling,
-        processor=make_processor(model, info.signature, locations[""]),
-        group=model.pool or next((group.name for group in config.device_groups if model.name in group.models), None),
+        scheduling=config.scheduling_of(model),
+        processor=make_processor(model, info.signature, location),
+        group=next((group.name for group in config.device_groups if model.name in group.models), None),
         prior=prior,
-        on_demand=model.pool is not None or model.autoscaling.min_replicas == 0,
+        on_demand=model.autoscaling.min_replicas == 0,
         cache=_cache(model, identities, info.revision),
         traffic=model.version_traffic() if info.key else None,
     )

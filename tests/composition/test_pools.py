@@ -9,7 +9,7 @@ import onnx_models
 import pytest
 
 from serve_app.cli.limits import run_limits
-from serve_app.composition import describe_models, expand_pools, router_settings
+from serve_app.composition import describe_models, expand_pools
 from serve_app.composition.identity import identities
 from serve_app.composition.model import find_files, memory_of
 from serve_app.config import AppArgs, parse_args, parse_document
@@ -76,15 +76,11 @@ def test_members_are_as_other_models(home: Path) -> None:
     assert identities(own, find_files(own)) == identities(member, find_files(member))
 
 
-async def test_the_router_knows_members_as_such(home: Path) -> None:
-    """Each is in the pool's group, with the memory that it takes, and may be loaded nowhere."""
-    args = expand_pools(pooled({"hosts": 2, "loads": 3}))
-    settings = router_settings(args, describe_models(args), priors={}, identities={})
-    takes = 2 * (home / "models" / "a" / "1" / "model.onnx").stat().st_size
-    assert [(model.group, model.scheduling.resident_bytes, model.on_demand) for model in settings.models] == [
-        ("many", takes, True)
-    ] * 3
-    assert settings.groups == (Pool("many", ("a", "b", "c"), memory_bytes=1 << 20, loads=3),)
+def test_the_scheduler_gets_a_pool(home: Path) -> None:
+    """With its members, and what one host holds."""
+    ((pool, members),) = expand_pools(pooled({"hosts": 2, "loads": 3})).pools_with_members()
+    names = [model.name for model in members]
+    assert pool.scheduling(names) == Pool("many", ("a", "b", "c"), memory_bytes=1 << 20, loads=3)
 
 
 @pytest.mark.parametrize(
